@@ -30,8 +30,8 @@ from jaxmem._planner.verify import verify as verify_plan
 from jaxmem._result.memory.explanation import Explanation
 from jaxmem._result.plan.file import read_assignment
 from jaxmem._result.plan.plan import Plan
+from jaxmem._train.report.facts import SOURCES
 from jaxmem._train.report.report import report as write_report
-from jaxmem._train.report.tiles import SOURCES
 from jaxmem.errors import JaxmemError
 
 

@@ -4,8 +4,7 @@ rich is installed; as plain text elsewhere.
 
 import sys
 
-from jaxmem._result.plan.plan import Plan
-from jaxmem._result.plan.text import HEAD, cells, summary
+from jaxmem._result.plan.plan import HEAD, Plan, cells, summary
 
 _COLOURS = {
     "keep": "green",

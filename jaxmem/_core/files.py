@@ -48,8 +48,12 @@ def read_json(path: str | os.PathLike) -> Any:
     """Returns what a JSON file holds. Raises OSError if it cannot be read, ValueError if it is no
     JSON, or says a key of an object twice.
     """
+    return parse_json(pathlib.Path(path).read_text(encoding="utf-8"))
+
+
+def parse_json(text: str) -> Any:
+    """Returns what a JSON text says. Raises ValueError like `read_json`."""
     try:
-        text = pathlib.Path(path).read_text(encoding="utf-8")
         return json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
         raise ValueError(f"it is nested too deeply: {error}") from error

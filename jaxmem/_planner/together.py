@@ -69,7 +69,7 @@ def _compiled(text: str, args: tuple) -> Plan:
     text: the plan as JSON.
     args: those of `plan`.
     """
-    plan = Plan(**file.read(json.loads(text), "the plan of process 0"))
+    plan = file.read(Plan, json.loads(text), "the plan of process 0")
     if not Target.parse(plan.target).local:
         return plan
     build, *own = args

@@ -12,7 +12,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.database import TABLES, Database, Timing, default_path
-from jaxmem._result.memory.file import load
+from jaxmem._result.memory.explanation import load
 from jaxmem._target.devices.tpus import TPUS
 from tests.shared.command import run
 from tests.shared.plans import other, plan

@@ -11,8 +11,7 @@ import pytest
 from jaxmem._core.actions import KEEP, RECOMPUTE
 from jaxmem._planner.explain.explain import explain
 from jaxmem._planner.explain.over_time import elsewhere
-from jaxmem._result.memory.explanation import Explanation
-from jaxmem._result.memory.file import load
+from jaxmem._result.memory.explanation import Explanation, load
 from jaxmem._result.memory.live import Live
 from jaxmem._target.buffers.held import POINTS, BufferHistory, Held, Life, Peak
 from jaxmem._target.compile import backend

@@ -25,7 +25,7 @@ NO_PROFILE: Any = None
 
 
 class Steps:
-    """Steps that take what `told` says of an answer: by estimates, and by compiles `more` on top."""
+    """Steps that take what `told` says of an answer, and `more` once they are compiled."""
 
     def __init__(self, told, more=0, fails=()):
         self.told, self.more, self.fails, self.compiles = told, more, fails, 0

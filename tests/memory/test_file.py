@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from jaxmem._result.memory.file import load
+from jaxmem._result.memory.explanation import load
 from jaxmem.errors import PlanFileError
 from tests.shared.explanations import made_explanation
 

@@ -180,7 +180,7 @@ def test_a_policy_is_read_as_actions_by_name_or_as_a_plans(tmp_path):
     [
         ([], "actions"),
         ({}, "actions"),
-        ({"block": "keep"}, "actions"),
+        ({"block": "keep"}, r"actions\.block"),
         ({"block": {"h": "forget"}}, r"actions\.block\.h\.action"),
         ({"block": {"h": "compress"}}, r"actions\.block\.h"),
         ({"block": {"h": 3}}, r"actions\.block\.h"),

@@ -7,7 +7,7 @@ import pytest
 
 from jaxmem._core.actions import KEEP
 from jaxmem._result.plan.difference import difference
-from jaxmem._result.plan.text import HEAD
+from jaxmem._result.plan.plan import HEAD
 from tests.shared.plans import CODEC, WHY, other, plan
 
 pytestmark = pytest.mark.core

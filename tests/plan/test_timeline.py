@@ -17,9 +17,8 @@ from jaxmem._planner.placement.lanes import Lanes, Link, passes
 from jaxmem._planner.placement.layer import PLACES, Kind, States, Way
 from jaxmem._planner.placement.program import Question, priced
 from jaxmem._planner.placement.sharding import ONE_DEVICE, Sharding
-from jaxmem._result.plan.lanes import LANES, PLACED, WORK, Pass
+from jaxmem._result.plan.timeline import COLUMNS, LANES, PLACED, WORK, Pass
 from jaxmem._result.plan.timeline_figure import CELLS, EXPOSED, panels, places
-from jaxmem._result.plan.timeline_text import COLUMNS
 from jaxmem.errors import PlanFileError, StepError
 from tests.shared import plans
 from tests.shared.timelines import OUTSIDE, question, timeline
@@ -89,10 +88,10 @@ def test_marks_are_as_long_as_what_they_stand_for(found):
         return
     lengths = {}
     for panel, times in zip(drawn[::-1], (1, made.microbatches - 1)):  # the last one, then others
-        for row in panel.rows:
-            widths = sum(float(w) for w in re.findall(r"h(-?[\d.]+)v1h-", row.marks))
-            lengths[row.name] = lengths.get(row.name, 0.0) + times * widths
-            boxes = re.findall(r"M([\d.]+) 0h([\d.]+)v1", row.marks)
+        for name, marks in panel.rows:
+            widths = sum(float(w) for w in re.findall(r"h(-?[\d.]+)v1h-", marks))
+            lengths[name] = lengths.get(name, 0.0) + times * widths
+            boxes = re.findall(r"M([\d.]+) 0h([\d.]+)v1", marks)
             assert max((float(x) + float(width) for x, width in boxes), default=0) <= 100.01
     wanted = {lane.name: made.lane_seconds()[lane.key] for lane in LANES}
     wanted[EXPOSED] = made.exposed_seconds - made.alone_seconds
@@ -166,7 +165,7 @@ def test_the_text_of_one_microbatch_has_one_backward():
 
 def test_layers_beyond_the_cells_share_marks():
     few, many = panels(timeline(each=CELLS)), panels(timeline(each=4 * CELLS))
-    count = lambda found: [row.marks.count("v1h") for row in found[0].rows]
+    count = lambda found: [marks.count("v1h") for _, marks in found[0].rows]
     assert count(few) == count(many)
     assert count(panels(timeline(each=2)))[0] == 2 * 2 * 4, "a mark a layer and pass"
 

@@ -9,7 +9,7 @@ import pytest
 from jaxmem._target.processes import channel as module
 from jaxmem._target.processes.channel import joined
 from jaxmem._target.processes.pace import Pace
-from jaxmem._target.processes.signals import Asked
+from jaxmem._target.processes.signals import StopRequest
 from jaxmem._train.runs.positions import Data
 from jaxmem.errors import RunError
 from tests.shared.processes import Coordinator, together
@@ -149,7 +149,7 @@ def paced(count, steps, seconds, save_every, signals=lambda index, step: None):
     """Of each process: the step after which it ended, where it saved, and how often it agreed."""
 
     def work(channel):
-        asked, asks, clock = Asked(), [], Clock()
+        asked, asks, clock = StopRequest(), [], Clock()
         agreed = channel.agreed
         channel.agreed = lambda work: asks.append(1) or agreed(work)
         pace = Pace(channel, asked, save_every, clock)
@@ -207,7 +207,7 @@ def test_one_that_is_alone_is_asked_after_each_step():
 
 def test_a_run_that_went_back_agrees_at_steps_that_it_comes_by_again():
     def work(channel):
-        pace = Pace(channel, asked := Asked(), 1e6)
+        pace = Pace(channel, asked := StopRequest(), 1e6)
         pace.agree(0)
         for step in range(1, 200):
             pace.due(step)

@@ -9,8 +9,8 @@ import pytest
 from jaxmem import plans
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action
 from jaxmem._result.plan.rows import Measured
-from jaxmem._train.report.bars import CELLS, LETTERS
-from jaxmem._train.report.courses import BUCKETS
+from jaxmem._train.report.curves import BUCKETS
+from jaxmem._train.report.tensors import CELLS, LETTERS
 from jaxmem.cli import main
 from tests.shared.report_pages import HOSTILE, MIB, check, made, page_of, row, write_run
 

@@ -81,26 +81,27 @@ def test_a_broken_file_is_named(name, content, told, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("field", "value", "at", "got"),
     [
-        ("bytes_before", "8"),
-        ("bytes_after", -1),
-        ("layers", 0),
-        ("tag", 3),
-        ("shape", ["<b>", 2]),
-        ("milliseconds", None),
-        ("milliseconds", float("nan")),
-        ("why", []),
+        ("bytes_before", "8", "", "8"),
+        ("bytes_after", -1, "", -1),
+        ("layers", 0, "", 0),
+        ("tag", 3, "", 3),
+        ("shape", ["<b>", 2], "[0]", "<b>"),
+        ("shape", "<b>", "", "<b>"),
+        ("milliseconds", None, "", None),
+        ("milliseconds", float("nan"), "", float("nan")),
+        ("why", [], "", []),
     ],
 )
-def test_a_broken_line_of_the_table_is_named(field, value, tmp_path):
+def test_a_broken_line_of_the_table_is_named(field, value, at, got, tmp_path):
     run = write_run(tmp_path / "run", made())
     data = json.loads((tmp_path / "run" / "plan.json").read_text())
     data["rows"][1][field] = value
     (tmp_path / "run" / "plan.json").write_text(json.dumps(data))
     with pytest.raises(
         PlanFileError,
-        match=rf"plan\.json', field `rows\[1\]\.{field}`: got {re.escape(repr(value))}",
+        match=re.escape(f"plan.json', field `rows[1].{field}{at}`: got {got!r}, expected"),
     ):
         report([run], tmp_path / "page.html")
 

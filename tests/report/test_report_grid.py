@@ -8,8 +8,7 @@ import pytest
 from jaxmem import plans
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
 from jaxmem._result.plan.rows import Point
-from jaxmem._train.report.bars import LETTERS
-from jaxmem._train.report.grid import curve_grid, runs_grid
+from jaxmem._train.report.tensors import LETTERS, curve_grid, runs_grid
 from jaxmem._train.runs.read import Run
 from tests.shared.report_pages import HOSTILE, MIB, check, made, page_of, row, write_run
 

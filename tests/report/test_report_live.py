@@ -10,7 +10,7 @@ import pytest
 
 from jaxmem import plans
 from jaxmem._result.memory.live import Live
-from jaxmem._train.report.live import TAGS, live_figure
+from jaxmem._train.report.memory import TAGS, live_figure
 from jaxmem.errors import PlanFileError
 from tests.shared.explanations import MIB, made_explanation, made_live
 from tests.shared.report_pages import HOSTILE, check, made, page_of, write_run

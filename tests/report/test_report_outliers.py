@@ -87,7 +87,7 @@ def test_decisions_are_listed(tmp_path):
         (
             "outliers.jsonl",
             json.dumps(ROW | {"counts": ["x"]}),
-            "the row of step 1",
+            "line 1, field `counts[0]`: got 'x'",
         ),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._model.states.places import HOST, Places
-from jaxmem._result.plan.lanes import LANES
+from jaxmem._result.plan.timeline import LANES
 from jaxmem._train.report.timeline import lanes_figure, places_figure
 from tests.shared.report_pages import check, made, page_of, write_run
 from tests.shared.timelines import timeline

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._train.rectifier.pace import SETTLED
+from jaxmem._train.rectifier.decide import SETTLED
 from jaxmem.errors import BudgetError, StepError
 from jaxmem.runs import Rectifier
 from tests.shared.rectified import (

@@ -10,7 +10,7 @@ import pytest
 
 import jaxmem
 from jaxmem._train.rectifier.counts import Outliers, counted
-from jaxmem._train.rectifier.pace import SETTLED
+from jaxmem._train.rectifier.decide import SETTLED
 from jaxmem.errors import BudgetError, JaxmemWarning, StepError
 from jaxmem.runs import Rectifier
 from tests.shared.rectified import (

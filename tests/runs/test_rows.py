@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem._train.runs.rows import Measured
+from jaxmem._train.runs.rows import StepMeter
 from jaxmem.errors import RunError
 from jaxmem.runs import record, train
 
@@ -60,7 +60,7 @@ def test_what_cannot_be_counted_is_refused(tmp_path, units, message):
 )
 def test_the_most_that_a_device_had_in_use_is_told_where_it_tells(monkeypatch, stats, peak):
     monkeypatch.setattr(jax, "local_devices", lambda: [Device(one) for one in stats])
-    measured = Measured({})
+    measured = StepMeter({})
     assert [measured(number).get("peak_bytes") for number in (1, 2)] == [peak] * 2
 
 

@@ -23,6 +23,7 @@ def row(tag: str, choice: Choice, why: str = WHY) -> Row:
         bytes_after=512,
         milliseconds=0.25,
         why=why,
+        layers=1,
     )
 
 

@@ -21,10 +21,9 @@ from jaxmem._planner.search.step_time import outside_blocks
 from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import Problem
-from jaxmem._result.plan.lanes import Group, Pass
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes, Point
-from jaxmem._result.plan.timeline import Timeline
+from jaxmem._result.plan.timeline import Pass, PlacedLayers, Timeline
 from jaxmem.errors import BudgetError
 
 POINTS = 8  # budgets that the curve is solved for
@@ -168,7 +167,7 @@ def timeline_of(question: Question, found: Answer, outside: float) -> Timeline:
         # The lanes of the program are those of a timeline, by name.
         three = [Pass(dataclasses.asdict(one)) for one in (own.forward, own.backward, own.last)]
         device, host = states.on_device(kind.place), states.on_host(kind.place)
-        groups.append(Group(count, kind.place, device, host, *three))
+        groups.append(PlacedLayers(count, kind.place, device, host, *three))
     layers = sum(n * question.seconds(kind) for kind, n in found.counts.items())
     hosted = found.outer == HOST
     return Timeline(

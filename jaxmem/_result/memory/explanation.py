@@ -1,11 +1,15 @@
-"""The result of `jaxmem.explain`, and its text form."""
+"""The result of `jaxmem.explain`, its text form, and its file."""
 
 import dataclasses
-from typing import Any
+import os
+from collections.abc import Callable
+from typing import Annotated, Any
 
 from jaxmem._core.bytes import show_bytes
+from jaxmem._core.files import read_json
+from jaxmem._core.reader import Broken, Reader, named, one_of
 from jaxmem._result.memory.chart import KEY, chart
-from jaxmem._result.memory.live import Live
+from jaxmem._result.memory.live import KINDS, Live
 from jaxmem._result.memory.moved import Moved
 from jaxmem._result.memory.moved import table as moved_table
 
@@ -37,7 +41,7 @@ class Part:
     items: the buffers of the class, the largest first.
     """
 
-    kind: str
+    kind: Annotated[str, one_of((*KINDS, "packing"))]
     name: str
     bytes: int
     items: tuple[Item, ...]
@@ -138,3 +142,43 @@ def _table(parts: tuple[Part, ...], total: int) -> list[str]:
 
 def _times(item: Item) -> str:
     return f"{item.count} x {item.name}" if item.count > 1 else item.name
+
+
+def load(path: str | os.PathLike) -> Explanation:
+    """Reads what `jaxmem explain --json` printed, or `Record.explained` wrote. Unknown fields are
+    ignored, and fields that older versions lack may be missing.
+
+    Raises PlanFileError, naming the field, if the file is broken.
+    """
+    wrote, mend = (
+        "a file that jaxmem explain --json wrote",
+        "explain the step anew, or mend the file",
+    )
+    with named("report:", path, wrote, mend):
+        return _READER.read(Explanation, read_json(path))
+
+
+def _explanation(value: Any, read: Callable[[Any], Explanation]) -> Explanation:
+    """One explanation is beside another, and none beside that one: so the reader goes no deeper."""
+    beside = value.get("beside") if isinstance(value, dict) else None
+    if isinstance(beside, dict) and beside.get("beside") is not None:
+        raise Broken(beside["beside"], "null", "beside.beside")
+    return read(value)
+
+
+def _live(value: Any, read: Callable[[Any], Live]) -> Live:
+    found = read(value)
+    if not found.parts or not found.phases:
+        raise Broken(value, "`parts` and `phases`, at least one of each")
+    ends = [-1, *(phase.last for phase in found.phases)]
+    for i, phase in enumerate(found.phases):
+        if not ends[i] < phase.first <= phase.last or phase.first != ends[i] + 1:
+            raise Broken(value["phases"][i], "points after those before it", f"phases[{i}]")
+    for i, series in enumerate(found.parts):
+        if len(series.bytes) != found.points:
+            expected = f"a whole number for each of {found.points} points"
+            raise Broken(len(series.bytes), expected, f"parts[{i}].bytes")
+    return found
+
+
+_READER = Reader(special={Explanation: _explanation, Live: _live})

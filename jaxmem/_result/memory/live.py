@@ -3,6 +3,9 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Annotated
+
+from jaxmem._core.reader import one_of
 
 # Kinds of parts, from the one at the bottom of a figure: what is there for the whole step, then
 # what waits for the backward, then what comes and goes.
@@ -10,6 +13,7 @@ KINDS = (
     *("arguments", "outputs", "saved", "untagged"),
     *("gradients", "layer", "outside", "other"),
 )
+PHASES = ("forward", "backward", "outside the gradient")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +24,7 @@ class Series:
     bytes: bytes at each point.
     """
 
-    kind: str
+    kind: Annotated[str, one_of(KINDS)]
     name: str
     bytes: tuple[int, ...]
 
@@ -29,12 +33,12 @@ class Series:
 class Phase:
     """A range of points of a schedule.
 
-    name: "forward", "backward" or "outside the gradient".
+    name: the name, one of `PHASES`.
     loop: whether the points are one iteration of a loop.
     first, last: the first and the last point, both included.
     """
 
-    name: str
+    name: Annotated[str, one_of(PHASES)]
     loop: bool
     first: int
     last: int

@@ -2,8 +2,10 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Annotated
 
 from jaxmem._core.bytes import show_bytes
+from jaxmem._core.reader import one_of
 
 DIRECTIONS = {False: "to the device", True: "to host memory"}
 HOW = {"dma": "by DMA", "kernel": "by kernels", "stack": "within host memory"}
@@ -28,7 +30,7 @@ class Moved:
 
     name: str
     to_host: bool
-    how: str
+    how: Annotated[str, one_of(HOW)]
     in_loop: bool
     bytes: int
     beside: int

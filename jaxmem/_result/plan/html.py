@@ -2,74 +2,70 @@
 states are placed the lanes of the step.
 """
 
-from html import escape
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from jaxmem._core.bytes import show_bytes
-from jaxmem._result.plan import timeline_text
-from jaxmem._result.plan.lanes import PLACED, named
-from jaxmem._result.plan.text import HEAD, cells, summary
+from jaxmem._result.plan.timeline import PLACED, Timeline, named, summary
 from jaxmem._result.plan.timeline_figure import Panel, colour, panels, places
-
-if TYPE_CHECKING:
-    from jaxmem._result.plan.plan import Plan
-    from jaxmem._result.plan.timeline import Timeline
+from jaxmem._result.svg import element, escape
 
 _NUMBERS = ("before", "after", "ms")  # set flush right
 
 
-def html(plan: "Plan") -> str:
-    """The plan as one element, without scripts or style sheets: the notebook's own look applies."""
-    head = "".join(_cell("th", column, column) for column in HEAD)
+def html(
+    head: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    below: Sequence[str],
+    timeline: Timeline | None,
+) -> str:
+    """A plan as one element, without scripts or style sheets: the notebook's own look applies.
+
+    head, cells: the names of the table's columns, and its rows.
+    below: the lines of text under the table.
+    timeline: the lanes of the step, or None.
+    """
+    names = "".join(_cell("th", column, column) for column in head)
     rows = (
-        "".join(_cell("td", column, text) for column, text in zip(HEAD, line))
-        for line in cells(plan)
+        "".join(_cell("td", column, text) for column, text in zip(head, line)) for line in cells
     )
     body = "".join(f"<tr>{row}</tr>" for row in rows)
-    below = "<br>".join(map(escape, summary(plan)))
+    lines = "<br>".join(map(escape, below))
     return (
-        f"<div><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        f"<p>{below}</p>{'' if plan.lanes is None else lanes(plan.lanes)}</div>"
+        f"<div><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>"
+        f"<p>{lines}</p>{'' if timeline is None else _lanes(timeline)}</div>"
     )
 
 
-def lanes(timeline: "Timeline") -> str:
-    """Where states lie, and the lanes of a step."""
+def _lanes(timeline: Timeline) -> str:
+    """The memories of the layers' states, and the lanes of a step."""
     key = "<br>".join(
         f'<span style="display:inline-block;width:.8em;height:.8em;background:{colour(place)}'
         f'"></span> {named(start, count)}, {escape(PLACED[place])}: {show_bytes(here)} on the'
         f" device, {show_bytes(there)} in host memory"
         for place, start, count, here, there in timeline.by_place()
     )
-    below = "<br>".join(map(escape, timeline_text.summary(timeline)))
+    below = "<br>".join(map(escape, summary(timeline)))
     drawn = "".join(map(_panel, panels(timeline)))
     strip = _row("states of layers", places(timeline), "Where the states of each layer lie")
     return f"{strip}<p>{key}</p>{drawn}<p>{below}</p>"
 
 
 def _panel(panel: Panel) -> str:
-    label = lambda at, text: (
-        f'<text x="{at:.2f}%" y="11" font-size="11" text-anchor="middle" fill="currentColor">'
-        f"{escape(text)}</text>"
-    )
-    head = "".join(label(at, name) for at, name in panel.phases)
-    ticks = "".join(label(at, text) for at, text in panel.ticks)
-    rows = "".join(_row(row.name, row.marks) for row in panel.rows)
-    inner = _row("", head) + rows + _row("ms", ticks)
-    said = escape(panel.said)
-    return f'<p>{escape(panel.title)}</p><div role="img" aria-label="{said}">{inner}</div>'
+    rows = (("", panel.head), *panel.rows, ("ms", panel.ticks))
+    inner = "".join(_row(name, marks) for name, marks in rows)
+    drawn = element("div", inner, role="img", aria_label=panel.said)
+    return f"<p>{escape(panel.title)}</p>{drawn}"
 
 
-def _row(name: str, marks: str, said: str = "") -> str:
+def _row(name: str, marks: str, said: str | None = None) -> str:
     """A name and the marks beside it."""
-    label = f' role="img" aria-label="{escape(said)}"' if said else ' aria-hidden="true"'
-    return (
-        '<div style="display:grid;grid-template-columns:8em 1fr;align-items:center">'
-        f"<span>{escape(name)}</span>"
-        f'<svg width="100%" height="15" style="overflow:visible"{label}>{marks}</svg></div>'
-    )
+    role = {"aria_hidden": "true"} if said is None else {"role": "img", "aria_label": said}
+    size = {"width": "100%", "height": "15", "style": "overflow:visible"}
+    style = "display:grid;grid-template-columns:8em 1fr;align-items:center"
+    inner = element("span", escape(name)) + element("svg", marks, **size, **role)
+    return element("div", inner, style=style)
 
 
 def _cell(kind: str, column: str, text: str) -> str:
     side = "right" if column in _NUMBERS else "left"
-    return f'<{kind} style="text-align:{side}">{escape(text)}</{kind}>'
+    return element(kind, escape(text), style=f"text-align:{side}")

@@ -1,19 +1,30 @@
-"""Plan: the frozen result of planning. `file.py` has its JSON form, and `text.py` its table."""
+"""Plan: the frozen result of planning, and its text: a table with a line for each tag, and the
+whole step's bytes and times. `file.py` has its JSON form.
+"""
 
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from jaxmem._core import assignment
 from jaxmem._core.actions import Actions, Choice, keeps_everything
-from jaxmem._core.files import read_json, write_json
+from jaxmem._core.bytes import show_bytes
+from jaxmem._core.files import write_json
 from jaxmem._core.groups import ranges
-from jaxmem._model.states.places import Places
-from jaxmem._result.plan import file, html, text
+from jaxmem._core.reader import Count, Name, one_of
+from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS, Places
+from jaxmem._result.plan import file, html
 from jaxmem._result.plan.rows import Bytes, Measured, Point, Row, WrittenStep
 from jaxmem._result.plan.timeline import Timeline
-from jaxmem.errors import PlanFileError, StepError
+from jaxmem._target.devices.target import Target
+from jaxmem.errors import PlanFileError, StepError, TargetError
+
+HEAD = ("tensor", "kind", "action", "codec", "before", "after", "ms", "why")
+AS_WRITTEN = "the step is left as it is written: the checkpoints of its own decide it"
+
+# What tells the seconds of the step with everything kept, in words.
+SOURCES = {"measured": "measured", "xla": "XLA's estimate", "pieces": "the sum of its pieces"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,23 +96,23 @@ class Plan:
     solve_seconds: float
     compile_seconds: float
     compiles: int
-    time_source: str
-    target: str
-    fingerprint: str
-    jax_version: str
+    time_source: Name
+    target: Name
+    fingerprint: Name
+    jax_version: Name
     parts: Bytes
     baseline_parts: Bytes
     points: tuple[Point, ...] = ()
     rows: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
-    microbatches: int | None = None
-    batch: int | None = None
+    microbatches: Count | None = None
+    batch: Count | None = None
     uncertain_seconds: float = 0.0
-    baseline_source: str = "pieces"
+    baseline_source: Name = "pieces"
     measured: tuple[Measured, ...] = ()
     places: Places | None = None
-    compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    divided: str | None = None
+    compiler_options: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    divided: Annotated[str, one_of(DIVIDED)] | None = None
     lanes: Timeline | None = None
     as_written: bool = False
     written: WrittenStep | None = None
@@ -177,7 +188,7 @@ class Plan:
         return self.places
 
     def _placing(self, method: str, placing):
-        """What moves or makes states. Raises StepError where the plan knows none."""
+        """The function that moves or makes states. Raises StepError if the plan has none."""
         self._where(method)
         if placing is None:
             raise StepError(
@@ -189,7 +200,7 @@ class Plan:
 
     @property
     def _over_devices(self) -> str:
-        """What a user compiles of the step, in words."""
+        """The expression that a user compiles for the step."""
         if self.divided is None:
             return "build(plan)"
         return f"build(plan).data_parallel(mesh, {self.divided!r})"
@@ -241,7 +252,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of the plan's file, as plain dicts, lists, texts and numbers."""
-        return file.write(vars(self))
+        return file.write(self)
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the plan as JSON. The file appears whole or not at all.
@@ -263,21 +274,119 @@ class Plan:
         Raises PlanFileError if the file is broken or has another schema; the message names the
         field.
         """
-        try:
-            data = read_json(path)
-        except (OSError, ValueError) as error:
-            raise PlanFileError(
-                f"Plan.load: cannot read {str(path)!r}: {error}; expected a file that Plan.save"
-                " wrote"
-            ) from error
-        return Plan(**file.read(data, str(path)))
+        return file.load(Plan, path)
 
     def __str__(self) -> str:
-        return text.table(self)
+        return _table(self)
 
     def _repr_html_(self) -> str:
         """The plan in a notebook."""
-        return html.html(self)
+        return html.html(HEAD, cells(self), summary(self), self.lanes)
+
+
+def _table(plan: Plan) -> str:
+    """The plan as lines of plain text."""
+    if not plan.actions:
+        return "\n".join([AS_WRITTEN, *summary(plan)])
+    lines = [HEAD, *cells(plan)]
+    # the last column is the longest and is not padded
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD) - 1)]
+    text = [
+        "  ".join([*(cell.ljust(w) for cell, w in zip(line, widths)), line[-1]]).rstrip()
+        for line in lines
+    ]
+    return "\n".join(text + summary(plan))
+
+
+def cells(plan: Plan) -> list[tuple[str, ...]]:
+    """The rows of the table without the head: a text for each column of `HEAD`."""
+    lines = []
+    for row in plan.rows:
+        name = row.tag if len(plan.actions) == 1 else f"{row.block}/{row.tag}"
+        name += f" {row.size}" if row.count > 1 else ""
+        # a codec's name without its settings
+        codec = (row.choice.codec or "-").split("(")[0]
+        sizes = show_bytes(row.bytes_before), show_bytes(row.bytes_after)
+        ms = f"{row.milliseconds:.3f}"
+        lines.append((name, row.kind or "-", row.choice.action.value, codec, *sizes, ms, row.why))
+    return lines
+
+
+def of_each(plan: Plan) -> str:
+    """Words to add to the bytes of one device if the plan is for several devices, else ""."""
+    if plan.target == "local":
+        return ""
+    try:
+        devices = Target.parse(plan.target).devices
+    except TargetError:  # a file of another version of jaxmem may name what this one does not know
+        return ""
+    return f", on each of {devices} devices" if devices > 1 else ""
+
+
+def times(plan: Plan) -> str:
+    """The predicted time of the step and of the step with everything kept, their sources, and the
+    uncertainty of the difference.
+    """
+    ms = lambda seconds: f"{seconds * 1e3:.2f} ms"
+    longer, doubt = plan.predicted_seconds - plan.baseline_seconds, plan.uncertain_seconds
+    whole = SOURCES.get(plan.baseline_source, plan.baseline_source)
+    kept = f"everything kept {ms(plan.baseline_seconds)} ({whole})"
+    if plan.keeps_everything:
+        step = f"step with {kept}"
+        return step if plan.written is None else f"{step}, as written {ms(plan.written.seconds)}"
+    if abs(longer) <= doubt:
+        difference = f"equal as far as is known, ± {ms(doubt)}"
+    else:
+        difference = f"{ms(abs(longer))} {'more' if longer > 0 else 'less'}, ± {ms(doubt)}"
+    own = "" if plan.written is None else f", as written {ms(plan.written.seconds)}"
+    if plan.as_written:
+        return f"step as written {ms(plan.predicted_seconds)}, {kept}: {difference}"
+    step = f"step {ms(plan.predicted_seconds)} as predicted{own}, {kept}: {difference}"
+    return f"{step} (times of pieces: {plan.time_source})"
+
+
+def pace(plan: Plan) -> str:
+    """The difference of the step time from the step with everything kept, in words."""
+    if plan.keeps_everything or not plan.baseline_seconds:
+        return "which is the fastest known"
+    slower = plan.predicted_seconds / plan.baseline_seconds - 1
+    known = plan.uncertain_seconds / plan.baseline_seconds
+    if abs(slower) <= max(known, 5e-4):
+        return "in the same step time, as far as times are known"
+    return (
+        f"for {100 * abs(slower):.1f} % {'more' if slower > 0 else 'less'} step time as predicted"
+    )
+
+
+def measured(plan: Plan) -> list[str]:
+    """A line for each step that ran for the plan, the fastest first."""
+    return [
+        f"measured: {one.median * 1e3:.2f} ms ({one.lower * 1e3:.2f} to {one.upper * 1e3:.2f} in"
+        f" {one.rounds} rounds), {show_bytes(one.bytes)}: {one.name}"
+        + (", which is chosen" if one.chosen else "")
+        for one in sorted(plan.measured, key=lambda one: one.median)
+    ]
+
+
+def summary(plan: Plan) -> list[str]:
+    """The lines under the table: bytes and times of the whole step, and notes."""
+    share = 100 * plan.compiled_bytes / plan.budget_bytes
+    host = f"; in host memory: {show_bytes(plan.host_bytes)}" if plan.host_bytes else ""
+    numbers = {"microbatches": plan.microbatches, "batch": plan.batch}
+    chosen = "".join(f"; {name}: {number}" for name, number in numbers.items() if number)
+    own = "" if plan.written is None else f"; as written: {show_bytes(plan.written.bytes)}"
+    return [
+        *([f"(bytes and ms of one layer{of_each(plan)})"] if plan.rows else []),
+        f"predicted {show_bytes(plan.predicted_bytes)}, compiled {show_bytes(plan.compiled_bytes)}"
+        f" of a budget of {show_bytes(plan.budget_bytes)} ({share:.1f} %) on {plan.target};"
+        f" everything kept: {show_bytes(plan.baseline_bytes)}{own}{host}",
+        *([] if plan.places is None else [f"states: {plan.places}"]),
+        *([] if plan.divided is None else [f"over devices: {DIVIDED_WORDS[plan.divided]}"]),
+        f"{times(plan)}; {plan.compiles} compile{'' if plan.compiles == 1 else 's'}{chosen}",
+        *measured(plan),
+        *([f"lossy: {plan.lossy}"] if plan.lossy else []),
+        *(f"note: {note}" for note in plan.notes),
+    ]
 
 
 def check_fingerprint(plan: Plan, found: str, what: str) -> None:

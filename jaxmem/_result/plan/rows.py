@@ -1,8 +1,13 @@
 """The parts of a plan: the rows of its table, its bytes by use, and the points of its curve."""
 
 import dataclasses
+from typing import Annotated
 
 from jaxmem._core.actions import Actions, Choice
+from jaxmem._core.reader import MOST, Count, Valid
+
+NAMED_ACTIONS = Annotated[Actions, Valid("an object: block -> tag -> action", bool)]
+_WORKING = Valid("a whole number", lambda v: type(v) is int and abs(v) < MOST, instead=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +39,8 @@ class Row:
     bytes_after: int
     milliseconds: float
     why: str
-    layers: int = 1
-    count: int = 1
+    layers: Count
+    count: Count = 1
 
     @property
     def size(self) -> str:
@@ -55,7 +60,7 @@ class Bytes:
 
     arguments: int
     saved: int
-    working: int
+    working: Annotated[int, _WORKING]  # below 0 in files of earlier versions
 
     @staticmethod
     def of(total: int, arguments: int, saved: int) -> "Bytes":
@@ -101,7 +106,7 @@ class Measured:
     lower: float
     median: float
     upper: float
-    rounds: int
+    rounds: Count
     chosen: bool
 
 
@@ -118,5 +123,5 @@ class Point:
 
     bytes: int
     seconds: float
-    actions: Actions = dataclasses.field(default_factory=dict)
+    actions: NAMED_ACTIONS = dataclasses.field(default_factory=dict)
     uncertain_seconds: float = 0.0

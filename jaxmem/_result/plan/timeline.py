@@ -1,16 +1,126 @@
-"""The predicted lanes of a step, layer by layer, as plain data that a plan's file holds."""
+"""The predicted lanes of a step, layer by layer: seconds of compute and of transfers as plain data
+that a plan's file holds, their sums, and their text.
+"""
 
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated
 
-from jaxmem._result.plan import timeline_text
-from jaxmem._result.plan.checked import FINITE, WHOLE, Broken, checked, is_number, is_size
-from jaxmem._result.plan.lanes import LANES, PLACED, Group, Lane, Pass
+from jaxmem._core.reader import Count, Valid, one_of
 
 OUTSIDE = "what crosses outside the layers"
+COLUMNS = 36  # of the longest pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """A sequence of work that runs one item at a time.
+
+    key: the name of the lane in a plan's file.
+    name: the name of the lane in text.
+    beside: whether the lane overlaps with the other lanes of its layer. Otherwise the lane starts
+      when these lanes have ended.
+    """
+
+    key: str
+    name: str
+    beside: bool = True
+
+
+WORK = Lane("compute", "compute")
+# In the order in which they are drawn. A file lacks the lanes that came later: nothing ran there.
+LANES = (
+    WORK,
+    Lane("to_device", "to the device"),
+    Lane("to_host", "to the host"),
+    Lane("stored", "write-back", beside=False),
+    Lane("collectives", "collectives"),
+    Lane("waited", "waited for", beside=False),  # collectives too
+)
+COPIES = tuple(lane for lane in LANES if lane is not WORK)
+# Where the states of a layer lie, in words.
+PLACED = {
+    "resident": "on the device",
+    "copied": "in host memory, a copy on the device",
+    "streamed": "streamed from host memory",
+    "buffered": "streamed, kept until the backward",
+}
+
+_LANE_SECONDS = Valid(
+    f"seconds of the lanes {', '.join(sorted(lane.key for lane in LANES))} alone",
+    lambda seconds: seconds.keys() <= {lane.key for lane in LANES},
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """The lanes of one pass through one layer.
+
+    lanes: key of the lane -> seconds.
+    """
+
+    lanes: Annotated[Mapping[str, float], _LANE_SECONDS]
+
+    def of(self, lane: Lane) -> float:
+        """Returns the seconds of `lane` in the pass."""
+        return self.lanes.get(lane.key, 0.0)
+
+    @property
+    def work(self) -> float:
+        """Seconds of the overlapping lanes: the seconds of the slowest of these lanes."""
+        return max(self.of(lane) for lane in LANES if lane.beside)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the pass."""
+        return self.work + sum(self.of(lane) for lane in LANES if not lane.beside)
+
+    @property
+    def exposed(self) -> float:
+        """Exposed seconds of the pass: the seconds of the pass minus the seconds of compute."""
+        return self.seconds - self.of(WORK)
+
+    def exposed_by(self) -> dict[Lane, float]:
+        """Returns the exposed seconds of the pass by lane: lane -> seconds.
+
+        Of the overlapping lanes, only the slowest lane can be exposed.
+        """
+        late = {lane: self.of(lane) for lane in COPIES if not lane.beside}
+        slowest = max((lane for lane in LANES if lane.beside), key=self.of)
+        waits = {} if slowest is WORK else {slowest: self.of(slowest) - self.of(WORK)}
+        return {lane: seconds for lane, seconds in (waits | late).items() if seconds > 0}
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedLayers:
+    """Equal layers whose states are stored in one place.
+
+    count: number of layers.
+    place: the place of the layers' states, a key of `PLACED`.
+    device_bytes, host_bytes: bytes of one layer's states, in device memory and in host memory.
+    forward: the forward pass of every microbatch.
+    backward: the backward pass of every microbatch but the last.
+    last: the backward pass of the last microbatch, which updates streamed states.
+    """
+
+    count: Count
+    place: Annotated[str, one_of(PLACED)]
+    device_bytes: int
+    host_bytes: int
+    forward: Pass
+    backward: Pass
+    last: Pass
+
+    def runs(self, microbatches: int) -> tuple[tuple[Pass, int], ...]:
+        """Returns each pass, with the number of runs in a step over all layers of the group.
+
+        microbatches: number of microbatches in a step.
+        """
+        n = self.count
+        early = (microbatches - 1) * n
+        return (self.forward, microbatches * n), (self.backward, early), (self.last, n)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +139,8 @@ class Timeline:
         device memory and in host memory.
     """
 
-    microbatches: int
-    groups: tuple[Group, ...]
+    microbatches: Count
+    groups: Annotated[tuple[PlacedLayers, ...], Valid("a list of groups of layers", bool)]
     alone_seconds: float
     outside_seconds: float
     outer_device_bytes: int
@@ -77,7 +187,7 @@ class Timeline:
         named = {lane.name: found[lane] for lane in LANES if found[lane] > 0}
         return named | ({OUTSIDE: self.alone_seconds} if self.alone_seconds > 0 else {})
 
-    def numbered(self) -> list[tuple[int, Group]]:
+    def numbered(self) -> list[tuple[int, PlacedLayers]]:
         """Returns pairs of the number of a group's first layer, counted from 0, and the group."""
         starts, start = [], 0
         for group in self.groups:
@@ -105,50 +215,81 @@ class Timeline:
             yield from group.runs(self.microbatches)
 
     def __str__(self) -> str:
-        return timeline_text.drawn(self)
+        return _drawn(self)
 
 
-def write(timeline: Timeline) -> dict[str, Any]:
-    """What a plan's file holds of it."""
-    data = dataclasses.asdict(timeline)
-    plain = lambda group: group | {name: group[name]["lanes"] for name in _PASSES}
-    return data | {"groups": [plain(group) for group in data["groups"]]}
+def named(start: int, count: int) -> str:
+    """The layers in words, numbered from 1: "layers 2 to 5", or "layer 2"."""
+    return f"layers {start + 1} to {start + count}" if count > 1 else f"layer {start + 1}"
 
 
-_PASSES = ("forward", "backward", "last")
-_SECONDS = (FINITE, is_number)
-_FIELDS = {
-    "microbatches": ("a whole number of at least 1", lambda v: is_size(v) and v > 0),
-    "groups": ("a list of groups of layers", lambda v: isinstance(v, list) and len(v) > 0),
-    **dict.fromkeys(("alone_seconds", "outside_seconds"), _SECONDS),
-    **dict.fromkeys(("outer_device_bytes", "outer_host_bytes"), (WHOLE, is_size)),
-}
-_GROUP = {
-    "count": ("a whole number of at least 1", lambda v: is_size(v) and v > 0),
-    "place": (f"one of {', '.join(PLACED)}", lambda v: isinstance(v, str) and v in PLACED),
-    **dict.fromkeys(("device_bytes", "host_bytes"), (WHOLE, is_size)),
-    **dict.fromkeys(_PASSES, ("an object: lane -> seconds", lambda v: isinstance(v, dict))),
-}
+def _drawn(timeline: Timeline) -> str:
+    """The lines of the text form. Lines of lanes have at most 79 characters."""
+    passes = [one for group in timeline.groups for one, n in group.runs(timeline.microbatches) if n]
+    longest = max(one.seconds for one in passes)
+    lines = [f"a layer of each kind in milliseconds; {COLUMNS} columns are {_ms(longest)} ms"]
+    for title, kinds in phases(timeline):
+        lines += ["", title]
+        for start, group, one in kinds:
+            alike = f" (x{group.count})" if group.count > 1 else ""
+            lines.append(f"  {named(start, group.count)}{alike}, {PLACED[group.place]}")
+            lines += _lanes(one, longest)
+    return "\n".join([*lines, "", *summary(timeline)])
 
 
-def read(value: Any, field: str) -> Timeline | None:
-    """Undoes `write`; None where a file holds none. Raises Broken."""
-    if value is None:
-        return None
-    fields = checked(value, field, _FIELDS)
-    groups = tuple(_group(one, f"{field}.groups[{i}]") for i, one in enumerate(fields["groups"]))
-    return dataclasses.replace(Timeline(**fields), groups=groups)
+def phases(timeline: Timeline) -> Iterator[tuple[str, list[tuple[int, PlacedLayers, Pass]]]]:
+    """The parts of a step: a title, and the layers in execution order, each as the number of the
+    first layer, the group and its pass.
+    """
+    count, numbered = timeline.microbatches, timeline.numbered()
+    of = lambda name, groups: [(start, g, getattr(g, name)) for start, g in groups]
+    times = f", {count} times" if count > 1 else ""
+    yield f"forward{times}", of("forward", numbered)
+    if count > 1:
+        early = f", {count - 1} times" if count > 2 else ""
+        yield f"backward{early}", of("backward", reversed(numbered))
+        yield "backward of the last microbatch", of("last", reversed(numbered))
+    else:
+        yield "backward", of("last", reversed(numbered))
 
 
-def _group(value: Any, field: str) -> Group:
-    fields = checked(value, field, _GROUP)
-    passes = {name: _pass(fields[name], f"{field}.{name}") for name in _PASSES}
-    return dataclasses.replace(Group(**fields), **passes)
+def summary(timeline: Timeline) -> list[str]:
+    """The sums over a step, as sentences."""
+    outside = timeline.alone_seconds + timeline.outside_seconds
+    step = f"a step as predicted: {_ms(timeline.seconds)} ms"
+    return [
+        f"{step}, of which {_ms(timeline.layer_seconds)} ms in the layers and {_ms(outside)} ms"
+        " outside",
+        exposed(timeline),
+    ]
 
 
-def _pass(value: dict, field: str) -> Pass:
-    known = {lane.key for lane in LANES}
-    if not value.keys() <= known:
-        raise Broken(field, value, f"seconds of the lanes {', '.join(sorted(known))} alone")
-    seconds = checked(value, field, dict.fromkeys(value, _SECONDS))
-    return Pass({key: float(s) for key, s in seconds.items()})
+def exposed(timeline: Timeline) -> str:
+    """The exposed seconds of a step by cause, as a sentence without its full stop."""
+    if not timeline.exposed_seconds:
+        return "exposed: nothing, work hides every copy"
+    by = ", ".join(f"{name} {_ms(seconds)} ms" for name, seconds in timeline.exposed_by().items())
+    share = f"{100 * timeline.exposed_share:.1f} % of the step"
+    return f"exposed, which no work hides: {_ms(timeline.exposed_seconds)} ms, {share} ({by})"
+
+
+def _lanes(one: Pass, longest: float) -> Iterator[str]:
+    """A line for each busy lane: a bar over the time in which it is busy, and its milliseconds."""
+    scale = COLUMNS / longest if longest else 0.0
+    waits, name = one.exposed_by(), 1 + max(len(lane.name) for lane in LANES)
+    late = one.work  # when the work, and all that runs beside it, is done
+    for lane in LANES:
+        seconds = one.of(lane)
+        if not seconds and lane is not WORK:
+            continue
+        start = 0.0 if lane.beside else late
+        late += 0.0 if lane.beside else seconds
+        begin, end = round(scale * start), round(scale * (start + seconds))
+        # What takes any time has a mark.
+        bar = " " * min(begin, COLUMNS - 1) + "█" * max(end - begin, 1 if seconds else 0)
+        wait = f", {_ms(waits[lane])} exposed" if lane in waits else ""
+        yield f"    {lane.name:{name}}{bar:{COLUMNS}} {_ms(seconds):>8}{wait}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.2f}"

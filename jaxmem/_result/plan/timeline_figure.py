@@ -1,20 +1,28 @@
 """The marks of a timeline's figure, which a page and a notebook show round different words.
 
-Positions are percent, so that a figure stretches and its text keeps its size. Colours stand in the
-marks themselves, since a notebook has no style sheet; where there is one, it has the last word.
+Positions are percent, so that a figure stretches and its text keeps its size. Colours and sizes
+stand in the marks themselves, since a notebook has no style sheet; where there is one, it has the
+last word.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from html import escape
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from jaxmem._core.bytes import show_bytes
-from jaxmem._result.plan.lanes import LANES, PLACED, WORK, Group, Pass, named
-from jaxmem._result.plan.ticks import nice
-from jaxmem._result.plan.timeline import Timeline
-from jaxmem._result.plan.timeline_text import exposed
+from jaxmem._result.plan.timeline import (
+    LANES,
+    PLACED,
+    WORK,
+    Lane,
+    Pass,
+    PlacedLayers,
+    Timeline,
+    exposed,
+    named,
+)
+from jaxmem._result.svg import axis, boxes, element, escape, percent, upright
 
 CELLS = 48  # at most, of a group of layers in one pass; where there are more they share cells
 EXPOSED = "exposed"
@@ -26,42 +34,31 @@ _PLACES = {"resident": "#1f3a6e", "copied": "#4f7fc9", "buffered": "#8fb0e0", "s
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """A lane of a panel.
-
-    name: what stands beside it.
-    marks: SVG that fills its place.
-    """
-
-    name: str
-    marks: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Panel:
     """Microbatches that run alike.
 
     title: which ones.
-    rows: the lanes, and below them where compute waits.
-    phases: the middles of the forward and the backward, in percent, with their names.
-    ticks: milliseconds, where they stand in percent.
+    rows: the name of each lane, and the SVG marks that fill its row; below the lanes, where compute
+      waits.
+    head: the names of the forward and the backward, as SVG, over the rows.
+    ticks: milliseconds, as SVG, under the rows.
     said: what a screen reader says.
     """
 
     title: str
-    rows: tuple[Row, ...]
-    phases: tuple[tuple[float, str], ...]
-    ticks: tuple[tuple[float, str], ...]
+    rows: tuple[tuple[str, str], ...]
+    head: str
+    ticks: str
     said: str
 
 
-class _Slot(NamedTuple):
-    """Some layers of one pass, as long as they take: a cell of a figure.
+class _Cell(NamedTuple):
+    """A cell of a figure: some layers of one pass, as wide as their time.
 
-    start: seconds from the panel's left edge.
-    layers: how many of them.
+    start: seconds from the left edge of the panel.
+    layers: number of layers.
     one: the pass of one layer.
-    group: the number of the group and pass that it is of.
+    group: the number of the layers' group and pass.
     """
 
     start: float
@@ -71,8 +68,8 @@ class _Slot(NamedTuple):
 
 
 def panels(timeline: Timeline) -> list[Panel]:
-    """The microbatches before the last one, where there are any, and the last one, on one scale.
-    None where nothing in the layers takes time that can be drawn.
+    """The panels of a step on one scale: the microbatches before the last one, if there are any,
+    and the last one. Empty if the layers take no time that can be drawn.
     """
     count, numbered = timeline.microbatches, timeline.numbered()
     turned = numbered[::-1]
@@ -89,7 +86,7 @@ def panels(timeline: Timeline) -> list[Panel]:
     return [_panel(title, there, back, longest, exposed(timeline)) for title, there, back in parts]
 
 
-_Run = Sequence[tuple[int, Group, Pass]]  # groups in the order in which they run
+_Run = Sequence[tuple[int, PlacedLayers, Pass]]  # groups in the order in which they run
 
 
 def _seconds(run: _Run) -> float:
@@ -97,91 +94,81 @@ def _seconds(run: _Run) -> float:
 
 
 def _panel(title: str, there: _Run, back: _Run, longest: float, said: str) -> Panel:
-    percent = 100 / longest
-    slots, words, at = [], [], 0.0
-    turn, end = percent * _seconds(there), percent * (_seconds(there) + _seconds(back))
+    scale = 100 / longest
+    cells, words, at = [], [], 0.0
+    turn, end = scale * _seconds(there), scale * (_seconds(there) + _seconds(back))
     phases = ((turn / 2, "forward"), ((turn + end) / 2, "backward"))
     for (_, phase), run in zip(phases, (there, back)):
         for start, group, one in run:
             words.append(f"{phase}, {named(start, group.count)}, {PLACED[group.place]}")
-            slots += _slots(at, group.count, one, len(words) - 1)
+            cells += _cells(at, group.count, one, len(words) - 1)
             at += group.count * one.seconds
-    edges = [percent * at for _, at in _groups(slots)]
+    edges = _edges([scale * at for at in _starts(cells)])
     rows = [
-        Row(lane.name, _lane(lane, i, slots, words, percent) + _edges(edges))
+        (lane.name, _lane(lane, i, cells, words, scale) + edges)
         for i, lane in enumerate(LANES)
-        if lane is WORK or any(slot.one.of(lane) for slot in slots)
+        if lane is WORK or any(cell.one.of(lane) for cell in cells)
     ]
-    waits = [(s.start + s.layers * s.one.of(WORK), s.layers * s.one.exposed) for s in slots]
-    idle = path(((percent * at, percent * width) for at, width in waits), "waiting", _RED, "")
-    rows.append(Row(EXPOSED, idle + _edges(edges)))
-    high = 1e3 * longest
-    ticks = tuple((100 * v / high, f"{v:,.10g}") for v in nice(0.0, high))
+    waits = ((c.start + c.layers * c.one.of(WORK), c.layers * c.one.exposed) for c in cells)
+    idle = boxes(((scale * at, scale * width) for at, width in waits), "waiting", fill=_RED)
+    rows.append((EXPOSED, idle + edges))
+    milliseconds = axis(0.0, 1e3 * longest)
+    ticks = ((milliseconds.percent(value), text) for value, text in milliseconds.ticks)
     took = f"{title}: {1e3 * at:,.2f} ms in the layers"
-    return Panel(title, tuple(rows), phases, ticks, f"Lanes of {took}; {said}")
+    return Panel(title, tuple(rows), _labels(phases), _labels(ticks), f"Lanes of {took}; {said}")
 
 
-def _slots(start: float, layers: int, one: Pass, group: int) -> Iterator[_Slot]:
+def _labels(texts: Iterable[tuple[float, str]]) -> str:
+    plain = {"y": "12", "font_size": "11", "text_anchor": "middle", "fill": "currentColor"}
+    return "".join(
+        element("text", escape(text), css="tick mid", x=percent(at), **plain) for at, text in texts
+    )
+
+
+def _cells(start: float, layers: int, one: Pass, group: int) -> Iterator[_Cell]:
     each = -(-layers // CELLS)  # layers to a cell, rounded up
     for first in range(0, layers, each):
-        yield _Slot(start + first * one.seconds, min(each, layers - first), one, group)
+        yield _Cell(start + first * one.seconds, min(each, layers - first), one, group)
 
 
-def _groups(slots: Sequence[_Slot]) -> list[tuple[int, float]]:
-    """Each group but the first, and where it starts."""
+def _starts(cells: Sequence[_Cell]) -> list[float]:
+    """The start of each group but the first, in seconds."""
     starts: dict[int, float] = {}
-    for slot in slots:
-        starts.setdefault(slot.group, slot.start)
-    return list(starts.items())[1:]
+    for cell in cells:
+        starts.setdefault(cell.group, cell.start)
+    return list(starts.values())[1:]
 
 
-def _lane(lane, i: int, slots: Sequence[_Slot], words: Sequence[str], percent: float) -> str:
+def _lane(lane: Lane, i: int, cells: Sequence[_Cell], words: Sequence[str], scale: float) -> str:
     """The marks of one lane, a path for each group and pass."""
     drawn = []
     for number, text in enumerate(words):
-        own = [s for s in slots if s.group == number and s.one.of(lane)]
+        own = [c for c in cells if c.group == number and c.one.of(lane)]
         if not own:
             continue
         one = own[0].one
         begin = 0.0 if lane.beside else _before(lane, one)
-        boxes = (
-            (percent * (s.start + s.layers * begin), percent * s.layers * one.of(lane)) for s in own
-        )
+        at = ((scale * (c.start + c.layers * begin), scale * c.layers * one.of(lane)) for c in own)
         title = f"{text}: {lane.name} {1e3 * one.of(lane):,.3f} ms a layer"
-        css, colour = f"lane s{i % len(_COLOURS)}", _COLOURS[i % len(_COLOURS)]
-        drawn.append(path(boxes, css, colour, title))
+        colour = i % len(_COLOURS)
+        drawn.append(boxes(at, f"lane s{colour}", title, _COLOURS[colour]))
     return "".join(drawn)
 
 
-def _before(lane, one: Pass) -> float:
-    """Seconds of a pass before a lane that is not beside its work begins."""
+def _before(lane: Lane, one: Pass) -> float:
+    """Seconds of a pass before a lane starts that does not overlap with the pass's work."""
     late = [other for other in LANES if not other.beside]
     return one.work + sum(one.of(other) for other in late[: late.index(lane)])
 
 
-def path(boxes, css: str, colour: str, title: str) -> str:
-    """Rectangles over the whole height, of (left, width) in percent, as one shape."""
-    shape = "".join(f"M{left:.3f} 0h{width:.3f}v1h-{width:.3f}z" for left, width in boxes if width)
-    if not shape:
-        return ""
-    said = f"<title>{escape(title)}</title>" if title else ""
-    return (
-        '<svg width="100%" height="100%" viewBox="0 0 100 1" preserveAspectRatio="none">'
-        f'<path class="{css}" fill="{colour}" d="{shape}">{said}</path></svg>'
-    )
-
-
-def _edges(edges: Sequence[float]) -> str:
-    return "".join(
-        f'<line class="phase" stroke="currentColor" stroke-opacity=".4" x1="{x:.2f}%" x2="{x:.2f}%"'
-        ' y1="0" y2="100%"/>'
-        for x in edges
-    )
+def _edges(edges: Iterable[float]) -> str:
+    plain = {"stroke": "currentColor", "stroke_opacity": ".4"}
+    return "".join(upright(x, "phase", **plain) for x in edges)
 
 
 def places(timeline: Timeline) -> str:
-    """The layers in their order, in as many cells as layers where there is room, coloured by where
-    their states lie.
+    """The layers in order, coloured by the memory of their states. Each layer has a cell if there
+    is space.
     """
     total = sum(group.count for group in timeline.groups)
     drawn = []
@@ -191,12 +178,12 @@ def places(timeline: Timeline) -> str:
             f"{named(start, group.count)}, {PLACED[group.place]}: {each[0]} on the device and"
             f" {each[1]} in host memory for each"
         )
-        box = ((100 * start / total, 100 * group.count / total),)
-        drawn.append(path(box, f"p-{group.place}", _PLACES[group.place], title))
+        at = [(100 * start / total, 100 * group.count / total)]
+        drawn.append(boxes(at, f"p-{group.place}", title, _PLACES[group.place]))
     edges = [100 * start / total for start, _ in timeline.numbered()[1:]]
     return "".join(drawn) + _edges(edges)
 
 
 def colour(place: str) -> str:
-    """That of a place, where there is no style sheet."""
+    """The colour of a place without a style sheet."""
     return _PLACES[place]

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from jaxmem._target.processes.channel import Channel
-from jaxmem._target.processes.signals import Asked
+from jaxmem._target.processes.signals import StopRequest
 
 PERIOD, MOST = 1.0, 100  # seconds between two agreements, and steps at most
 
@@ -30,7 +30,7 @@ class Pace:
     def __init__(
         self,
         processes: Channel,
-        asked: Asked,
+        asked: StopRequest,
         save_every: float,
         clock: Callable[[], float] = time.monotonic,
     ):

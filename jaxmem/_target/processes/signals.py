@@ -19,19 +19,19 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
 
 
-class Asked:
+class StopRequest:
     """Which signal has asked the run to end, None until then."""
 
     number: int | None = None
 
 
 @contextlib.contextmanager
-def held() -> Iterator[Asked]:
+def held() -> Iterator[StopRequest]:
     """While the statement runs a signal is noted, so that it may end the run between two steps. A
     second one ends it where it is. Outside of the main thread signals are as they were, and so is
     one that the process was started to ignore, as shells do with SIGINT in the background.
     """
-    asked = Asked()
+    asked = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return

@@ -103,8 +103,8 @@ class Checkpoints:
             self._writer.close()
 
     def save(self, step: int, state, notes: Mapping[str, Any]) -> None:
-        """Writes a checkpoint. It returns when the arrays were copied, so that the next step may
-        take them.
+        """Writes a checkpoint. Returns once the arrays are copied, so that the next step may take
+        them.
         """
         self.wait()
         path = self.folder / f"{WRITING}{step:08d}"
@@ -123,7 +123,7 @@ class Checkpoints:
         self._pending = [finish]
 
     def _make_room(self, path: pathlib.Path) -> None:
-        """Makes the folder of a new checkpoint, and lets go of those that no longer count."""
+        """Makes the folder of a new checkpoint, and removes checkpoints that are not needed."""
         for left in self.folder.glob(f"{WRITING}*"):  # by a process that was killed
             shutil.rmtree(left)
         # Of those after the one that the run went on from, none is of what it did since.
@@ -149,13 +149,13 @@ class Checkpoints:
             assert self._writer is not None
             self._writer.wait_until_finished()
 
-    def _summed(self, path: pathlib.Path, names: list[str]) -> dict[str, list]:
+    def _summed(self, path: pathlib.Path, names: list[str]) -> dict[str, tuple[int, str]]:
         with _told(self):
             return manifest.summed(path, names[self._writing.index :: self._writing.count])
 
     def _name(self, path: pathlib.Path, step: int, leaves, notes, files) -> None:
-        """Gives a checkpoint its manifest and its name: it counts from here on, so that a folder of
-        that name without a manifest lost it.
+        """Writes the manifest of a checkpoint, and renames its folder, which makes it a checkpoint:
+        a folder of that name without a manifest is damaged.
         """
         with _told(self):
             manifest.write(path, step, leaves, notes, files)
@@ -167,7 +167,7 @@ class Checkpoints:
             self._prune(max(self.keep, 2))
 
     def sound(self, step: int) -> None:
-        """Says that what a step made of the state of checkpoint `step` was finite."""
+        """Records that the step after checkpoint `step` gave finite metrics."""
         if not self._processes.first:
             return
         if self.keep == 1 and step == self.at and len(self._pending) < 2:
@@ -180,16 +180,16 @@ class Checkpoints:
                 _remove(self.folder / f"{old:08d}")
 
     def wait(self) -> None:
-        """Returns once what was saved is on the disk."""
+        """Waits until the saved checkpoints are on the disk."""
         pending, self._pending = self._pending, []
         with _told(self):
             for one in pending:
                 one.result()
 
     def newest(self) -> Checkpoint | None:
-        """The newest that is whole; of each newer one a warning says what is wrong with it.
+        """The newest complete checkpoint. A warning names the fault of each newer one.
 
-        Raises RunError where there are some, but none is whole.
+        Raises RunError if there are checkpoints, and none is complete.
         """
         self.wait()
         return self._go(self._newest)
@@ -205,8 +205,8 @@ class Checkpoints:
         return found
 
     def before(self, step: int) -> Checkpoint | None:
-        """The newest before a step that is whole, of those that the run came by; None where there
-        is none.
+        """The newest complete checkpoint before a step, among those of this run; None if there is
+        none.
         """
         self.wait()
         past = step - 1 if self.at is None else min(step - 1, self.at)
@@ -214,12 +214,14 @@ class Checkpoints:
         return self._go(lambda: first_whole(self.folder, steps()))
 
     def least(self, step: int) -> float:
-        """The least value of the metric `best` that those up to a step were noted with."""
+        """The least value of the metric `best` in the checkpoints up to a step."""
         values = lambda: (value for value, of in noted(self.folder, self.best) if of <= step)
         return self._processes.first_does(lambda: next(values(), math.inf))
 
     def _go(self, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
-        """Goes to what the first process finds: all others need not verify it too."""
+        """Returns to the checkpoint that the first process finds; the other processes do not verify
+        it again.
+        """
         step = self._processes.first_does(lambda: None if (it := find()) is None else it.step)
         if step is None:
             return None
@@ -230,7 +232,7 @@ class Checkpoints:
 
 
 def _opened(folder: pathlib.Path, step: int) -> Checkpoint:
-    """A checkpoint that another process may have verified."""
+    """Reads a checkpoint that another process has verified."""
     path = folder / f"{step:08d}"
     try:
         found = manifest.opened(path, step)
@@ -243,12 +245,14 @@ def _opened(folder: pathlib.Path, step: int) -> Checkpoint:
 
 
 def first_whole(folder: pathlib.Path, steps: Sequence[int]) -> Checkpoint | None:
-    """The first of these that is whole; of each before it a warning says what is wrong with it."""
+    """The first complete checkpoint of these steps. A warning names the fault of each one before
+    it.
+    """
     for step in steps:
         path = folder / f"{step:08d}"
         try:
             found = manifest.verified(path, step)
-        except (ValueError, OSError, KeyError, TypeError) as error:
+        except (ValueError, OSError) as error:
             warn(f"train: the checkpoint {str(path)!r} is not used: {error}")
         else:
             return Checkpoint(step, found.notes, path, found.leaves)
@@ -256,7 +260,7 @@ def first_whole(folder: pathlib.Path, steps: Sequence[int]) -> Checkpoint | None
 
 
 def noted(folder: pathlib.Path, metric: str | None) -> list[tuple[float, int]]:
-    """The values of a metric that checkpoints were noted with, and their steps; the least first."""
+    """The values of a metric that checkpoints store, with their steps; the least value first."""
     notes = ((step, manifest.notes(folder / f"{step:08d}", step)) for step in steps_in(folder))
     of = ((step, found["best"]) for step, found in notes if metric is not None and "best" in found)
     return sorted((best[metric], step) for step, best in of if metric in best)
@@ -264,7 +268,7 @@ def noted(folder: pathlib.Path, metric: str | None) -> list[tuple[float, int]]:
 
 @contextlib.contextmanager
 def _told(of: Checkpoints) -> Iterator[None]:
-    """Makes what a write raises a RunError."""
+    """Raises RunError for any error of a write."""
     try:
         yield
     except RunError:
@@ -278,19 +282,19 @@ def _told(of: Checkpoints) -> Iterator[None]:
 
 
 def steps_in(folder: pathlib.Path) -> list[int]:
-    """The steps of which there is a folder, the newest first."""
+    """The steps that have a folder, the newest first."""
     names = (path.name for path in folder.glob("*")) if folder.is_dir() else ()
     return sorted((int(name) for name in names if is_name(name)), reverse=True)
 
 
 def is_name(name: str) -> bool:
-    """Whether a checkpoint's folder may have this name."""
+    """Whether a name is that of a checkpoint's folder."""
     return name.isdecimal() and name == f"{int(name):08d}"
 
 
 def _remove(path: pathlib.Path) -> None:
-    """Removes a checkpoint, its manifest first: what is left of it when the process ends here does
-    not count.
+    """Removes a checkpoint, its manifest first: without it, the rest of an interrupted removal is
+    no checkpoint.
     """
     (path / manifest.NAME).unlink(missing_ok=True)
     shutil.rmtree(path)

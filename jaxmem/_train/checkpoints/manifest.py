@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxmem._core.files import flush_folder, read_json, write_json
+from jaxmem._core.reader import Broken, Reader
 
 NAME = "manifest.json"
 _SCHEMA = 1
@@ -45,11 +46,16 @@ class Manifest:
     step: how many steps were done.
     leaves: the arrays of its state, in the tree's order.
     notes: what else the run needs to go on, as JSON.
+    files: the length and the SHA-256 sum of each file, by its name.
     """
 
     step: int
     leaves: tuple[Leaf, ...]
     notes: Mapping[str, Any]
+    files: Mapping[str, tuple[int, str]]
+
+
+_READER = Reader(whole=(Leaf,))
 
 
 def names(folder: pathlib.Path) -> list[str]:
@@ -57,11 +63,9 @@ def names(folder: pathlib.Path) -> list[str]:
     return sorted(_files(folder))
 
 
-def summed(folder: pathlib.Path, names: Sequence[str]) -> dict[str, list]:
-    """Sums up files of the folder, and sees to it that they are on the disk: the length and the sum
-    of each.
-    """
-    found = {name: list(_sum(folder / name, flush=True)) for name in names}
+def summed(folder: pathlib.Path, names: Sequence[str]) -> dict[str, tuple[int, str]]:
+    """Flushes files of the folder to the disk, and returns the length and the sum of each."""
+    found = {name: _sum(folder / name, flush=True) for name in names}
     for inner in {(folder / name).parent for name in names}:
         flush_folder(inner)
     return found
@@ -72,56 +76,34 @@ def write(
     step: int,
     leaves: tuple[Leaf, ...],
     notes: Mapping[str, Any],
-    files: Mapping[str, list],
+    files: Mapping[str, tuple[int, str]],
 ) -> None:
-    """Writes the manifest of a folder with these files, as `summed` tells them."""
-    data = {
-        "schema": _SCHEMA,
-        "step": step,
-        "leaves": [dataclasses.asdict(leaf) for leaf in leaves],
-        "notes": dict(notes),
-        "files": dict(files),
-    }
+    """Writes the manifest of a folder with these files, as `summed` returns them."""
+    data = {"schema": _SCHEMA} | _READER.plain(Manifest(step, leaves, notes, files))
     write_json(folder / NAME, data | {"sha256": _own_sum(data)})
 
 
 def verified(folder: pathlib.Path, step: int) -> Manifest:
-    """The manifest of the checkpoint of that step, all of whose files are those that were written.
+    """Reads the manifest of the checkpoint of a step, and compares all files with it.
 
-    Raises ValueError, which says what differs, if they are not; OSError if they cannot be read.
+    Raises ValueError, which names the difference, if a file is another one; OSError if a file
+    cannot be read.
     """
-    data = _read(folder, step)
-    there, listed = _files(folder), data["files"]
-    for name in sorted(listed.keys() ^ there.keys()):
-        raise ValueError(f"{name}: it is {'missing' if name in listed else 'not of it'}")
+    found, there = opened(folder, step), _files(folder)
+    for name in sorted(found.files.keys() ^ there.keys()):
+        raise ValueError(f"{name}: it is {'missing' if name in found.files else 'not of it'}")
     for name, path in sorted(there.items()):
-        if list(_sum(path)) != listed[name]:
+        if _sum(path) != found.files[name]:
             raise ValueError(f"{name}: its bytes are not those that were written")
-    return _made(data)
+    return found
 
 
 def opened(folder: pathlib.Path, step: int) -> Manifest:
-    """The same of a checkpoint that another process has found whole."""
-    return _made(_read(folder, step))
+    """Reads the manifest of the checkpoint of a step, and none of its other files.
 
-
-def _made(data: Mapping[str, Any]) -> Manifest:
-    leaves = tuple(Leaf(**leaf | {"shape": tuple(leaf["shape"])}) for leaf in data["leaves"])
-    return Manifest(data["step"], leaves, data["notes"])
-
-
-def notes(folder: pathlib.Path, step: int) -> Mapping[str, Any]:
-    """What was noted with the checkpoint of that step, whose other files are not looked at; nothing
-    where its manifest cannot be read.
+    Raises ValueError, which names the difference, if the manifest is broken; OSError if the
+    manifest cannot be read.
     """
-    try:
-        return _read(folder, step)["notes"]
-    except (ValueError, OSError, KeyError):
-        return {}
-
-
-def _read(folder: pathlib.Path, step: int) -> dict[str, Any]:
-    """What the manifest says, which must be of that step."""
     try:
         data = read_json(folder / NAME)
     except FileNotFoundError:
@@ -132,14 +114,28 @@ def _read(folder: pathlib.Path, step: int) -> dict[str, Any]:
         raise ValueError(f"{NAME}: it does not have its own sum")
     if data.get("schema") != _SCHEMA:
         raise ValueError(f"{NAME}: its schema is {data.get('schema')!r}; expected {_SCHEMA}")
-    if data["step"] != step:
-        raise ValueError(f"{NAME}: it is that of step {data['step']}")
-    return data
+    try:
+        found = _READER.read(Manifest, data)
+    except Broken as broken:
+        raise ValueError(f"{NAME}: {broken}") from broken
+    if found.step != step:
+        raise ValueError(f"{NAME}: it is that of step {found.step}")
+    return found
+
+
+def notes(folder: pathlib.Path, step: int) -> Mapping[str, Any]:
+    """The notes of the checkpoint of a step, whose other files are not read. Empty if its manifest
+    cannot be read.
+    """
+    try:
+        return opened(folder, step).notes
+    except (ValueError, OSError):
+        return {}
 
 
 def _files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    """The files in the folder and below, but for the manifest, what hides what is not whole, and
-    what is nobody's.
+    """The files in the folder and below, without the manifest, unfinished manifests, and files of
+    the operating system.
     """
     found = (path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
     names = {path.relative_to(folder).as_posix(): path for path in found}
@@ -151,7 +147,7 @@ def _files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def is_stray(name: str) -> bool:
-    """Whether a file of this name is the operating system's."""
+    """Whether a file of this name belongs to the operating system."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in _STRAY)
 
 

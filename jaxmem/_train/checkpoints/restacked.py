@@ -12,7 +12,6 @@ import numpy as np
 
 from jaxmem._train.checkpoints import stored
 from jaxmem._train.checkpoints.manifest import Leaf
-from jaxmem.errors import RunError
 
 # Where `jaxmem._model.states.stacks` holds a stack, and which of two forms of its parameters.
 _PART = re.compile(r"\.parts\[(\d+)\](\.copy|\.master)?")
@@ -42,18 +41,15 @@ def read(folder: pathlib.Path, leaves: Sequence[Leaf], like: Like) -> list:
             if form != ".copy":  # which is of the same layers as the stack after it
                 begun[name] = begin + was.shape[0]
         if array.shape != was.shape:
-            raise RunError(
-                f"train: the checkpoint holds {name} {list(whole[name][0].shape)} where the state"
-                f" has {path} {list(was.shape)}; expected the state of the run that it is of: the"
-                " same model and optimizer, or another folder"
-            )
+            holds = f"{name} {list(whole[name][0].shape)}"
+            raise stored.another_state(f"{holds} where the state has {path} {list(was.shape)}")
         found.append(stored.placed(array, leaf, was))
     return found
 
 
 def _whole(path: str) -> tuple[str, str | None]:
-    """The path of an array of all layers, and the form that the stack at `path` has; None for an
-    array that is in no stack.
+    """The path of the array of all layers, and which form of it the stack at `path` holds; None for
+    an array outside stacks.
     """
     part = _PART.search(path)
     if part is None:
@@ -62,7 +58,9 @@ def _whole(path: str) -> tuple[str, str | None]:
 
 
 def _differ_in_stacks(stored: Shapes, wanted: Shapes) -> bool:
-    """Whether the shapes, by their paths, are of one state whose layers are divided in two ways."""
+    """Whether two lists of paths and shapes are of one state whose layers are divided into
+    different stacks.
+    """
     names = [{_whole(path)[0] for path, _ in shapes} for shapes in (stored, wanted)]
     stacks = [
         [(path, shape) for path, shape in shapes if _whole(path)[1] is not None]
@@ -72,7 +70,7 @@ def _differ_in_stacks(stored: Shapes, wanted: Shapes) -> bool:
 
 
 def _joined(leaves: Sequence[Leaf], arrays: Sequence[np.ndarray]) -> dict[str, tuple[Any, Leaf]]:
-    """Each array of all layers, by its path, and what it is."""
+    """The array of all layers by its path, each with its description."""
     pieces: dict[str, list] = {}
     of: dict[str, Leaf] = {}
     for leaf, array in zip(leaves, arrays, strict=True):

@@ -21,14 +21,16 @@ STATE = "state"  # the folder in a checkpoint's that orbax writes
 
 
 def writer(processes: Channel):
-    """What stores arrays in the background, each process those parts that its devices hold."""
+    """An orbax checkpointer that stores arrays in the background. Each process stores the parts on
+    its devices.
+    """
     ocp = orbax()
     if processes.alone:
         return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
     together = ocp.options.MultiprocessingOptions(active_processes=set(range(processes.count)))
 
     def met(*, key: str, timeout_ms: int) -> None:
-        """Where one has failed, the others hear of it, and do not wait for it in vain."""
+        """A barrier. If a process has failed, the others receive its error instead of waiting."""
         processes.agreed(lambda: None)
 
     meet = ocp.options.AsyncOptions(barrier_sync_fn=met)
@@ -37,12 +39,12 @@ def writer(processes: Channel):
 
 
 def write(writer, folder: pathlib.Path, arrays: Mapping[str, Any]) -> None:
-    """Begins to store what `taken` told. It returns when the arrays were copied."""
+    """Starts to store the arrays that `taken` returned. Returns once the arrays are copied."""
     writer.save(folder / STATE, args=orbax().args.PyTreeSave(dict(arrays)))
 
 
 def shape(leaf):
-    """The shape of an array and where it lies; numbers and NumPy's arrays are what they are."""
+    """The shape and the placement of an array. Numbers and NumPy's arrays stay unchanged."""
     if not isinstance(leaf, jax.Array):
         return leaf
     weak, place = getattr(leaf, "weak_type", False), _place(leaf)
@@ -50,8 +52,9 @@ def shape(leaf):
 
 
 def taken(state) -> tuple[dict[str, Any], tuple[Leaf, ...]]:
-    """A state's arrays by number, and what they are. Empty arrays are told, but not stored. What
-    only this process has it must have as all others do: the first one writes it.
+    """The arrays of a state by number, and their descriptions. Empty arrays are described and not
+    stored. An array that only this process holds must be equal in all processes: the first one
+    writes it.
     """
     arrays, leaves = {}, []
     for number, (path, leaf) in enumerate(jax.tree.leaves_with_path(state)):
@@ -63,8 +66,8 @@ def taken(state) -> tuple[dict[str, Any], tuple[Leaf, ...]]:
 
 
 def check(leaves: Sequence[Leaf], like: Sequence[tuple[Any, Any]]) -> None:
-    """Raises RunError, naming the first array that differs, unless the leaves are those of `like`,
-    those of a state with their paths, or their shapes.
+    """Raises RunError, which names the first array that differs, unless `leaves` describe the state
+    `like`, given as leaves, or their shapes, with their paths.
     """
     expected = [_leaf(path, leaf) for path, leaf in like]
     told = lambda leaf: f"{leaf.path or 'an array'} {leaf.dtype}{list(leaf.shape)}"
@@ -74,17 +77,17 @@ def check(leaves: Sequence[Leaf], like: Sequence[tuple[Any, Any]]) -> None:
     for got, want in zip(leaves, expected):
         of = free if want.kind == "number" else same
         if of(got) != of(want):
-            raise RunError(
-                f"train: the checkpoint holds {told(got)} where the state has {told(want)};"
-                " expected the state of the run that it is of: the same model and optimizer, or"
-                " another folder"
-            )
+            raise another_state(f"{told(got)} where the state has {told(want)}")
     if len(leaves) != len(expected):
-        raise RunError(
-            f"train: the checkpoint holds {len(leaves)} arrays, and the state has {len(expected)};"
-            " expected the state of the run that it is of: the same model and optimizer, or"
-            " another folder"
-        )
+        raise another_state(f"{len(leaves)} arrays, and the state has {len(expected)}")
+
+
+def another_state(holds: str) -> RunError:
+    """The error for a checkpoint of another state than the requested one."""
+    return RunError(
+        f"train: the checkpoint holds {holds}; expected the state of the run that it is of: the"
+        " same model and optimizer, or another folder"
+    )
 
 
 def read(folder: pathlib.Path, leaves: Sequence[Leaf], like: Sequence[tuple[Any, Any]]) -> list:
@@ -100,12 +103,12 @@ def read(folder: pathlib.Path, leaves: Sequence[Leaf], like: Sequence[tuple[Any,
 
 
 def arrays(folder: pathlib.Path, leaves: Sequence[Leaf]) -> list:
-    """All arrays of a checkpoint, whole and NumPy's."""
+    """All arrays of a checkpoint, as whole NumPy arrays."""
     return _restored(folder, leaves, [orbax().RestoreArgs(restore_type=np.ndarray)] * len(leaves))
 
 
 def _restored(folder: pathlib.Path, leaves: Sequence[Leaf], how: Sequence) -> list:
-    """The arrays of a checkpoint, each restored as `how` says. Those without a value are made."""
+    """The arrays of a checkpoint, each restored as `how` says. Empty arrays are made."""
     ocp = orbax()
     names = {n: _name(n) for n, leaf in enumerate(leaves) if math.prod(leaf.shape)}
     # Each process reads by itself, and waits for no other.
@@ -123,7 +126,7 @@ def _restored(folder: pathlib.Path, leaves: Sequence[Leaf], how: Sequence) -> li
 
 
 def _how(ocp, leaf: Leaf, was):
-    """How orbax restores an array: to where it shall lie, or whole, as NumPy's."""
+    """How orbax restores an array: with its sharding, or as a whole NumPy array."""
     place = _place(was)
     if leaf.kind != "array" or leaf.key is not None or leaf.weak or place is None:
         return ocp.RestoreArgs(restore_type=np.ndarray)
@@ -131,7 +134,7 @@ def _how(ocp, leaf: Leaf, was):
 
 
 def placed(array, leaf: Leaf, was):
-    """An array that was read whole, where `was` lies or says it should, as what it was."""
+    """Places an array that was read whole like `was`, and gives it the type that it had."""
     if isinstance(array, jax.Array):
         return array
     if leaf.kind == "number":
@@ -151,7 +154,7 @@ def placed(array, leaf: Leaf, was):
 
 
 def _laid(array, place):
-    """An array of this process at a place, which may be of several."""
+    """Places an array of this process, also over the devices of several processes."""
     if place is None:
         return jnp.asarray(array)
     if place.is_fully_addressable:
@@ -160,8 +163,8 @@ def _laid(array, place):
 
 
 def _place(leaf):
-    """Where an array lies, or should; None where JAX may move it to where others are: else it would
-    keep them from where they are.
+    """The sharding of an array, or the requested one; None for an array that is not committed,
+    which JAX may move to the other operands.
     """
     if isinstance(leaf, jax.Array) and not getattr(leaf, "committed", True):
         return None
@@ -169,14 +172,14 @@ def _place(leaf):
 
 
 def _weak(array) -> jax.Array:
-    """The same with a weak type, which an array has that was made of Python's numbers alone."""
+    """The array with a weak type, which arrays of Python's numbers have."""
     made = jnp.full(array.shape, array.dtype.type(0).item())
     return made.at[...].set(array) if made.dtype == array.dtype else jnp.asarray(array)
 
 
 def _is_stored_by_all(data) -> bool:
-    """Whether orbax takes an array as it is. Of several processes it takes those that all have a
-    part of; of one, all of JAX's.
+    """Whether orbax takes an array unchanged: with several processes only arrays that all of them
+    hold a part of, with one process all of JAX's arrays.
     """
     if not isinstance(data, jax.Array):
         return False
@@ -198,7 +201,7 @@ def _kind(leaf) -> str:
 
 
 def _leaf(path, leaf) -> Leaf:
-    """What an array, its shape, or a number is."""
+    """Describes an array, its shape, or a number."""
     name, kind = jax.tree_util.keystr(path), _kind(leaf)
     if not _is_key(leaf):
         of = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)

@@ -1,9 +1,22 @@
-"""The outlier channels of a tensor at one step, as numbers, rows and JSON (Adacc §3.2)."""
+"""The outlier channels of a tensor at one step, as numbers, rows and JSON (Adacc §3.2).
+
+This file imports no JAX, so that a page about a run is made without JAX.
+"""
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from jaxmem._core.reader import Valid
+
+# A score that is not finite is written as null.
+_SCORE = Valid(
+    "a finite number or null",
+    lambda z: z is None or (isinstance(z, int | float) and not isinstance(z, bool)),
+    instead=True,
+    make=lambda z: math.nan if z is None else float(z),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +37,7 @@ class Outliers:
     tag: str
     channels: int
     counts: tuple[int, ...]
-    greatest: tuple[float, ...]
+    greatest: tuple[Annotated[float, _SCORE], ...]
     places: tuple[tuple[int, ...], ...]
 
     @property
@@ -47,19 +60,6 @@ class Outliers:
     def to_json(self) -> dict[str, Any]:
         greatest = [float(z) if math.isfinite(z) else None for z in self.greatest]
         return dataclasses.asdict(self) | {"greatest": greatest}
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> "Outliers":
-        """Raises ValueError, KeyError or TypeError for what `to_json` did not write."""
-        return Outliers(
-            int(data["step"]),
-            str(data["block"]),
-            str(data["tag"]),
-            int(data["channels"]),
-            tuple(map(int, data["counts"])),
-            tuple(float("nan") if z is None else float(z) for z in data["greatest"]),
-            tuple(tuple(map(int, of)) for of in data["places"]),
-        )
 
 
 Counts = dict[str, dict[str, list[int]]]  # block -> tag -> those of its tensors, in their order

@@ -1,7 +1,11 @@
-"""What speaks for another plan, and against it: numbers of a decision, and the decision itself."""
+"""What speaks for another plan, and against it: outliers beyond the capacity of codecs, seconds
+that could be gained, and what steps take by the clock.
+"""
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxmem._core.actions import Actions
 from jaxmem._core.groups import group_label, ranges, ungrouped
@@ -10,29 +14,24 @@ from jaxmem._model.codecs.registry import parse
 from jaxmem._result.plan.plan import Plan
 from jaxmem._train.rectifier.counts import Counts
 
-
-@dataclasses.dataclass(frozen=True)
-class Overflow:
-    """A tag of which a plan's codec has less room than its tensors have outlier channels."""
-
-    block: str
-    tag: str
-    capacity: int
-    count: int
-
-    def __str__(self) -> str:
-        return f"{self.block}/{self.tag} has {self.count} outliers and room for {self.capacity}"
+SETTLED = 20  # steps under a plan after which its median is believed
+NOISE = 0.01  # share of a step's seconds by which its median may be off
+SLOWER = 0.02  # share by which the steps of a new plan must be slower for the old one to come back
 
 
 def rooms(counts: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], int]:
-    """The room that each tag's codec would be given for these counts."""
+    """The capacity that the codec of each tag needs for these counts."""
     of = OutlierSeparated().with_room_for
     return {(b, t): of(n).capacity for b, tags in counts.items() for t, n in tags.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """A codec's room for outliers in some of a tag's layers, all of which are `layers`."""
+    """The capacity of a codec for outliers in a range of a tag's layers.
+
+    start, stop: the range of layers.
+    layers: number of all layers of the tag.
+    """
 
     block: str
     tag: str
@@ -42,15 +41,15 @@ class Room:
     layers: int
 
     def beyond(self, counts: Sequence[int]) -> list[int]:
-        """The counts of its layers that are beyond it. Tensors of several microbatches come layer
-        by layer, one microbatch after the other.
+        """The counts of the range's layers that exceed the capacity. Tensors of several
+        microbatches are ordered by microbatch, and by layer in each.
         """
         of = (n for i, n in enumerate(counts) if self.start <= i % self.layers < self.stop)
         return [n for n in of if n > self.capacity]
 
 
 def rooms_of(actions: Actions) -> list[Room]:
-    """The rooms of an assignment's codecs that separate outliers."""
+    """The capacities of an assignment's codecs that separate outliers."""
     found = []
     for label, choices in actions.items():
         block = ungrouped(label)
@@ -66,38 +65,39 @@ def rooms_of(actions: Actions) -> list[Room]:
     return found
 
 
-def overflows(actions: Actions, several: Sequence[Counts]) -> list[Overflow]:
-    """The tags whose outliers an assignment's codecs have no room for."""
+def overflows(actions: Actions, several: Sequence[Counts]) -> list[str]:
+    """A sentence for each tag whose codec has a smaller capacity than its tensors have outliers."""
     found = {}
     for room in rooms_of(actions):
         beyond = [n for c in several for n in room.beyond(c.get(room.block, {}).get(room.tag, ()))]
         if beyond:
-            found[room.block, room.tag] = Overflow(room.block, room.tag, room.capacity, max(beyond))
+            has = f"{room.block}/{room.tag} has {max(beyond)} outliers"
+            found[room.block, room.tag] = f"{has} and room for {room.capacity}"
     return list(found.values())
 
 
 def without_room(actions: Actions, counts: Counts) -> int:
-    """How many outlier channels codecs quantize with the rest, over all tensors."""
+    """Number of outlier channels of all tensors that codecs quantize with the other channels."""
     rooms = rooms_of(actions)
     each = ((room, room.beyond(counts.get(room.block, {}).get(room.tag, ()))) for room in rooms)
     return sum(n - room.capacity for room, beyond in each for n in beyond)
 
 
 def most_gained(plan: Plan) -> float:
-    """Seconds a step by which another plan of the same step could be faster at most, as predicted:
-    down to the fastest of all bytes.
+    """Predicted seconds of a step that another plan could save at most: the difference from the
+    fastest plan of the curve.
     """
     fastest = min((p.seconds for p in plan.points), default=plan.baseline_seconds)
     return max(0.0, plan.predicted_seconds - min(fastest, plan.baseline_seconds))
 
 
 def planning_seconds(plan: Plan) -> float:
-    """What making the plan took: what another one may take too."""
+    """Seconds that it took to make the plan, as an estimate for another plan."""
     return plan.profile_seconds + plan.solve_seconds + plan.compile_seconds
 
 
 def changed(actions: Actions, others: Actions) -> dict[str, str]:
-    """What other actions do otherwise: block/tag -> "this -> that"."""
+    """The choices that differ: block/tag -> "this -> that"."""
     found: dict[str, str] = {}
     for label in sorted({*actions, *others}):
         was, is_now = actions.get(label, {}), others.get(label, {})
@@ -108,5 +108,50 @@ def changed(actions: Actions, others: Actions) -> dict[str, str]:
 
 
 def identity(plan: Plan) -> list:
-    """What tells plans that were asked for apart, as JSON."""
+    """The values by which a checkpoint recognizes the plan that a run began with, as JSON."""
     return [plan.fingerprint, plan.target, plan.budget_bytes, plan.microbatches, plan.batch]
+
+
+class StepTimes:
+    """Measured seconds of the steps under one plan.
+
+    seconds: one value for each step after the first.
+    """
+
+    def __init__(self):
+        self.seconds: list[float] = []
+
+    def told(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+    @property
+    def median(self) -> float | None:
+        """The median; None before enough steps were measured."""
+        return statistics.median(self.seconds) if len(self.seconds) >= SETTLED else None
+
+    @property
+    def noise(self) -> float:
+        """Uncertainty of the median in seconds. Needs enough steps."""
+        lower, _, upper = statistics.quantiles(self.seconds, n=4)
+        return NOISE * upper + (upper - lower) / len(self.seconds) ** 0.5
+
+    def of(self, plan: Plan) -> float:
+        """Ratio of the measured to the predicted step time; 1 if too few steps were measured."""
+        if self.median is None or plan.predicted_seconds <= 0:
+            return 1.0
+        return self.median / plan.predicted_seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Before:
+    """The plan that another plan replaced.
+
+    plan, step: the plan and its step function (None if it has none).
+    pace: the measured step times under the plan.
+    for_speed: whether the other plan was taken because it was predicted to be faster.
+    """
+
+    plan: Plan
+    step: Any
+    pace: StepTimes
+    for_speed: bool

@@ -13,6 +13,9 @@ from jaxmem._result.plan import file
 from jaxmem._result.plan.plan import Plan
 from jaxmem._train.rectifier.counts import Outliers, counted
 from jaxmem._train.rectifier.decide import (
+    SLOWER,
+    Before,
+    StepTimes,
     changed,
     identity,
     most_gained,
@@ -21,9 +24,8 @@ from jaxmem._train.rectifier.decide import (
     rooms,
     without_room,
 )
-from jaxmem._train.rectifier.pace import SLOWER, Before, Pace
 from jaxmem._train.rectifier.replan import Made, Replanner
-from jaxmem._train.rectifier.watch import Watch, said
+from jaxmem._train.rectifier.track import Watch, said
 from jaxmem.errors import BudgetError, StepError
 
 LESS = 0.9  # the share of its bytes that a step which ran out of memory may take
@@ -101,7 +103,7 @@ class Rectifier:
         self._watch.recent = []
         self._rooms: dict[tuple[str, str], int] | None = None  # those that were decided about
         self._made: Made | None = None
-        self._pace = Pace()
+        self._times = StepTimes()
         self._before: Before | None = None  # what the plan's steps are compared with
 
     @property
@@ -165,14 +167,14 @@ class Rectifier:
             return [self._row(number, False, "a plan is being made", left=left)]
         if wanted == self._rooms:
             return [self._row(number, False, "room is needed as before", left=left)]
-        gain, cost = most_gained(self.plan) * self._pace.of(self.plan), planning_seconds(self.plan)
+        gain, cost = most_gained(self.plan) * self._times.of(self.plan), planning_seconds(self.plan)
         numbers = {"left": left, "most_gained": gain, "planning": cost}
         self._rooms = wanted
         if not over and gain * left <= cost:
             why = "no plan could gain as much over the steps that are left as planning takes"
             return [self._row(number, False, why, **numbers)]
         self._made = self._again.begin(self._budget, counts)
-        why = "; ".join(map(str, over)) or "tensors need other room, and a faster plan may fit"
+        why = "; ".join(over) or "tensors need other room, and a faster plan may fit"
         return [self._row(number, True, why, event="plan", outliers=counts, **numbers)]
 
     def ready(self, number: int, left: int) -> tuple[Any, list[Row]]:
@@ -200,7 +202,7 @@ class Rectifier:
             plan, step = made.result()
         except Exception as error:
             return no(f"planning failed: {said(error)}")
-        gain = (self.plan.predicted_seconds - plan.predicted_seconds) * self._pace.of(self.plan)
+        gain = (self.plan.predicted_seconds - plan.predicted_seconds) * self._times.of(self.plan)
         numbers: Row = {"left": left, "gain": gain, "predicted_bytes": plan.predicted_bytes}
         numbers["compiled_bytes"] = plan.compiled_bytes
         over = overflows(self.plan.actions, self._watch.recent)
@@ -212,7 +214,7 @@ class Rectifier:
             return no("memory ran out meanwhile, and the plan takes too much", **numbers)
         if not over and gain * left <= 0:
             return no("the best plan is no faster", **numbers)
-        why = "; ".join(map(str, over)) or "the new plan is faster"
+        why = "; ".join(over) or "the new plan is faster"
         return self._swap(number, plan, step, why, for_speed=not over, **numbers)
 
     def told(self, seconds: float | None) -> None:
@@ -221,7 +223,7 @@ class Rectifier:
         Planning makes the steps of the training slower, so such seconds are ignored.
         """
         if seconds is not None and self._made is None:
-            self._pace.told(seconds)
+            self._times.told(seconds)
 
     def less(self, number: int, error: BaseException) -> tuple[Any, list[Row]]:
         """Replans the step for less memory, after step `number` ran out of memory.
@@ -282,7 +284,7 @@ class Rectifier:
             return None, [self._row(number, False, why)]
         self._budget = min(self._budget, notes["budget"])
         try:
-            plan = Plan(**file.read(dict(notes["plan"]), "the checkpoint's plan"))
+            plan = file.read(Plan, dict(notes["plan"]), "the checkpoint's plan")
             if plan.actions != self.plan.actions:
                 self._step = self._again.executable(plan)
                 self.plan = plan
@@ -301,14 +303,14 @@ class Rectifier:
 
     def _slower(self, number: int) -> tuple[Any, list[Row]] | None:
         """The step of the plan before, if the new one's steps are slower by the clock."""
-        before, now = self._before, self._pace.median
+        before, now = self._before, self._times.median
         if before is None or now is None:
             return None
         self._before = None
         if before.pace.median is None:
             return None
         apart = now - before.pace.median
-        self._again.remember(self.plan, before.plan, apart, before.pace.noise + self._pace.noise)
+        self._again.remember(self.plan, before.plan, apart, before.pace.noise + self._times.noise)
         lost = overflows(before.plan.actions, self._watch.recent)
         if not before.for_speed or before.step is None or lost or apart <= SLOWER * now:
             return None
@@ -327,11 +329,11 @@ class Rectifier:
         step_before = self._step
         if step_before is None and self.plan.is_compiled:
             step_before = self._again.executable(self.plan)
-        self._before = Before(self.plan, step_before, self._pace, for_speed)
-        self.plan, self._step, self._pace = plan, step, Pace()
+        self._before = Before(self.plan, step_before, self._times, for_speed)
+        self.plan, self._step, self._times = plan, step, StepTimes()
         return step, [row]
 
     def _row(self, number: int, taken: bool, why: str, **numbers: Any) -> Row:
-        measured = {} if self._pace.median is None else {"step_seconds": self._pace.median}
+        measured = {} if self._times.median is None else {"step_seconds": self._times.median}
         predicted = {"predicted_seconds": self.plan.predicted_seconds}
         return {"step": number, "taken": taken, "why": why} | predicted | measured | numbers

@@ -55,7 +55,9 @@ class Replanner:
         self._ends = threading.Event()
 
     def begin(self, budget: int, outliers) -> Made:
-        """A plan and its executable on this device, made while training goes on."""
+        """Starts to make a plan and its executable for this device, in a thread beside the
+        training.
+        """
         return self._beside(self.now, budget, outliers)
 
     def _beside(self, function: Callable, *given) -> concurrent.futures.Future:
@@ -72,20 +74,20 @@ class Replanner:
         return self._thread.submit(work)
 
     def now(self, budget: int, outliers) -> tuple[Plan, Any]:
-        """The same, waited for. Raises what `jaxmem.plan` raises."""
+        """Makes a plan and its executable for this device. Raises the errors of `jaxmem.plan`."""
         first, given = self._first, {"budget": budget, "outliers": outliers}
         made = make_plan(self.build, *self.args, target=first.target, **given, **self._asked)
         made = dataclasses.replace(made, microbatches=first.microbatches, batch=first.batch)
         return made, self.executable(made)
 
     def at_once(self, budget: int, outliers) -> tuple[Plan, Any]:
-        """The same, while the training waits: its arrays have the device."""
+        """`now`, while the training waits and its arrays occupy the device."""
         with beside_training(lambda: False):
             return self.now(budget, outliers)
 
     def remember(self, plan: Plan, other: Plan, seconds: float, noise: float) -> None:
-        """Writes down by how much the steps of a plan for this device took longer than those of
-        another, so that later plans of the step are priced by it.
+        """Stores by how much the steps of a plan for this device took longer than those of another
+        plan, so that later plans of the step are priced by the difference.
         """
         if plan.target != "local":
             return
@@ -94,7 +96,7 @@ class Replanner:
         done.add_done_callback(_log)
 
     def executable(self, plan: Plan) -> Any:
-        """The step under a plan, compiled for this device: a plan may be for another."""
+        """The step under a plan, compiled for this device. The plan may be for another target."""
         if plan.target == "local" and plan.is_compiled:
             return self._wrap(plan.step)
         # A plan for this device binds its budget here; one for another does not.
@@ -103,14 +105,16 @@ class Replanner:
         return self._wrap(verify(here, self.build, *self.args).step)
 
     def explained(self, plan: Plan) -> str:
-        """What holds the memory of the step under a plan, in words; empty where that is unknown."""
+        """The buffers that hold the memory of the step under a plan, as text; empty if they are
+        unknown.
+        """
         try:
             return str(explain(self.build, *self.args, plan=plan, target=plan.target))
         except JaxmemError:
             return ""
 
     def close(self) -> None:
-        """Lets what is being planned go, once a compile that goes on has ended."""
+        """Cancels planning. A compile that is running is finished first."""
         self._ends.set()
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
@@ -123,7 +127,7 @@ def _log(done: concurrent.futures.Future) -> None:
 
 
 def _shape(leaf):
-    """An array's shape in its place: the state that training begins with is let go meanwhile."""
+    """The shape and the placement of an array, which may be freed before planning ends."""
     if not isinstance(leaf, jax.Array):
         return leaf
     place = leaf.sharding if getattr(leaf, "committed", True) else None
@@ -132,7 +136,9 @@ def _shape(leaf):
 
 
 def _as_here() -> Callable[[], contextlib.AbstractContextManager]:
-    """What makes another thread trace as this one does now: JAX's contexts are a thread's own."""
+    """A context in which another thread traces with the settings of this thread: JAX's contexts are
+    local to a thread.
+    """
     config: Any = jax.config  # its options are attributes by name, which types do not tell
     contexts = [
         (jax.enable_x64, config.jax_enable_x64),

@@ -1,5 +1,7 @@
-"""Counts the outlier channels of a step's tensors by a program of its own, beside the step: the
-model is as it was, and steps that are not tracked cost nothing (Adacc §3.4).
+"""Counts the outlier channels of a step's tensors while a model trains (Adacc 3.2, 3.4).
+
+A program of its own counts, beside the step: the model is as it was, and steps that are not tracked
+cost nothing.
 """
 
 import math
@@ -13,10 +15,11 @@ from jaxmem._model.codecs.forms import THRESHOLD
 from jaxmem._model.codecs.outlier import z_scores
 from jaxmem._trace.filtered import is_array
 from jaxmem._trace.step import trace
-from jaxmem._train.rectifier.counts import Outliers
-from jaxmem._train.rectifier.mark import Marking
-from jaxmem._train.rectifier.reap import reaped
+from jaxmem._train.rectifier.counts import Counts, Outliers, counted, greatest
+from jaxmem._train.rectifier.mark import Marking, reaped
 from jaxmem.errors import StepError
+
+RECENT = 2  # tracked steps whose counts room is made for
 
 
 class Tracker:
@@ -56,7 +59,7 @@ class Tracker:
             )
 
     def compile(self, *args) -> None:
-        """Compiles the program for arguments that lie where these do."""
+        """Compiles the program for arguments with the placement of these."""
         arrays = self._arrays(args)
         self._compiled = self._program.lower(*arrays).compile()
         memory: Any = self._compiled.memory_analysis()
@@ -64,21 +67,23 @@ class Tracker:
         self.bytes = beside + sum(map(_held, arrays))  # also what counting reads nothing of
 
     def __call__(self, *args) -> list[jax.Array]:
-        """The Z-scores, which `read` waits for. Arguments are not donated."""
+        """Starts to compute the Z-scores, which `read` waits for. Arguments are not donated."""
         if self._compiled is None:
             self.compile(*args)
         program: Any = self._compiled
         return program(*self._arrays(args))
 
     def read(self, step: int, scores: list[jax.Array]) -> list[Outliers]:
-        """The outliers of each tag at a step, of the scores that a call returned."""
+        """Counts the outliers of each tag at a step, from the scores that a call returned."""
         of: dict[tuple[str, str, int], list[np.ndarray]] = {}
         for name, z in zip(self._names, scores):
             of.setdefault((*name, z.shape[-1]), []).append(np.asarray(z))
         return [outliers_of(step, *name[:2], arrays) for name, arrays in of.items()]
 
     def _arrays(self, args: tuple) -> list:
-        """The arguments as the traced step takes them. Raises StepError where they are others."""
+        """The arguments in the form that the traced step takes. Raises StepError for other
+        arguments.
+        """
         arrays = [a for a in jax.tree.leaves(args) if is_array(a) or np.isscalar(a)]
         wanted = [v.aval for v in self._closed.jaxpr.invars]
         if [np.shape(a) for a in arrays] != [aval.shape for aval in wanted]:
@@ -99,15 +104,15 @@ def _held(array) -> int:
 
 
 def _shape(aval) -> jax.ShapeDtypeStruct:
-    """What a trace takes for a value of that type; on an explicit mesh it says where it lies."""
+    """The abstract value of an argument for a trace; on an explicit mesh with its sharding."""
     sharding = getattr(aval, "sharding", None)
     known = sharding is not None and not sharding.mesh.empty
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding if known else None)
 
 
 def outliers_of(step: int, block: str, tag: str, scores: Sequence[np.ndarray]) -> Outliers:
-    """Counts the outliers among the Z-scores of a tag's tensors, each array (..., channels): those
-    of a loop's turns, or of one tensor.
+    """Counts the outliers among the Z-scores of a tag's tensors. Each array has the shape (...,
+    channels): one tensor, or the tensors of a loop's iterations.
     """
     rows = np.concatenate([z.reshape(math.prod(z.shape[:-1]), z.shape[-1]) for z in scores])
     beyond = rows > THRESHOLD
@@ -120,3 +125,75 @@ def outliers_of(step: int, block: str, tag: str, scores: Sequence[np.ndarray]) -
         tuple(float(z) for z in rows.max(-1, initial=-np.inf if rows.size else np.nan)),
         tuple(tuple(int(c) for c in np.flatnonzero(row)) for row in beyond),
     )
+
+
+class Watch:
+    """Counts outliers before steps 1, 2, 4 and so on, and later before every `every`-th step. After
+    an error nothing is counted, and the training continues.
+
+    build, args, codecs: those of `jaxmem.plan`.
+    recent: the counts of the latest counted steps.
+    """
+
+    def __init__(self, build: Callable, args: tuple, codecs: Any, every: int):
+        self._given, self._every = (build, args, codecs), every
+        self._tracker: Tracker | None = None
+        self._scores: dict[int, list[jax.Array]] = {}  # by step; the device need not be waited for
+        self._ended = False
+        self.recent: list[Counts] = []
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """The greatest count of each tag in the latest counted steps."""
+        return greatest(self.recent)
+
+    def is_due(self, number: int) -> bool:
+        """Whether outliers are counted before this step."""
+        return (number & (number - 1) == 0 and number < self._every) or number % self._every == 0
+
+    def look(self, number: int, args: tuple, room: int | None) -> str | None:
+        """Starts to count the outliers of a step that is about to run, if a count is due. Returns
+        the error, once, if counting failed.
+
+        room: bytes of device memory that counting may use, or None.
+        """
+        if self._ended or not self.is_due(number):
+            return None
+        try:
+            if self._tracker is None:
+                self._tracker = Tracker(*self._given)
+                self._tracker.compile(*args)
+                if room is not None and self._tracker.bytes > room:
+                    raise StepError(
+                        f"track: counting takes {self._tracker.bytes:,} bytes of a budget of"
+                        f" {room:,}"
+                    )
+            self._scores[number] = self._tracker(*args)
+        except Exception as error:  # whatever it is, it is no reason to train no more
+            return self._end(error)
+        return None
+
+    def seen(self, number: int) -> tuple[list[Outliers], str | None]:
+        """The counts that were started before step `number`, or none, and the error if reading them
+        failed.
+        """
+        scores = self._scores.pop(number, None)
+        if scores is None or self._tracker is None:
+            return [], None
+        try:
+            found = self._tracker.read(number, scores)
+        except Exception as error:
+            return [], self._end(error)
+        self.recent = [*self.recent, counted(found)][-RECENT:]
+        return found, None
+
+    def _end(self, error: Exception) -> str:
+        self._ended = True
+        self._scores.clear()
+        return said(error)
+
+
+def said(error: BaseException) -> str:
+    """An error as one line of text."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__

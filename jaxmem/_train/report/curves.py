@@ -1,27 +1,169 @@
-"""Draws the least predicted time against the budget."""
+"""Draws curves: the training loss and the measured seconds against the step, and the least
+predicted time against the budget.
+"""
 
-from collections.abc import Iterable
+import math
+import statistics
+from collections.abc import Iterable, Sequence
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._result.plan.plan import Plan
-from jaxmem._train.report.svg import (
+from jaxmem._result.svg import (
+    Axis,
+    across,
     axis,
     band,
     box,
     bytes_axis,
     chart,
     dot,
+    fine,
+    key,
     legend,
     line,
     padded,
     show_ms,
     upright,
 )
+from jaxmem._train.runs.read import Course, Run
+
+BUCKETS = 200  # of a course of more than twice as many rows
+SERIES = 6  # colours of lines in the stylesheet
+MEAN, LEAST, GREATEST = 1, 2, 3  # indices in a point of a course; 0 is its step
+_TOP = 3  # medians: longer steps are cut off
+Drawn = Sequence[tuple[Run, str, Course]]  # a run, the CSS class of its line, its numbers
+
+
+def loss_figure(runs: Sequence[Run]) -> str:
+    """Loss against step, with a line for each run, and its validation loss as a ring at the last
+    step. Empty if no run has a finite loss.
+    """
+    drawn = _drawn(runs, [run.losses for run in runs])
+    if not drawn:
+        return ""
+    ends = [
+        (run, css, max(step for step, _ in course), value)
+        for run, css, course in drawn
+        if (value := run.number("val_loss")) is not None
+    ]
+    x = _steps(drawn)
+    y = axis(*padded([*_finite(drawn), *(value for *_, value in ends)]))
+    marks = [_curve(run.name, course, css, x, y) for run, css, course in drawn]
+    for run, css, step, value in ends:
+        title = f"{run.name}: validation loss {value:.4f}"
+        marks.append(dot(x.percent(step), y.percent(value), f"hollow {css}", title))
+    signs = [(key(css), run.name) for run, css, _ in drawn] if len(runs) > 1 else []
+    signs += [(key("ring"), "validation loss at the end")] if ends else []
+    name, y_title = "Training loss against step", "training loss"
+    figure = chart(x, y, marks, name=name, x_title="step", y_title=y_title)
+    missing = [
+        f"{run.name}: rows without a finite loss are left out: {gone:,} of {len(course):,}."
+        for run, _, course in drawn
+        if (gone := sum(not math.isfinite(loss) for _, loss in course))
+    ]
+    return figure + legend(signs) + fine([*_of_buckets(drawn, "loss"), *missing])
+
+
+def pace_figure(runs: Sequence[Run]) -> str:
+    """Measured time of a step against the step, with a line for each run. For a single run with a
+    plan for the local device, the predicted time too. Empty if no run has times.
+    """
+    drawn = _drawn(runs, [tuple((step, 1e3 * s) for step, s in run.paces) for run in runs])
+    if not drawn:
+        return ""
+    plan = runs[0].plan if len(runs) == 1 else None
+    predicted = 1e3 * plan.predicted_seconds if plan and plan.target == "local" else None
+    medians = [statistics.median(ms for _, ms in course) for _, _, course in drawn]
+    most = min(_TOP * max(medians), max(_finite(drawn)))
+    x, y = _steps(drawn), axis(0, 1.06 * max(most, predicted or 0))
+    marks = [_curve(run.name, course, css, x, y) for run, css, course in drawn]
+    name = lambda run: run.name if len(runs) > 1 else "measured"
+    signs = [(key(css), name(run)) for run, css, _ in drawn]
+    if predicted is not None:
+        said = f"predicted: {show_ms(predicted)}"
+        marks.append(across(y.percent(predicted), "predicted", said))
+        signs.append((key("predicted"), said))
+    title, y_title = "Measured time of a step", "step, ms"
+    figure = chart(x, y, marks, name=title, x_title="step", y_title=y_title)
+    cut = [
+        f"{run.name}: steps of more than {show_ms(y.high)} are cut off: {gone:,} of"
+        f" {len(course):,}, the longest of {show_ms(max(ms for _, ms in course))}."
+        for run, _, course in drawn
+        if (gone := sum(ms > y.high for _, ms in course))
+    ]
+    return figure + legend(signs) + fine([*_of_buckets(drawn, "time"), *cut])
+
+
+def _drawn(runs: Sequence[Run], courses: Sequence[Course]) -> Drawn:
+    """Runs with a finite number. The index of a run among all, not among these, decides its
+    colour: every second round through the colours is dashed.
+    """
+    series = lambda i: f"s{i % SERIES}" + (" dashed" if i // SERIES % 2 else "")
+    return [
+        (run, series(i), course)
+        for i, (run, course) in enumerate(zip(runs, courses))
+        if any(math.isfinite(value) for _, value in course)
+    ]
+
+
+def _finite(drawn: Drawn) -> list[float]:
+    return [value for *_, course in drawn for _, value in course if math.isfinite(value)]
+
+
+def _steps(drawn: Drawn) -> Axis:
+    finite = [step for *_, course in drawn for step, value in course if math.isfinite(value)]
+    return axis(min(finite), max(step for *_, course in drawn for step, _ in course))
+
+
+def _curve(name: str, course: Course, css: str, x: Axis, y: Axis) -> str:
+    """The line of a run. A line of buckets has a band from the least to the greatest number of each
+    bucket.
+    """
+    pieces = _pieces(course)
+    points = lambda which: [
+        [(x.percent(p[0]), y.percent(p[which])) for p in piece] for piece in pieces
+    ]
+    if len(pieces) == len(pieces[0]) == 1:
+        return dot(*points(MEAN)[0][0], css, name)
+    shade = band(zip(points(LEAST), points(GREATEST)), css) if len(course) > 2 * BUCKETS else ""
+    return shade + line(points(MEAN), css)
+
+
+def _pieces(course: Course) -> list[list[tuple[float, ...]]]:
+    """Divides a curve into unbroken pieces. A point is (step, mean, least and greatest number) of
+    one row or, where there are many rows, of a bucket of them.
+
+    A bucket without a finite number breaks the line.
+    """
+    buckets = BUCKETS if len(course) > 2 * BUCKETS else len(course)
+    made: list[list[tuple[float, ...]]] = [[]]
+    for b in range(buckets):
+        rows = course[len(course) * b // buckets : len(course) * (b + 1) // buckets]
+        finite = [row for row in rows if math.isfinite(row[1])]
+        if finite:
+            values = [value for _, value in finite]
+            step = statistics.fmean(step for step, _ in finite)
+            made[-1].append((step, statistics.fmean(values), min(values), max(values)))
+        elif made[-1]:
+            made.append([])
+    return [piece for piece in made if piece]
+
+
+def _of_buckets(drawn: Drawn, what: str) -> list[str]:
+    """A sentence about the runs whose rows are drawn in buckets."""
+    many = [f"{run.name} ({len(rows):,})" for run, _, rows in drawn if len(rows) > 2 * BUCKETS]
+    if not many:
+        return []
+    return [
+        f"Of more than {2 * BUCKETS} rows, each of {BUCKETS} equal ranges is drawn: the line is its"
+        f" mean, the shade reaches from its least to its greatest {what}. Rows of"
+        f" {', '.join(many)}."
+    ]
 
 
 def time_figure(plan: Plan) -> str:
-    """The least predicted step time at each budget, with the plan, everything kept, the step as
-    written and the budget marked.
+    """The least predicted step time at each budget. The plan, everything kept, the step as written
+    and the budget are marked.
     """
     points = sorted(plan.pareto(), key=lambda p: p.bytes)
     if not points:
@@ -35,68 +177,38 @@ def time_figure(plan: Plan) -> str:
     sizes = [p.bytes for p in points] + [size for size, *_ in marked]
     near = plan.budget_bytes <= 1.5 * max(sizes)
     x = bytes_axis(*padded([*sizes, *([plan.budget_bytes] if near else [])]))
-    y = axis(
-        *padded(
-            1e3 * s
-            for s in [
-                *(p.seconds + sign * p.uncertain_seconds for p in points for sign in (-1, 1)),
-                *(seconds for _, seconds, *_ in marked),
-            ]
-        )
-    )
-    # A staircase: between two points a budget allows the plan of the lower one. It comes down from
-    # the top at the least bytes, and runs on to the right edge.
-    corners = [(x.percent(p.bytes), y.percent(1e3 * p.seconds)) for p in points]
-    steps = [(corners[0][0], 100.0), *_stairs(corners)]
-    marks = box(
-        0,
-        steps[0][0],
-        "nothing",
-        f"no plan is predicted to take less than {show_bytes(points[0].bytes)}",
-    )
-    marks += upright(x.percent(plan.budget_bytes), "budget", "budget") if near else ""
+    edge = lambda p, sign: 1e3 * (p.seconds + sign * p.uncertain_seconds)
+    edges = [edge(p, sign) for p in points for sign in (-1, 1)]
+    y = axis(*padded([*edges, *(1e3 * seconds for _, seconds, *_ in marked)]))
+    stairs = lambda sign: _stairs((x.percent(p.bytes), y.percent(edge(p, sign))) for p in points)
+    # It comes down from the top at the least bytes, and runs on to the right edge.
+    steps = [(x.percent(points[0].bytes), 100.0), *stairs(0)]
+    least = show_bytes(points[0].bytes)
+    marks = [box(0, steps[0][0], "nothing", f"no plan is predicted to take less than {least}")]
+    marks += [upright(x.percent(plan.budget_bytes), "budget", "budget")] if near else []
     # What times are uncertain by, as a staircase on each side of it.
-    lower, upper = (
-        _stairs(
-            (x.percent(p.bytes), y.percent(1e3 * (p.seconds + sign * p.uncertain_seconds)))
-            for p in points
-        )
-        for sign in (-1, 1)
-    )
     uncertain = any(p.uncertain_seconds for p in points)
-    marks += band([(lower, upper)], "s0") if uncertain else ""
-    marks += line([steps], "s0")
-    for size, seconds, css, text in reversed(marked):  # the plan's dot lies on top
-        title = f"{text}: {show_bytes(size)}, {show_ms(1e3 * seconds)}"
-        marks += dot(x.percent(size), y.percent(1e3 * seconds), css, title)
+    marks += [band([(stairs(-1), stairs(1))], "s0")] if uncertain else []
+    marks.append(line([steps], "s0"))
+    told = []
+    for size, seconds, css, text in marked:
+        said = f"{text}: {show_bytes(size)}, {show_ms(1e3 * seconds)}"
+        told.append((dot(x.percent(size), y.percent(1e3 * seconds), css, said), css, said))
+    marks += [mark for mark, *_ in reversed(told)]  # the plan's dot lies on top
     budget = f"budget: {show_bytes(plan.budget_bytes)}" + ("" if near else ", beyond the scale")
-    key = [
-        ('<i class="key s0"></i>', "least predicted step time"),
-        ('<i class="key budget"></i>', budget),
-    ]
-    if uncertain:
-        key.append(('<i class="key block s0 faint"></i>', "what the time is uncertain by"))
-    key += [
-        (
-            f'<i class="key {"disc" if css == "chosen" else "ring"}"></i>',
-            f"{text}: {show_bytes(size)}, {show_ms(1e3 * s)}",
-        )
-        for size, s, css, text in marked
-    ]
-    key.append(
-        (
-            '<i class="key block nothing"></i>',
-            f"below {show_bytes(points[0].bytes)}: no plan is predicted to fit",
-        )
-    )
+    signs = [(key("s0"), "least predicted step time"), (key("budget"), budget)]
+    signs += [(key("block s0 faint"), "what the time is uncertain by")] if uncertain else []
+    signs += [(key("disc" if css == "chosen" else "ring"), said) for _, css, said in told]
+    signs.append((key("block nothing"), f"below {least}: no plan is predicted to fit"))
     name = "Least predicted step time against bytes on the device"
-    return chart(
-        x, y, marks, name=name, x_title="bytes on the device", y_title="step, ms"
-    ) + legend(key)
+    figure = chart(x, y, marks, name=name, x_title="bytes on the device", y_title="step, ms")
+    return figure + legend(signs)
 
 
 def _stairs(corners: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """A line that keeps each height until the next corner, and the last one to the right edge."""
+    """A line that keeps each height until the next corner, and the last one to the right edge.
+    Between two points of the curve, a budget allows the plan with fewer bytes.
+    """
     found: list[tuple[float, float]] = []
     for x, y in corners:
         found += [(x, found[-1][1]), (x, y)] if found else [(x, y)]

@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxmem._result.svg import breakable, element, escape, key, legend, percent, show_ms, table
 from jaxmem._train.rectifier.counts import Outliers
-from jaxmem._train.report.svg import breakable, escape, legend, show_ms
-from jaxmem._train.report.tables import table
 from jaxmem._train.runs.read import Run
 
 COLUMNS = 256  # of a map; channels of wider tensors share them
@@ -17,8 +16,8 @@ DECISIONS = 40  # rows of the table
 
 
 def outlier_maps(run: Run) -> str:
-    """A map for each tag: channels from left to right, steps from top to bottom, the darker the
-    more of its tensors have an outlier there. Empty where nothing was counted.
+    """A map for each tag: channels from left to right, steps from top to bottom. A cell is darker
+    if more of the tag's tensors have an outlier there. Empty if nothing was counted.
     """
     by_tag: dict[tuple[str, str], list[Outliers]] = {}
     for one in run.outliers:
@@ -30,13 +29,12 @@ def outlier_maps(run: Run) -> str:
     ]
     if not maps:
         return ""
-    key = [('<i class="key outlier few"></i>', "an outlier in some of the tag's tensors")]
-    key.append(('<i class="key outlier"></i>', "in all of them"))
-    return "".join(maps) + legend(key)
+    some = key("outlier few"), "an outlier in some of the tag's tensors"
+    return "".join(maps) + legend([some, (key("outlier"), "in all of them")])
 
 
 def _some(found: Sequence[Outliers]) -> list[Outliers]:
-    """At most `ROWS` of them, the first and the last among them."""
+    """At most `ROWS` counts, with the first and the last one."""
     if len(found) <= ROWS:
         return list(found)
     return [found[round(i * (len(found) - 1) / (ROWS - 1))] for i in range(ROWS)]
@@ -51,29 +49,26 @@ def _map(name: str, found: Sequence[Outliers]) -> str:
         for places in one.places:
             for column in {channel * columns // one.channels for channel in places}:
                 shares[column] += 1
-        top, height = 100 * row / len(found), 100 / len(found)
-        cells += [
-            f'<rect class="outlier" x="{100 * c / columns:.2f}%" width="{100 / columns:.3f}%"'
-            f' y="{top:.2f}%" height="{height:.2f}%"'
-            f' opacity="{0.25 + 0.75 * share / max(1, len(one.counts)):.2f}"/>'
-            for c, share in enumerate(shares)
-            if share
-        ]
+        for c, share in enumerate(shares):
+            if share:
+                at = {"x": percent(100 * c / columns), "width": f"{100 / columns:.3f}%"}
+                at |= {"y": percent(100 * row / len(found)), "height": percent(100 / len(found))}
+                opacity = f"{0.25 + 0.75 * share / max(1, len(one.counts)):.2f}"
+                cells.append(element("rect", css="outlier", **at, opacity=opacity))
     said = (
-        f"{name}: {last.channels:,} channels; at step {last.step} at most {last.most} outliers in"
+        f"{last.channels:,} channels; at step {last.step} at most {last.most} outliers in"
         f" one of {len(last.counts)} tensors, {100 * last.rate:.2f} % of all channels"
     )
     steps = f"steps {found[0].step} to {last.step}, downwards"
-    return (
-        f'<figure class="map"><figcaption>{breakable(name)} <span>{escape(steps)}</span>'
-        f"<span>{escape(said.partition(': ')[2])}</span></figcaption>"
-        f'<svg class="outliers" style="height:{9 * len(found)}px" role="img"'
-        f' aria-label="{escape(said)}">{"".join(cells)}</svg></figure>'
-    )
+    texts = "".join(element("span", escape(text)) for text in (steps, said))
+    caption = element("figcaption", f"{breakable(name)} {texts}")
+    look = {"css": "outliers", "style": f"height:{9 * len(found)}px"}
+    drawn = element("svg", "".join(cells), **look, role="img", aria_label=f"{name}: {said}")
+    return element("figure", caption + drawn, css="map")
 
 
 def decided(run: Run) -> str:
-    """The decisions of a rectifier, in their order; the last ones of many."""
+    """The decisions of a rectifier in order; the last ones if there are many."""
     head = ["step", "decision", "why", "predicted", "measured", "what changed"]
     lines = (
         [

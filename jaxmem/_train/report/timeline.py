@@ -1,20 +1,17 @@
 """Draws the lanes of a step layer by layer, and where the states of its layers lie."""
 
 from jaxmem._core.bytes import show_bytes
-from jaxmem._result.plan.lanes import LANES, PLACED, WORK, named
 from jaxmem._result.plan.plan import Plan
-from jaxmem._result.plan.timeline import Timeline
+from jaxmem._result.plan.timeline import LANES, PLACED, WORK, Timeline, named, phases, summary
 from jaxmem._result.plan.timeline_figure import CELLS, Panel, panels, places
-from jaxmem._result.plan.timeline_text import phases, summary
-from jaxmem._train.report.svg import escape, separators, show_ms
-from jaxmem._train.report.tables import table
+from jaxmem._result.svg import element, escape, fine, key, separators, show_ms, table
 
 _OUTER = "optimizer's arrays outside the layers"
 
 
 def lanes_figure(plan: Plan) -> str:
-    """The lanes of a step on one scale, a panel for microbatches that run alike, with a table of
-    the seconds of one layer. Nothing where the plan knows none.
+    """The lanes of a step, with a panel for microbatches with equal lanes, and a table of the
+    seconds of one layer. Empty if the plan has no lanes.
     """
     if plan.lanes is None or not (drawn := panels(plan.lanes)):
         return ""
@@ -26,25 +23,21 @@ def lanes_figure(plan: Plan) -> str:
     if (most := max(group.count for group in plan.lanes.groups)) > CELLS:
         told.append(f"Of more than {CELLS} layers alike, up to {-(-most // CELLS)} share a mark.")
     told += [f"{line[0].upper()}{line[1:]}." for line in summary(plan.lanes)]
-    fine = "".join(f'<p class="fine">{escape(text)}</p>' for text in told)
-    return f"{''.join(figures)}{_seconds(plan.lanes)}{fine}"
+    return f"{''.join(figures)}{_seconds(plan.lanes)}{fine(told)}"
 
 
 def places_figure(plan: Plan) -> str:
-    """A row of the layers, coloured by where their states lie, with a table of the bytes in either
-    memory. Nothing where the plan does not say.
+    """A row of the layers, coloured by the memory of their states, with a table of the bytes in
+    each memory. Empty if the plan does not place states.
     """
     if (timeline := plan.lanes) is None:
         return ""
     layers = sum(group.count for group in timeline.groups)
-    cells = separators(layers) if layers <= CELLS else ""
-    strip = (
-        f'<svg class="cells" role="img" aria-label="{escape(plan.places or "")}">'
-        f"{places(timeline)}{cells}</svg>"
-    )
+    cells = places(timeline) + (separators(layers) if layers <= CELLS else "")
+    strip = element("svg", cells, css="cells", role="img", aria_label=plan.places or "")
     lines = []
     for place, start, count, *sizes in timeline.by_place():
-        mark = f'<i class="key block p-{place}"></i>{escape(named(start, count))}'
+        mark = key(f"block p-{place}") + escape(named(start, count))
         lines.append((mark, escape(PLACED[place]), *sizes))
     outer = timeline.outer_device_bytes, timeline.outer_host_bytes
     if any(outer):
@@ -57,29 +50,26 @@ def places_figure(plan: Plan) -> str:
 
 
 def _panel(panel: Panel) -> str:
-    label = lambda at, text, css: (
-        f'<text class="tick {css}" x="{at:.2f}%" y="13">{escape(text)}</text>'
+    background = element("rect", css="nothing", width="100%", height="100%")
+    row = lambda name, marks, css="bar": element(
+        "div",
+        element("span", escape(name), css="name") + element("svg", marks, css="run"),
+        css=css,
     )
-    head = "".join(label(at, name, "mid") for at, name in panel.phases)
-    ticks = "".join(label(at, text, "mid") for at, text in panel.ticks)
-    rows = [
-        f'<div class="bar"><span class="name">{escape(row.name)}</span><svg class="run">'
-        f'<rect class="nothing" width="100%" height="100%"/>{row.marks}</svg></div>'
-        for row in panel.rows
-    ]
-    edge = '<div class="bar edge"><span class="name">{}</span><svg class="run">{}</svg></div>'
-    inner = edge.format("", head) + "".join(rows) + edge.format("ms", ticks)
-    return f'<div class="lanes" role="img" aria-label="{escape(panel.said)}">{inner}</div>'
+    rows = "".join(row(name, background + marks) for name, marks in panel.rows)
+    inner = row("", panel.head, "bar edge") + rows + row("ms", panel.ticks, "bar edge")
+    return element("div", inner, css="lanes", role="img", aria_label=panel.said)
 
 
 def _seconds(timeline: Timeline) -> str:
-    """What one layer of each kind takes in each pass, and what of it no work hides."""
+    """A table of the seconds of one layer of each kind in each pass, and its exposed seconds."""
     rows, seconds = [], timeline.lane_seconds()
     used = [lane for lane in LANES if lane is WORK or seconds[lane.key]]
+    shown = lambda one: show_ms(1e3 * one) if one else "–"
     for title, kinds in phases(timeline):
         for start, group, one in kinds:
-            times = [show_ms(1e3 * one.of(lane)) if one.of(lane) else "–" for lane in used]
-            whole = show_ms(1e3 * one.seconds), show_ms(1e3 * one.exposed) if one.exposed else "–"
+            times = [shown(one.of(lane)) for lane in used]
+            whole = show_ms(1e3 * one.seconds), shown(one.exposed)
             rows.append((escape(named(start, group.count)), escape(title), *times, *whole))
     names = [lane.name for lane in used]
     return table(["one of", "pass", *names, "together", "exposed"], rows, "passes")

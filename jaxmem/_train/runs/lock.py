@@ -14,8 +14,8 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path) -> Iterator[None]:
-    """Holds the folder against other processes. The lock is the system's: it ends with the process
-    that holds it, however that ends. Where there are no locks, a warning says so.
+    """Locks the folder against other processes. The operating system releases the lock when the
+    process ends in any way. A file system without locks causes a warning.
     """
     # Whoever holds the lock removes its file at the end. So a file may be locked here that has no
     # name any more, and would not keep out the next run: then the lock is taken anew.
@@ -58,7 +58,7 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _is(path: pathlib.Path, descriptor: int) -> bool:
-    """Whether the open file is still the one of that name."""
+    """Whether the open file still has this name."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def _is(path: pathlib.Path, descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def told(folder: pathlib.Path) -> Iterator[None]:
-    """Makes an OSError of the statement a RunError that names the folder."""
+    """Raises RunError, which names the folder, for an OSError of the statement."""
     try:
         yield
     except OSError as error:

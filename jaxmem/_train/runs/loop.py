@@ -1,10 +1,12 @@
-"""A training loop that loses nothing: it saves as it goes, goes on where it stopped, ends when it
-is asked to, and goes back where a loss is not finite.
+"""A training loop that loses nothing: it saves checkpoints during training, resumes where it
+stopped, ends after a signal, and goes back if a loss is not finite.
 """
 
 import collections
 import contextlib
-from collections.abc import Mapping
+import dataclasses
+import math
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -15,13 +17,25 @@ from jaxmem._train.checkpoints.stored import shape
 from jaxmem._train.runs.positions import Data, check_settings
 from jaxmem._train.runs.record import Record
 from jaxmem._train.runs.revised import Revised, is_out_of_memory
-from jaxmem._train.runs.rows import Best, Measured, numbers
-from jaxmem._train.runs.skips import NotFinite, attempt, watch
+from jaxmem._train.runs.rows import Best, StepMeter, numbers
 from jaxmem.errors import NotFiniteError, RunError
+
+WATCHED = ("loss", "grad_norm")  # the metrics that must be finite
+
+
+class NotFinite(Exception):
+    """The metrics of step `number` are not finite."""
+
+    def __init__(self, number: int, row: Mapping[str, float]):
+        super().__init__()
+        self.number = number
+        self.said = " and ".join(f"the {name} is {row[name]}" for name in WATCHED if name in row)
 
 
 class Loop:
-    """A run while it goes on: `state` is that after step `done`; `skipped` were left out."""
+    """The state of a running training: `state` is the state after step `done`, and `skipped` are
+    the steps that were left out.
+    """
 
     def __init__(
         self,
@@ -30,7 +44,7 @@ class Loop:
         run: Record,
         checkpoints: Checkpoints,
         settings,
-        measured: Measured,
+        measured: StepMeter,
         revised: Revised,
         each,
         pace: Pace,
@@ -44,8 +58,9 @@ class Loop:
         self._causes: set[int] = set()  # steps left out for what came after them
 
     def start(self, state, steps: int, owned: bool) -> None:
-        """Begins with a state, or goes on from the newest checkpoint, in its place. `owned`: nobody
-        else has the state's arrays.
+        """Starts from a state, or resumes from the newest checkpoint.
+
+        owned: whether nobody else uses the state's arrays.
         """
         leaves, self._structure = jax.tree.flatten_with_path(state)
         if not any(getattr(leaf, "size", 1) for _, leaf in leaves):
@@ -73,7 +88,7 @@ class Loop:
         self.step = self.revised.restore(found.step, found.notes.get("rectifier")) or self.step
 
     def _back(self, to: Checkpoint) -> list[dict[str, float | None]]:
-        """Goes to a checkpoint, and returns the rows until then."""
+        """Returns to a checkpoint, and returns the rows of the steps up to it."""
         self.state = None
         self.state = self._structure.unflatten(to.leaves(self._like))
         self.done, self.skipped = to.step, list(to.notes["skipped"])
@@ -137,7 +152,7 @@ class Loop:
         while len(self._waiting) > behind:
             number, metrics = self._waiting[0]
             row = numbers(metrics)
-            watch(number, row)
+            check_finite(number, row)
             self._waiting.popleft()
             self.checkpoints.sound(number - 1)
             row |= self.measured(number)
@@ -167,8 +182,8 @@ class Loop:
         self.checkpoints.save(self.done, self.state, notes)
 
     def _take_less(self, error: RuntimeError) -> None:
-        """Goes on with a step that takes less memory, from before the one that had too little: that
-        may have taken the state.
+        """Continues with a step that needs less memory, from the checkpoint before the step that
+        ran out of memory: that step may have consumed the state.
         """
         newest = self.checkpoints.newest()
         if newest is None:
@@ -178,8 +193,8 @@ class Loop:
         self._back(newest)
 
     def _leave_out(self, found: NotFinite, not_finite: int) -> None:
-        """Goes back to before a step whose metrics are not finite, and leaves it out from then on,
-        or what seems to be the cause. Raises NotFiniteError where nothing is left to try.
+        """Returns to a checkpoint before a step whose metrics are not finite, and skips the step,
+        or the step that seems to be its cause. Raises NotFiniteError if nothing is left to try.
         """
         tried = attempt(found.number, self.skipped, self._causes, not_finite)
         to = self.checkpoints.before(tried.cause or tried.first)
@@ -192,3 +207,47 @@ class Loop:
         self._causes |= {tried.cause} - {tried.first}
         self._back(to)
         self.skipped = sorted(tried.skipped)
+
+
+def check_finite(number: int, row: Mapping[str, float]) -> None:
+    """Raises NotFinite if a row's loss or gradient norm is not finite."""
+    if not all(math.isfinite(row.get(name, 0.0)) for name in WATCHED):
+        raise NotFinite(number, row)
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """The next attempt to continue after steps that are not finite.
+
+    first, count: the first of the steps in a row that are not finite, and their number.
+    cause: the step that is skipped, and before which the run resumes; None if nothing is left to
+      try.
+    skipped: all steps that are then skipped.
+    """
+
+    first: int
+    count: int
+    cause: int | None
+    skipped: frozenset[int]
+
+
+def attempt(
+    number: int, skipped: Collection[int], causes: Collection[int], not_finite: int
+) -> Attempt:
+    """Decides how to continue after step `number`, which is not finite.
+
+    skipped: the steps that are already skipped.
+    causes: the steps that were skipped as the cause of later steps.
+
+    The step is skipped too. If `not_finite` steps in a row were skipped in vain, the update of the
+    step before them has damaged the state, and the saved states too: the metrics of that step
+    describe the state before its update. That step is then skipped in their place.
+    """
+    out = frozenset({*skipped, number})
+    first = next(n for n in range(number, 0, -1) if n - 1 not in out)
+    count = number - first + 1
+    if count < not_finite:
+        return Attempt(first, count, first, out)
+    tried = first in causes or len(causes) >= not_finite - 1
+    cause = None if tried or first == 1 else first - 1
+    return Attempt(first, count, cause, out.difference(range(first, number + 1)) | {first - 1})

@@ -13,7 +13,9 @@ from jaxmem.errors import RunError
 
 
 def as_json(value: Any, what: str) -> Any:
-    """`value`, if JSON gives it back as it is. Raises RunError, which begins with `what`."""
+    """`value`, if it survives a round trip through JSON. Otherwise raises RunError, which begins
+    with `what`.
+    """
     try:
         back = json.loads(json.dumps(value, allow_nan=False))
         why = "" if back == value else f"; JSON gives {back!r} for it"
@@ -28,7 +30,7 @@ def as_json(value: Any, what: str) -> Any:
 
 
 def check_settings(was: Mapping[str, Any], now: Mapping[str, Any], folder: pathlib.Path) -> None:
-    """Raises RunError, naming a setting that differs, unless they are the same."""
+    """Raises RunError, which names the first setting that differs, if settings differ."""
     for name in sorted(was.keys() | now.keys()):
         if was.get(name) != now.get(name):
             raise RunError(
@@ -71,7 +73,9 @@ class Data:
 
     @property
     def position(self) -> Any:
-        """Where the iterators of all processes are, as JSON; None for a function."""
+        """The positions of the iterators of all processes, as JSON; None if the data are a
+        function.
+        """
         if not self._iterates:
             return None
         each = self._processes.agreed(self._position)
@@ -84,7 +88,7 @@ class Data:
         return {"json": as_json(state, "data.get_state() returned")}
 
     def go(self, position: Any) -> None:
-        """Goes to a position that `position` was."""
+        """Sets the iterators to a position that `position` returned."""
         if (position is None) == self._iterates:
             raise RunError(
                 "train: the checkpoint has"

@@ -4,16 +4,15 @@ An error names the file, and the line or the field that is broken.
 """
 
 import dataclasses
-import json
 import math
 import os
 import pathlib
-import reprlib
 from collections.abc import Iterator
-from typing import Any, NoReturn, TypeGuard
+from typing import Annotated, Any, TypeVar
 
-from jaxmem._result.memory.explanation import Explanation
-from jaxmem._result.memory.file import load
+from jaxmem._core.files import parse_json, read_json
+from jaxmem._core.reader import MOST, Broken, Reader, Valid, is_size, named
+from jaxmem._result.memory.explanation import Explanation, load
 from jaxmem._result.plan.plan import Plan
 from jaxmem._train.rectifier.counts import Outliers
 from jaxmem.errors import PlanFileError
@@ -21,12 +20,7 @@ from jaxmem.errors import PlanFileError
 PLAN, METRICS, SUMMARY = "plan.json", "metrics.jsonl", "summary.json"
 EXPLAINED, SAMPLE = "explained.json", "sample.txt"
 DECISIONS, OUTLIERS = "decisions.jsonl", "outliers.jsonl"
-# fields of a summary that the page shows, and so are checked; others may hold anything
-_NUMBERS = (
-    "first_loss", "final_loss", "val_loss", "tokens_per_second", "steps", "compiled_bytes",
-    "baseline_bytes", "peak_bytes",
-)  # fmt: skip
-_TEXTS = ("config", "command", "policy", "target", "jax_version")
+T = TypeVar("T")
 _LARGEST = 1e100  # a greater number is treated as one that is not finite
 
 
@@ -83,22 +77,30 @@ def read(source: str | os.PathLike) -> Run:
 
 
 def results(folder: str | os.PathLike, plan: Plan | None) -> Run:
-    """Reads what a folder holds beside its plan, and returns both as a run. Every file may be
-    missing.
+    """Reads the files of a folder other than its plan, and returns them with the plan as a run.
+    Every file may be missing.
     """
     folder = pathlib.Path(folder)
-    summary = _summary(folder / SUMMARY) if (folder / SUMMARY).exists() else {}
-    losses, paces = _rows(folder / METRICS) if (folder / METRICS).exists() else ((), ())
+    summary = _summary(folder / SUMMARY)
+    rows = [row for row, _ in _rows(folder / METRICS, _StepRow)]
     explained = load(folder / EXPLAINED) if (folder / EXPLAINED).exists() else None
-    name = str(summary.get("config") or folder.absolute().name)
-    outliers = tuple(_seen(folder / OUTLIERS))
-    decisions = tuple(_objects(folder / DECISIONS, _DECIDED))
-    return Run(name, plan, losses, summary, explained, paces, outliers, decisions)
+    finite = lambda loss: loss if loss is not None and abs(loss) < _LARGEST else math.nan
+    timed = ((row.step, row.step_seconds) for row in rows)
+    return Run(
+        name=str(summary.get("config") or folder.absolute().name),
+        plan=plan,
+        losses=tuple((float(row.step), float(finite(row.loss))) for row in rows),
+        summary=summary,
+        explained=explained,
+        paces=tuple((float(n), float(s)) for n, s in timed if s is not None and s < _LARGEST),
+        outliers=tuple(one for one, _ in _rows(folder / OUTLIERS, Outliers)),
+        decisions=tuple(row for _, row in _rows(folder / DECISIONS, _DecisionRow)),
+    )
 
 
 def told_apart(runs: list[Run], sources: list[str]) -> list[Run]:
-    """The runs under names that differ. Where several have one name, each is named by its path in
-    `sources`; where that comes twice too, a number is added.
+    """Gives the runs different names. Equal names are replaced by the paths in `sources`, and equal
+    paths get a number.
     """
     names = [run.name for run in runs]
     names = [source if names.count(name) > 1 else name for name, source in zip(names, sources)]
@@ -109,131 +111,94 @@ def told_apart(runs: list[Run], sources: list[str]) -> list[Run]:
 Course = tuple[tuple[float, float], ...]  # (step, number)
 
 
-def _rows(path: pathlib.Path) -> tuple[Course, Course]:
-    """(step, loss) of each row, and (step, seconds) of those that have them. A row may hold other
-    numbers, which are not read, and no loss.
-    """
-    losses, paces = [], []
-    # not `splitlines`, which also breaks at separators that a JSON text may hold
-    for number, text in enumerate(_text(path).split("\n"), 1):
-        if not text.strip():
-            continue
-        row = _parse(text, path, number)
-        if not isinstance(row, dict):
-            _fail(path, f"line {number}", row, 'an object such as {"step": 1, "loss": 5.5}')
-        step, loss = row.get("step"), row.get("loss")
-        if not _is_number(step) or not abs(step) < _LARGEST:
-            _fail(path, f"line {number}, field `step`", step, "a number")
-        if loss is not None and not _is_number(loss):
-            _fail(path, f"line {number}, field `loss`", loss, "a number or null")
-        losses.append(
-            (float(step), float(loss) if loss is not None and abs(loss) < _LARGEST else math.nan)
-        )
-        seconds = row.get("step_seconds")
-        if seconds is not None and not (_is_number(seconds) and not seconds < 0):
-            at = f"line {number}, field `step_seconds`"
-            _fail(path, at, seconds, "a number of at least 0, or null")
-        if seconds is not None and seconds < _LARGEST:
-            paces.append((float(step), float(seconds)))
-    return tuple(losses), tuple(paces)
+def _is_number(value: Any) -> bool:
+    """Whether a JSON value is a number within the range of a float; a bool is none."""
+    return isinstance(value, float) or (type(value) is int and abs(value) < MOST)
 
 
-# fields of the rows of a rectifier, with what they are
-_SEEN = {"step": int, "block": str, "tag": str, "channels": int, "counts": list, "places": list}
-_SEEN |= {"greatest": list}
-_DECIDED = {"step": int, "taken": bool, "why": str}
+_Number = Annotated[float, Valid("a number", _is_number, instead=True)]
+_Step = Annotated[_Number, Valid("a number", lambda step: abs(step) < _LARGEST)]
+_Seconds = Annotated[_Number, Valid("a number of at least 0", lambda seconds: not seconds < 0)]
 
 
-def _seen(path: pathlib.Path) -> Iterator[Outliers]:
-    for row in _objects(path, _SEEN):
-        try:
-            yield Outliers.from_json(row)
-        except (ValueError, TypeError) as error:
-            _fail(path, f"the row of step {row['step']}", row, f"counts of outliers ({error})")
+@dataclasses.dataclass(frozen=True)
+class _StepRow:
+    """The numbers of a row of metrics.jsonl that the page shows. A row may hold others."""
+
+    step: _Step
+    loss: _Number | None = None
+    step_seconds: _Seconds | None = None
 
 
-def _objects(path: pathlib.Path, fields: dict[str, type]) -> Iterator[dict[str, Any]]:
-    """The rows of a file that may be missing, which have these fields at least."""
+@dataclasses.dataclass(frozen=True)
+class _DecisionRow:
+    """The fields that every row of a rectifier's decisions has."""
+
+    step: int
+    taken: bool
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Summary:
+    """The fields of a summary that the page shows. The other fields may hold anything."""
+
+    first_loss: _Number | None = None
+    final_loss: _Number | None = None
+    val_loss: _Number | None = None
+    tokens_per_second: _Number | None = None
+    steps: _Number | None = None
+    compiled_bytes: _Number | None = None
+    baseline_bytes: _Number | None = None
+    peak_bytes: _Number | None = None
+    config: str | None = None
+    command: str | None = None
+    policy: str | None = None
+    target: str | None = None
+    jax_version: str | None = None
+
+
+_READER = Reader()
+_SIZES = ("budget_bytes", "predicted_bytes", "compiled_bytes", "baseline_bytes", "host_bytes")
+_WROTE, _MEND = "JSON that a run wrote", "mend or remove it"
+
+
+def _rows(path: pathlib.Path, kind: type[T]) -> Iterator[tuple[T, dict[str, Any]]]:
+    """The rows of a file, which may be missing: the fields that are read, and the whole row."""
     if not path.exists():
         return
-    for number, text in enumerate(_text(path).split("\n"), 1):
-        if not text.strip():
-            continue
-        row = _parse(text, path, number)
-        if not isinstance(row, dict):
-            _fail(path, f"line {number}", row, f"an object with {', '.join(fields)}")
-        for name, kind in fields.items():
-            if type(row.get(name)) is not kind:
-                at = f"line {number}, field `{name}`"
-                _fail(path, at, row.get(name), f"a value of type {kind.__name__}")
-        yield row
+    with named("report:", path, _WROTE, _MEND):
+        text = path.read_text(encoding="utf-8")
+    # not `splitlines`, which also breaks at separators that a JSON text may hold
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            with named("report:", path, _WROTE, _MEND, number):
+                data = parse_json(line)
+                row = _READER.read(kind, data)
+            yield row, data
 
 
 def _summary(path: pathlib.Path) -> dict[str, Any]:
-    """The summary, whose fields are checked where the page shows them."""
-    data = _parse(_text(path), path)
-    if not isinstance(data, dict):
-        _fail(path, "(the whole file)", type(data).__name__, "an object")
-    for name in _NUMBERS:
-        if data.get(name) is not None and not _is_number(data[name]):
-            _fail(path, f"field `{name}`", data[name], "a number or null")
-    for name in _TEXTS:
-        if data.get(name) is not None and not isinstance(data[name], str):
-            _fail(path, f"field `{name}`", data[name], "a text or null")
+    """The summary, which may be missing. Its fields are checked where the page shows them."""
+    if not path.exists():
+        return {}
+    with named("report:", path, _WROTE, _MEND):
+        data = read_json(path)
+        _READER.read(_Summary, data)
     return data
 
 
 def checked(plan: Plan, path: pathlib.Path) -> Plan:
-    """Returns the plan if its numbers can be drawn, and raises PlanFileError if not. `path` is what
-    the error calls its file.
+    """Returns the plan if its numbers can be drawn. Raises PlanFileError, which names `path`, if
+    not.
     """
-    for name in (
-        "budget_bytes",
-        "predicted_bytes",
-        "compiled_bytes",
-        "baseline_bytes",
-        "host_bytes",
-    ):
-        if not _is_size(getattr(plan, name)):
-            _fail(path, f"field `{name}`", getattr(plan, name), "a whole number of bytes")
-    times = {"predicted_seconds": plan.predicted_seconds, "baseline_seconds": plan.baseline_seconds}
-    times |= {f"points[{i}].seconds": point.seconds for i, point in enumerate(plan.points)}
-    for name, seconds in times.items():
-        if not 0 <= seconds < _LARGEST:
-            _fail(path, f"field `{name}`", seconds, "seconds")
+    with named("report:", path, _WROTE, _MEND):
+        for name in _SIZES:
+            if not is_size(size := getattr(plan, name)):
+                raise Broken(size, "a whole number of bytes", name)
+        times = {name: getattr(plan, name) for name in ("predicted_seconds", "baseline_seconds")}
+        times |= {f"points[{i}].seconds": point.seconds for i, point in enumerate(plan.points)}
+        for name, seconds in times.items():
+            if not 0 <= seconds < _LARGEST:
+                raise Broken(seconds, "seconds", name)
     return plan
-
-
-def _text(path: pathlib.Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanFileError(
-            f"report: cannot read {str(path)!r}: {error}; expected a text that a run wrote"
-        ) from error
-
-
-def _parse(text: str, path: pathlib.Path, line: int | None = None) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        at = f", line {line}" if line else ""
-        raise PlanFileError(
-            f"report: {str(path)!r}{at}: {error}; expected JSON; mend or remove it"
-        ) from error
-
-
-def _fail(path: pathlib.Path, where: str, got: Any, expected: str) -> NoReturn:
-    raise PlanFileError(
-        f"report: {str(path)!r}, {where}: got {reprlib.repr(got)}, expected {expected}; mend or"
-        " remove it"
-    )
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    """Whether JSON's value is a number that a float can stand for; a bool is none."""
-    return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63

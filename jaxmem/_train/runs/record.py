@@ -76,17 +76,12 @@ class Record:
         self._close()
         path = self.path / METRICS
         with told(self.folder):
-            rows: list[dict[str, Any]] = []
-            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-            for at, line in enumerate(lines, 1):
-                row = _row(line)
-                if row is None and line.endswith(b"\n") and self.writes:
+            rows, others = rows_until(path, step)
+            if self.writes:
+                for at in others:
                     where = str(self.folder / path.parent.name / METRICS)
                     warn(f"record: line {at} of {where!r} is no row of a step, and is let go")
-                elif row is not None and row["step"] <= step:
-                    rows.append(row)
-            if self.writes:
-                write_whole(path, "".join(map(_line, rows)))
+                write_whole(path, lines_of(rows))
             self.steps = len(rows)
             if self._events is not None:
                 self._events.go(step, rows)
@@ -124,7 +119,7 @@ class Record:
         with told(self.folder):
             if self._rows is None:
                 self._rows = (self.path / METRICS).open("a", encoding="utf-8")
-            self._rows.write(_line(row))
+            self._rows.write(lines_of([row]))
             self._rows.flush()
             if self._events is not None:
                 self._events.write(row)
@@ -175,14 +170,19 @@ class Record:
 
 
 class Events:
-    """Rows as TensorBoard reads them, in a file of `folder` for each time that the run went on."""
+    """Writes rows as TensorBoard reads them, in a new file of `folder` each time that the run
+    resumes.
+    """
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
         self._module, self._file, self._purge, self._flushed = tensorboardx(), None, 0, 0.0
 
     def go(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """The rows after this step are let go. `rows`: those until it, for files that are new."""
+        """Discards the rows after a step.
+
+        rows: the rows up to the step, which are written if the folder has no files.
+        """
         self.close()
         self._purge = step + 1
         if not any(self.folder.glob("*")):
@@ -222,7 +222,7 @@ class Events:
 
 
 def tensorboardx():
-    """The package. Raises RunError with the command that installs it where it is missing."""
+    """The package tensorboardX. If it is missing, raises RunError with the installing command."""
     try:
         import tensorboardX
         import tensorboardX.event_file_writer
@@ -237,26 +237,35 @@ def tensorboardx():
 
 
 def is_durable(path: pathlib.Path) -> bool:
-    """Whether there are checkpoints in a run's folder."""
+    """Whether a run's folder has checkpoints."""
     return bool(steps_in(path / CHECKPOINTS))
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
-    """A row of a step; None for what is none."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    is_row = isinstance(row, dict) and type(row.get("step")) is int
-    return row if is_row else None
+def rows_until(path: pathlib.Path, step: int) -> tuple[list[dict[str, Any]], list[int]]:
+    """The rows of the steps up to `step` in a file that may be missing, and the numbers of the
+    lines that are no rows. An unfinished last line is ignored.
+    """
+    rows, others = [], []
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+            others += [number] if line.endswith(b"\n") else []
+        elif row["step"] <= step:
+            rows.append(row)
+    return rows, others
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(_without_nan(row), allow_nan=False) + "\n"
+def lines_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The lines of a file of rows."""
+    return "".join(json.dumps(_without_nan(row), allow_nan=False) + "\n" for row in rows)
 
 
 def _without_nan(value: Any) -> Any:
-    """`value` with null for numbers that JSON has no word for."""
+    """`value` with null for numbers that JSON cannot represent."""
     if isinstance(value, Mapping):
         return {str(key): _without_nan(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -2,7 +2,6 @@
 counted.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,20 +11,20 @@ from jaxmem._core.files import write_whole
 from jaxmem._train.rectifier.rectify import Rectifier
 from jaxmem._train.runs.lock import told
 from jaxmem._train.runs.read import DECISIONS, OUTLIERS
-from jaxmem._train.runs.record import Record
+from jaxmem._train.runs.record import Record, lines_of, rows_until
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device had no room for what a step allocates."""
+    """Whether an error says that a device has too little memory for a step."""
     return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
 class Revised:
-    """A rectifier that writes down what it does.
+    """Runs a rectifier during training, and writes its rows.
 
-    rectifier: the user's, or None: then nothing is done.
-    run: where rows are written.
-    steps: how many there are in all.
+    rectifier: the user's rectifier, or None, which does nothing.
+    run: the record that the rows are written to.
+    steps: number of steps in total.
     """
 
     def __init__(self, rectifier: Rectifier | None, run: Record, steps: int):
@@ -34,12 +33,14 @@ class Revised:
             rectifier.begin()
 
     def look(self, number: int, *args: Any) -> None:
-        """Begins to count outliers before a step, where it is due."""
+        """Starts to count outliers before a step, if a count is due."""
         if self._rectifier is not None:
             self._decided(self._rectifier.look(number, *args))
 
     def row(self, number: int, seconds: float | None) -> dict[str, float]:
-        """What the row of a step that was done says of its outliers. Decides what they ask for."""
+        """The numbers about outliers for the row of a finished step. Decides whether to replan for
+        them.
+        """
         if self._rectifier is None:
             return {}
         self._rectifier.told(seconds)
@@ -53,7 +54,7 @@ class Revised:
         return numbers
 
     def step(self, number: int):
-        """After step `number`: what the next ones run, or None for the same."""
+        """The step function after step `number`, or None if it does not change."""
         if self._rectifier is None:
             return None
         step, rows = self._rectifier.ready(number, self._steps - number)
@@ -61,8 +62,8 @@ class Revised:
         return step
 
     def less(self, number: int, error: RuntimeError):
-        """A step that takes less memory, after one that ran out of it. Raises the error, with what
-        may help, where there is none.
+        """A step function that needs less memory, after a step ran out of memory. Raises the error,
+        with advice, if there is none.
         """
         if self._rectifier is None:
             error.add_note("train: give it a rectifier, which then plans for less memory")
@@ -72,22 +73,24 @@ class Revised:
         return step
 
     def notes(self) -> Mapping[str, Any] | None:
-        """What a checkpoint holds of the rectifier."""
+        """The values that a checkpoint stores about the rectifier."""
         return None if self._rectifier is None else self._rectifier.notes()
 
     def back(self, step: int, *, begins: bool) -> None:
-        """Lets the rows of steps after `step` go, which are done again. What was decided stays in
-        force until the process ends: `begins` says that another one goes on.
+        """Deletes the rows of the steps after `step`, which run again.
+
+        begins: whether the process resumes a run. Otherwise the decisions remain in force, and
+          their rows are kept.
         """
         for name in (OUTLIERS, DECISIONS) if begins else (OUTLIERS,):
             path = self._run.path / name
             if path.exists() and self._run.writes:
                 with told(self._run.folder):
-                    write_whole(path, "".join(_until(step, path.read_bytes())))
+                    write_whole(path, lines_of(rows_until(path, step)[0]))
 
     def restore(self, step: int, notes: Mapping[str, Any] | None):
-        """Goes on from a checkpoint's notes in a run that begins: returns what it runs, or None for
-        the step that it was given.
+        """Resumes from the notes of a checkpoint. Returns the step function, or None for the step
+        that `train` received.
         """
         if self._rectifier is None or notes is None:
             return None
@@ -107,21 +110,10 @@ class Revised:
             self._run.plan(self._rectifier.plan)
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+        lines = lines_of(rows)
         if lines:
             with (
                 told(self._run.folder),
                 (self._run.path / name).open("a", encoding="utf-8") as file,
             ):
                 file.write(lines)
-
-
-def _until(step: int, lines: bytes) -> Iterable[str]:
-    """The rows of steps up to `step`."""
-    for line in lines.splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:  # the last one, which was not finished
-            continue
-        if isinstance(row, dict) and row.get("step", 0) <= step:
-            yield json.dumps(row) + "\n"

@@ -11,13 +11,13 @@ from jaxmem.errors import RunError
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Those of a step's metrics that are numbers; reading them waits for the device."""
+    """The metrics of a step that are numbers. Reading them waits for the device."""
     found = {str(name): _number(value) for name, value in metrics.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _number(value: Any) -> float | None:
-    """A metric as a number; None for what is none, such as an image or a text."""
+    """A metric as a number; None for other values, such as images or texts."""
     if value is None or isinstance(value, str | bytes | Mapping | list | tuple):
         return None
     if getattr(value, "size", 1) != 1:
@@ -28,7 +28,7 @@ def _number(value: Any) -> float | None:
         return None
 
 
-class Measured:
+class StepMeter:
     """`measured(number)` as the metrics of step `number` were read: the seconds that it took, how
     much was done in one, and the most bytes that a device has had in use.
 
@@ -78,7 +78,7 @@ class Best:
         self._value, self._has = math.inf, False
 
     def done(self, metrics: Mapping[str, Any]) -> None:
-        """A step was done, whose metrics need not be there yet."""
+        """Records that a step was started. Its metrics may still be computed."""
         had, self._has = self._has, self.name in metrics
         self.rare = self._has and not had
 
@@ -89,18 +89,18 @@ class Best:
 
     @property
     def is_least(self) -> bool:
-        """Whether the last row has a rare value that is the least so far."""
+        """Whether the last row has a rare value that is less than all before."""
         return self.rare and self._value < self.least
 
     def noted(self) -> dict[str, float]:
-        """What a checkpoint notes: the value in the last row, by its name."""
+        """The value that a checkpoint stores: the metric's name and its value in the last row."""
         self.least = min(self.least, self._value)
         return {} if self.name is None or self._value == math.inf else {self.name: self._value}
 
 
 def _peak() -> dict[str, float]:
-    """`peak_bytes`: of the device that had most in use since the process began. Nothing where no
-    device tells, as CPUs do not.
+    """`peak_bytes`: the greatest number of bytes in use on any device since the process started.
+    Empty if no device reports it, as on CPUs.
     """
     told = [device.memory_stats() or {} for device in jax.local_devices()]
     peaks = [one["peak_bytes_in_use"] for one in told if "peak_bytes_in_use" in one]

@@ -15,7 +15,7 @@ from jaxmem._train.runs.loop import Loop
 from jaxmem._train.runs.positions import Data, as_json
 from jaxmem._train.runs.record import Record
 from jaxmem._train.runs.revised import Revised
-from jaxmem._train.runs.rows import Measured
+from jaxmem._train.runs.rows import StepMeter
 from jaxmem.errors import RunError
 
 
@@ -111,7 +111,7 @@ def train(
     with held() as asked:
         pace = Pace(run.processes, asked, save_every)
         with Checkpoints(run.path / CHECKPOINTS, keep, best, run.processes) as checkpoints:
-            measured, revised = Measured(units or {}), Revised(rectifier, run, steps)
+            measured, revised = StepMeter(units or {}), Revised(rectifier, run, steps)
             batches = Data(data, run.processes)
             loop = Loop(step, batches, run, checkpoints, lasting, measured, revised, each, pace)
             # A function, and no tree that can be called, such as a model.
