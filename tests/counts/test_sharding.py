@@ -3,7 +3,7 @@
 import pytest
 
 from jaxmem._model.states.places import DEVICE
-from jaxmem._planner.placement.lanes import Link, passes
+from jaxmem._planner.placement.lanes import Link, lanes_of
 from jaxmem._planner.placement.layer import RESIDENT, STREAMED, Kind, States, Way
 from jaxmem._planner.placement.program import Question, priced
 from jaxmem._planner.placement.sharding import GATHERED_BESIDE, ONE_DEVICE, Sharding
@@ -52,7 +52,7 @@ def test_other_optimizers_reduce_each_gradient_as_it_is_stored():
 def test_where_nothing_runs_beside_work_all_that_crosses_is_waited_for():
     link = Link(1e9, 5e8, beside=False)
     ways = Way({}, 0, 10 * MB, 1.0, 2.0)
-    own = passes(ways, STREAMED, WHOLE, link)
+    own = lanes_of(ways, STREAMED, WHOLE, link)
     # Parameters are fetched and 10 MB offloaded; then both states and the 10 MB are fetched, and
     # both states written back.
     assert own.forward.seconds == pytest.approx(1.0 + 0.040 + 0.020)
@@ -63,11 +63,11 @@ def test_where_nothing_runs_beside_work_all_that_crosses_is_waited_for():
 def test_what_a_layer_gathers_is_hidden_by_its_work_but_for_the_first_weights():
     slow = Sharding("layers", 4, RATE / 200)  # 3 s to gather a layer
     gathered = 20 * MB * RING * 200
-    found = passes(WAY, STREAMED, WHOLE, Link(1e15, 1e15), slow)
+    found = lanes_of(WAY, STREAMED, WHOLE, Link(1e15, 1e15), slow)
     first = (1 - GATHERED_BESIDE) * gathered
     assert found.forward.seconds == pytest.approx(max(1.0, GATHERED_BESIDE * gathered) + first)
     scattered = gathered
-    assert found.backward.waited == pytest.approx(first + scattered)
+    assert found.backward.lanes["waited"] == pytest.approx(first + scattered)
     fast = Sharding("layers", 4, RATE * 200)
-    assert passes(WAY, STREAMED, WHOLE, Link(1e15, 1e15), fast).forward.collectives < 1.0
+    assert lanes_of(WAY, STREAMED, WHOLE, Link(1e15, 1e15), fast).forward.lanes["collectives"] < 1.0
     assert found.forward.exposed > 0

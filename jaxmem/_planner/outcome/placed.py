@@ -14,7 +14,6 @@ from jaxmem._planner.outcome.pareto import whole_actions
 from jaxmem._planner.outcome.searched import option_notes
 from jaxmem._planner.outcome.table import rows
 from jaxmem._planner.placement.front import way_of
-from jaxmem._planner.placement.lanes import passes
 from jaxmem._planner.placement.layer import RESIDENT, Kind, States, Way
 from jaxmem._planner.placement.program import Answer, Question, answer, priced
 from jaxmem._planner.search.step_time import outside_blocks
@@ -23,7 +22,7 @@ from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes, Point
-from jaxmem._result.plan.timeline import Pass, PlacedLayers, Timeline
+from jaxmem._result.plan.timeline import Timeline
 from jaxmem.errors import BudgetError
 
 POINTS = 8  # budgets that the curve is solved for
@@ -161,14 +160,9 @@ def timeline_of(question: Question, found: Answer, outside: float) -> Timeline:
     outside: seconds of the work outside the layers.
     """
     states = question.states
-    groups = []
-    for kind, count in found.counts.items():
-        own = passes(question.ways[kind.way], kind.place, states, question.link, question.sharding)
-        # The lanes of the program are those of a timeline, by name.
-        three = [Pass(dataclasses.asdict(one)) for one in (own.forward, own.backward, own.last)]
-        device, host = states.on_device(kind.place), states.on_host(kind.place)
-        groups.append(PlacedLayers(count, kind.place, device, host, *three))
-    layers = sum(n * question.seconds(kind) for kind, n in found.counts.items())
+    counts = found.counts.items()
+    groups = [dataclasses.replace(question.lanes(kind), count=n) for kind, n in counts]
+    layers = sum(n * question.seconds(kind) for kind, n in counts)
     hosted = found.outer == HOST
     return Timeline(
         microbatches=question.microbatches,

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 import pulp
 
 from jaxmem._model.states.places import DEVICE, HOST, Places
-from jaxmem._planner.placement.lanes import Link, fetched_first, passes
+from jaxmem._planner.placement.lanes import Link, fetched_first, lanes_of
 from jaxmem._planner.placement.layer import (
     BUFFERED,
     COPIED,
@@ -35,6 +35,7 @@ from jaxmem._planner.placement.layer import (
 )
 from jaxmem._planner.placement.sharding import ONE_DEVICE, Sharding
 from jaxmem._planner.solve.solve import solved
+from jaxmem._result.plan.timeline import PlacedLayers
 
 MOST_KINDS = 3  # of layers in one step: each is a loop of its own
 UNIT = 1e6  # bytes and microseconds: sums of some thousands, which HiGHS's tolerances are made for
@@ -86,11 +87,13 @@ class Question:
         """Working memory of a step that has a layer of the kind."""
         return self.ways[kind.way].working[kind.place != RESIDENT]
 
+    def lanes(self, kind: Kind) -> PlacedLayers:
+        """The lanes of one layer of the kind."""
+        return lanes_of(self.ways[kind.way], kind.place, self.states, self.link, self.sharding)
+
     def seconds(self, kind: Kind) -> float:
         """Seconds that a layer of the kind takes in a step."""
-        way = self.ways[kind.way]
-        lanes = passes(way, kind.place, self.states, self.link, self.sharding)
-        return lanes.seconds(self.microbatches)
+        return self.lanes(kind).seconds(self.microbatches)
 
     def cautious(self, kind: Kind) -> float:
         """What layers are ranked by: seconds, and the doubt of what loses accuracy."""

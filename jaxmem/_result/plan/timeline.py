@@ -63,6 +63,21 @@ class Pass:
 
     lanes: Annotated[Mapping[str, float], _LANE_SECONDS]
 
+    @classmethod
+    def of_lanes(cls, *seconds: float) -> "Pass":
+        """A pass with the seconds of each lane, in the order of `LANES`."""
+        return cls({lane.key: s for lane, s in zip(LANES, seconds, strict=True)})
+
+    def in_turn(self) -> "Pass":
+        """The pass on a machine on which nothing overlaps with compute: all other lanes that would
+        are waited for.
+        """
+        late = sum(self.of(lane) for lane in COPIES if lane.key != "stored")
+        return Pass(
+            dict.fromkeys(self.lanes, 0.0)
+            | {"compute": self.of(WORK), "stored": self.lanes.get("stored", 0.0), "waited": late}
+        )
+
     def of(self, lane: Lane) -> float:
         """Returns the seconds of `lane` in the pass."""
         return self.lanes.get(lane.key, 0.0)
@@ -112,6 +127,10 @@ class PlacedLayers:
     forward: Pass
     backward: Pass
     last: Pass
+
+    def seconds(self, microbatches: int) -> float:
+        """Returns the seconds of the layers in a step of so many microbatches."""
+        return sum(one.seconds * count for one, count in self.runs(microbatches))
 
     def runs(self, microbatches: int) -> tuple[tuple[Pass, int], ...]:
         """Returns each pass, with the number of runs in a step over all layers of the group.
