@@ -79,7 +79,7 @@ def numerics(request):
     set_numerics(x64=True, promotion="strict")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session", autouse=True)
 def quick_compiles():
     """LLVM's costly passes are left out, in half of the seconds: HLO and buffers are the same, and
     kernels run slower and may round the last bit otherwise.
@@ -91,7 +91,7 @@ def quick_compiles():
 
 @pytest.fixture
 def optimized(quick_compiles):
-    """Programs as a user's are compiled, for a test of a quick module that compares bits."""
+    """Programs as a user's are compiled, for a test that compares bits or time."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)

@@ -19,7 +19,6 @@ from tests.shared import row_oracle
 pytestmark = [
     pytest.mark.core,
     pytest.mark.standard_promotion,
-    pytest.mark.usefixtures("quick_compiles"),
 ]
 SHAPES = {"matrix": (3, 4), "wide": (2, 300), "stack": (2, 3, 16, 8), "bias": (5,), "number": ()}
 row = functools.partial(jaxmem.adama, second_moment="row")

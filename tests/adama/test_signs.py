@@ -17,7 +17,6 @@ from tests.shared import children, row_oracle
 pytestmark = [
     pytest.mark.core,
     pytest.mark.standard_promotion,
-    pytest.mark.usefixtures("quick_compiles"),
 ]
 SHAPES = [(3, 4), (2, 300), (2, 3, 16, 8), (5,), ()]
 

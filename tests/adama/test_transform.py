@@ -18,7 +18,6 @@ from tests.shared import adama_oracle
 pytestmark = [
     pytest.mark.core,
     pytest.mark.standard_promotion,
-    pytest.mark.usefixtures("quick_compiles"),
 ]
 
 

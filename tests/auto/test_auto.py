@@ -21,7 +21,7 @@ from tests.shared.foreign import plain as models
 from tests.shared.foreign.size import SMALL, normal, tokens
 from tests.shared.marks import slow
 
-pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.standard_promotion
 
 EVERYTHING, NOTHING = Assignment.everything(), Assignment.nothing()
 MODELS = {

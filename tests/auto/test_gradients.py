@@ -14,7 +14,7 @@ from jaxmem._model.auto.seen import seen
 from jaxmem.errors import JaxmemWarning, StepError
 from tests.auto.steps import ARGS, LOSS, NOTHING, PARAMS, blocks_in, farthest, update
 
-pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.standard_promotion
 
 
 def nested(params, batch):

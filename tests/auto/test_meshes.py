@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import jaxmem
 from jaxmem.plans import Assignment
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles", "own_database")]
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 
 LAYERS, ROWS, WIDTH, HEADS = 3, 16, 8, 2
 SHAPES = {

@@ -17,7 +17,7 @@ from jaxmem.plans import Assignment
 from tests.shared.foreign import maxtext
 from tests.shared.foreign.size import normal
 
-pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.standard_promotion
 
 WIDTH, LAYERS = 16, 3
 

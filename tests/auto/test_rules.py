@@ -19,8 +19,6 @@ from jaxmem._model.layer import block
 from jaxmem._trace.rewrite import equations
 from jaxmem.plans import Assignment
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 LAYERS, ROWS, WIDTH = 3, 16, 8
 
 

@@ -13,7 +13,7 @@ from jaxmem._trace.rewrite import Program
 from jaxmem.plans import Assignment
 from tests.auto.steps import ARGS, LOSS, NOTHING, PARAMS, blocks_in, farthest, update
 
-pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.standard_promotion
 
 
 def test_a_step_that_is_run_has_the_labels_of_its_plan():

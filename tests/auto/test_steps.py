@@ -18,7 +18,7 @@ from tests.shared.foreign import flax_models
 from tests.shared.foreign import plain as models
 from tests.shared.foreign.size import SMALL, normal
 
-pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.standard_promotion
 
 
 def by_grad(params, batch):

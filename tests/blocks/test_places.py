@@ -28,7 +28,7 @@ from tests.shared import models, places
 from tests.shared.audit import audit
 from tests.shared.marks import slow
 
-pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.core
 LAYERS, WIDTH = 2, 16
 BLOCKS = (*places.TWINS, *places.LOOPS)
 each_block = pytest.mark.parametrize("block", BLOCKS, ids=lambda b: b.__name__)

@@ -21,7 +21,6 @@ from tests.shared import models
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("quick_compiles"),
 ]
 LAYERS, BATCH, SEQUENCE, WIDTH = 3, 4, 16, 32
 SHAPES = jax.eval_shape(

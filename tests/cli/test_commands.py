@@ -20,7 +20,6 @@ from tests.shared.plans import other, plan
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("quick_compiles"),
 ]
 
 

@@ -24,7 +24,7 @@ from jaxmem.codecs import (
     OutlierSeparated,
 )
 
-pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.core
 GROUPED = (
     GroupedSymmetric(),
     GroupedSymmetric(group=6, scale="float32"),

@@ -23,7 +23,7 @@ from jaxmem.codecs import (
 from jaxmem.errors import TagError
 from tests.kernels import oracle
 
-pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.core
 
 
 encode = functools.partial(jax.jit, static_argnums=0)(lambda codec, x: codec.encode(x))

@@ -24,7 +24,6 @@ from jaxmem._trace.step import trace
 from jaxmem.errors import PlanFileError, StepError
 from tests.shared import models
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 LAYERS, BATCH, SEQUENCE, WIDTH = 3, 4, 32, 32
 UP_BYTES = LAYERS * BATCH * SEQUENCE * 4 * WIDTH * 4  # four bytes a value
 INT4 = Choice(Action.COMPRESS, "grouped_symmetric(group=64,scale=float32)")

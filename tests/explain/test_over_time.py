@@ -27,7 +27,6 @@ from tests.explain.test_explain import (
 )
 from tests.shared import models
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 WITH_UP = {"up": KEEP, "act": RECOMPUTE}
 
 

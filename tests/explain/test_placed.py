@@ -21,7 +21,7 @@ from jaxmem.errors import PlanFileError, StepError, TargetError
 from jaxmem.plans import Target
 from tests.shared import plans, tiny_lm
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database", "quick_compiles")]
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 LAYERS, WIDTH, PERSIST = 6, 64, 2
 PLACES = Places(LAYERS, PERSIST, outer_moments=HOST)
 

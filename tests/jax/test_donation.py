@@ -13,7 +13,7 @@ from jaxmem._trace.donation import held_twice
 from jaxmem.errors import JaxmemWarning
 from tests.shared import models, tiny_lm
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 
 
 def state_and_step():

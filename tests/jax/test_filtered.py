@@ -16,7 +16,7 @@ from jaxmem._trace.step import trace
 from jaxmem.errors import StepError
 from tests.shared.foreign.size import normal
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.jax_defaults
 
 
 def step(state, x, mode):

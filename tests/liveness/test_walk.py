@@ -209,7 +209,6 @@ def losses():
     return {name: loss(policy) for name, policy in policies.items()}
 
 
-@pytest.mark.usefixtures("quick_compiles")
 def test_walks_tell_what_compiled_steps_take():
     weights = (jnp.ones((LAYERS, WIDTH, 4 * WIDTH)), jnp.ones((LAYERS, 4 * WIDTH, WIDTH)))
     x = jnp.ones((512, WIDTH))

@@ -11,7 +11,7 @@ from jaxmem.errors import StepError
 from tests.shared import outlier_layers as layers
 from tests.shared.outlier_layers import batch, build, loss_of, oracle, parameters, tracked
 
-pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.core
 
 
 def test_a_tensor_that_only_recomputation_reads_is_counted():

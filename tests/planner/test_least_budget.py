@@ -19,7 +19,6 @@ from tests.shared.foreign.size import Size
 
 pytestmark = [
     pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("quick_compiles"),
     pytest.mark.timeout(3600),
     # Layers of a Python loop, of which jaxlib 0.10.2 warns, have a least budget too.
     pytest.mark.filterwarnings("default::jaxmem.errors.JaxmemWarning"),

@@ -18,7 +18,7 @@ from tests.shared import models
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("measured_times", "quick_compiles"),
+    pytest.mark.usefixtures("measured_times"),
 ]
 LAYERS = 4
 SHAPES = jax.eval_shape(

@@ -15,7 +15,6 @@ from tests.shared import models
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("quick_compiles"),
 ]
 SHAPES = jax.eval_shape(
     lambda: (models.parameters(2, 16, jnp.float32), models.batch(2, 8, 16, jnp.float32))

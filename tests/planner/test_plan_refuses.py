@@ -16,7 +16,6 @@ from tests.shared import models
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("quick_compiles"),
 ]
 SHAPES = jax.eval_shape(
     lambda: (models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32))

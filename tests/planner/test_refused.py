@@ -13,7 +13,7 @@ from jaxmem.errors import StepError
 from tests.shared import models
 from tests.shared.marks import slow
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles", "own_database")]
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 BUILD = models.build_with(models.scanned)
 ARGS = jax.eval_shape(
     lambda: (models.parameters(4, 32, jnp.float32), models.batch(8, 64, 32, jnp.float32))

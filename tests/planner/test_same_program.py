@@ -19,7 +19,7 @@ from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 from tests.shared.programs import program
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.jax_defaults
 
 LAYERS, WIDTH, ROWS = 8, 128, 2048
 names = jax.checkpoint_policies.save_only_these_names

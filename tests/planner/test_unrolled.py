@@ -20,7 +20,7 @@ from tests.shared.foreign import plain as models
 from tests.shared.foreign.size import SMALL, normal
 from tests.shared.marks import slow
 
-pytestmark = [pytest.mark.standard_promotion, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.standard_promotion
 
 WIDTH = 32
 

@@ -10,7 +10,7 @@ import jaxmem
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._planner.search.trial import Trial
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles", "own_database")]
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 LAYERS, WIDTH = 6, 64
 KEPT = "these layers are kept as they are"
 

@@ -64,7 +64,6 @@ def test_two_processes_make_it_together(axes, devices, ways):
         check(json.loads(text.splitlines()[-1]), ways, devices)
 
 
-@pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize(
     ("axes", "persist"), [(AxisType.Auto, 0), (AxisType.Explicit, 1)], ids=["auto", "explicit"]
 )

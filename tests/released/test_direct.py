@@ -19,7 +19,6 @@ from tests.shared.marks import slow
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("quick_compiles"),
 ]
 LAYERS, STEPS = 4, 20
 # As in test_streamed.py: programs of jaxlib 0.10 round alike under these.

@@ -19,7 +19,6 @@ from tests.shared import tiny_lm
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("quick_compiles"),
 ]
 LAYERS = 4
 

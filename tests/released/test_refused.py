@@ -15,7 +15,6 @@ from tests.shared import tiny_lm
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("quick_compiles"),
 ]
 OPTIMIZERS = {"adama": jaxmem.adama(0.01), "lion": optax.lion(0.01)}
 

@@ -20,7 +20,6 @@ from tests.shared import adama_oracle, row_oracle, tiny_lm
 pytestmark = [
     pytest.mark.core,
     pytest.mark.standard_promotion,
-    pytest.mark.usefixtures("quick_compiles"),
 ]
 recomputed = Assignment({"block": dict.fromkeys(("in", "up"), Choice("recompute"))})
 grouped = Assignment(

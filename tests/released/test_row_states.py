@@ -18,7 +18,6 @@ from tests.shared.marks import slow
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("quick_compiles"),
 ]
 LAYERS = 4
 OF_EACH_KIND = {"persist": 1, "copies": 1, "buffers": 1, "outer_moments": "pinned_host"}

@@ -20,7 +20,6 @@ from tests.shared.marks import slow
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("quick_compiles"),
 ]
 LAYERS = 4
 # The suite has jaxlib 0.10 make code of fusions in another way, which rounds the same operations

@@ -27,7 +27,6 @@ from tests.shared.rectified import (
 pytestmark = [
     pytest.mark.core,
     pytest.mark.standard_promotion,
-    pytest.mark.usefixtures("quick_compiles"),
 ]
 
 

@@ -14,7 +14,6 @@ from tests.shared import tiny_lm
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("quick_compiles"),
 ]
 
 

@@ -16,7 +16,7 @@ from jaxmem._core.assignment import Assignment
 from tests.shared import models
 from tests.shared.marks import slow
 
-pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.core
 
 
 ACTIONS = ("keep", "recompute", "offload", "compress")

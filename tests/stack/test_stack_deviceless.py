@@ -22,7 +22,6 @@ from jaxmem._trace.export import export_flat
 from tests.programs.offloaded_stack import BATCH, LAYERS, SEQUENCE, WIDTH
 from tests.shared import children, models
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 OFFLOADS = tuple(int(p) for p in version("jaxlib").split(".")[:3]) >= (0, 11, 1)
 
 

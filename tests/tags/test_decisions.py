@@ -11,7 +11,7 @@ from jaxmem._model.tags.groups import groups_of
 from jaxmem.errors import TagError
 from jaxmem.plans import Assignment
 
-pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.core
 INT4 = Choice(Action.COMPRESS, "grouped_symmetric(group=64,scale=bfloat16)")
 GROUPED = {"block[0:1]": {"up": KEEP}, "block[1:3]": {"up": INT4}}
 

@@ -14,7 +14,7 @@ from jaxmem._core.actions import Choice
 from jaxmem._core.assignment import Assignment
 from jaxmem.errors import TagError
 
-pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.core
 INT4 = Choice("compress", "grouped_symmetric(group=64,scale=bfloat16)")
 BITS = Choice("compress", "bit_mask()")
 LOSSLESS = ("keep", "recompute", "offload")

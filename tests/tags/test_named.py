@@ -19,7 +19,7 @@ from jaxmem._model.tags.tag import let_names_be_encoded, name_p
 from jaxmem.errors import TagError
 from tests.shared import models
 
-pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.core
 RULES = partial_eval.partial_eval_jaxpr_custom_rules
 words = jax.checkpoint_policies
 OFFLOADING = words.save_and_offload_only_these_names(

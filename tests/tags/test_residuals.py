@@ -13,7 +13,7 @@ import pytest
 from jaxmem import codecs, compress_residuals
 from jaxmem.errors import TagError
 
-pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.core
 INT4 = codecs.GroupedSymmetric(group=8)
 
 

@@ -14,7 +14,7 @@ from jaxmem.ops import name_residuals
 from jaxmem.plans import Assignment
 from tests.tags.test_residuals import attention
 
-pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.core
 
 ROWS, WIDTH = 16, 8
 Q, K, V = (jax.random.normal(jax.random.key(i), (ROWS, WIDTH), jnp.float32) for i in range(3))

@@ -17,7 +17,7 @@ from jaxmem._core.assignment import Assignment
 from tests.shared import models
 from tests.shared.marks import slow
 
-pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.core
 LOSSLESS = ("keep", "recompute", "offload")
 LOSSY = ("compress", "compress_offload")
 each_action = pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from jaxmem._core.actions import KEEP, RECOMPUTE, Choice
 from jaxmem._core.assignment import Assignment
 from tests.shared.marks import slow
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.jax_defaults
 
 SETTINGS = (
     "model.layers=2", "model.width=32", "model.heads=2", "model.dropout=0.1", "model.loop=stack",

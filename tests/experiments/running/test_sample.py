@@ -14,7 +14,7 @@ from experiments.running.sample import sample
 from experiments.steps.step import first_state
 from jaxmem import runs
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.jax_defaults
 
 LINE = "0123456789\n"
 SMALL = (

@@ -21,7 +21,7 @@ from jaxmem.plans import Plan
 from tests.experiments.states import user_numerics
 from tests.shared.marks import slow
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.jax_defaults
 
 SETTINGS = (
     "model.layers=3", "model.width=32", "model.loop=stack",

@@ -15,7 +15,7 @@ from tests.shared import models
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("measured_times", "quick_compiles", "own_database"),
+    pytest.mark.usefixtures("measured_times", "own_database"),
 ]
 build = models.build_with(functools.partial(models.scanned, block=models.narrow))
 

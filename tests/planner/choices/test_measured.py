@@ -18,7 +18,7 @@ from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 from tests.shared import models
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 SHAPES = jax.eval_shape(
     lambda: (models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32))
 )

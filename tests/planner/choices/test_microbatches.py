@@ -15,7 +15,7 @@ from jaxmem._planner.microbatches import fastest
 from jaxmem.errors import BudgetError, PlanFileError, StepError
 from tests.shared import tiny_lm
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.jax_defaults
 
 
 def build(plan, microbatches=1):

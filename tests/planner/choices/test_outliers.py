@@ -9,7 +9,7 @@ from jaxmem._train.rectifier.decide import rooms_of
 from jaxmem.errors import TagError
 from tests.shared.outlier_layers import batch, build, parameters
 
-pytestmark = [pytest.mark.core, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.core
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from jaxmem._trace.arguments import is_function, sized
 from jaxmem.errors import BudgetError, PlanFileError, StepError
 from tests.shared import plans, tiny_lm
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.jax_defaults
 ROOM = 10_000
 SIZES = (16, 32, 64)
 # Sizes are chosen alike whatever a plan may do; without codecs it takes less than half as long.

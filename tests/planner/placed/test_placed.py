@@ -21,7 +21,7 @@ from jaxmem.errors import BudgetError, OptimizerError, PlanFileError, StepError,
 from jaxmem.plans import Target
 from tests.shared import tiny_lm
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database", "quick_compiles")]
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 LAYERS, WIDTH, ROWS = 6, 128, 4
 BOTH = ("actions", "states")
 # Older XLA:CPUs copy host stacks: what streams there takes more than it spares.

@@ -15,7 +15,7 @@ from tests.shared import models
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("quick_compiles", "own_database"),
+    pytest.mark.usefixtures("own_database"),
 ]
 SHAPES = jax.eval_shape(
     lambda: (models.parameters(6, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32))

@@ -22,7 +22,6 @@ from tests.shared.audit import audit
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("quick_compiles"),
 ]
 LAYERS, WIDTH, HEADS = 4, 32, 4
 SHAPES = jax.eval_shape(
