@@ -44,8 +44,8 @@ from jaxmem._planner.joint.search import PlacedTrial, PlacementSearch, with_work
 from jaxmem._planner.joint.steps import PlacedSteps
 from jaxmem._planner.placed import read_places
 from jaxmem._planner.placement.front import way_of
-from jaxmem._planner.placement.layer import RESIDENT, Way
-from jaxmem._planner.placement.program import Answer, Question, answer
+from jaxmem._planner.placement.layer import RESIDENT, LayerPolicy
+from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, answer
 from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.sizes import Boundary
 from jaxmem._result.plan.rows import Point
@@ -83,7 +83,7 @@ def steps_of(layers: int, backend: Backend) -> tuple[Any, tuple, Backend]:
     return build, (shapes_of(layers), registry.batch_shape(config)), backend
 
 
-def read(backend: Backend, limits: Limits) -> tuple[PlacementSearch, Way]:
+def read(backend: Backend, limits: Limits) -> tuple[PlacementSearch, LayerPolicy]:
     """The search for a step of few layers, of which others differ in nothing but their number; and
     the way of a layer that is recomputed.
     """
@@ -94,11 +94,11 @@ def read(backend: Backend, limits: Limits) -> tuple[PlacementSearch, Way]:
     return search, recomputed
 
 
-def with_layers(question: Question, layers: int) -> Question:
+def with_layers(question: PlacementProblem, layers: int) -> PlacementProblem:
     return dataclasses.replace(question, states=dataclasses.replace(question.states, layers=layers))
 
 
-def least(question: Question, layers: int) -> int:
+def least(question: PlacementProblem, layers: int) -> int:
     """Device bytes of the least plan for so many layers, by the program; past all budgets where
     host memory has no room.
     """
@@ -106,7 +106,7 @@ def least(question: Question, layers: int) -> int:
     return 2**62 if found is None else found.device_bytes
 
 
-def ruled(question: Question, name: str, recomputed: Way) -> Question:
+def ruled(question: PlacementProblem, name: str, recomputed: LayerPolicy) -> PlacementProblem:
     """What is asked where only what `name` says is allowed."""
     if name == "joint":
         return question
@@ -127,7 +127,7 @@ class Found:
     points: tuple[Point, ...]
 
 
-def least_of(search: PlacementSearch, lowest: Answer) -> PlacedTrial | None:
+def least_of(search: PlacementSearch, lowest: PlacementSolution) -> PlacedTrial | None:
     """The least step, compiled; None where it does not fit."""
     predicted = search.expected(lowest)
     step = search.steps.compile(search.assignment(lowest), lowest.places)
@@ -136,7 +136,10 @@ def least_of(search: PlacementSearch, lowest: Answer) -> PlacedTrial | None:
 
 
 def boundary_of(
-    few: PlacementSearch, rule: Callable[[Question], Question], fastest: bool, error: int | None
+    few: PlacementSearch,
+    rule: Callable[[PlacementProblem], PlacementProblem],
+    fastest: bool,
+    error: int | None,
 ) -> Boundary:
     """Looks for the number of layers where steps cease to fit.
 

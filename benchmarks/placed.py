@@ -32,7 +32,7 @@ from jaxmem._planner.joint.search import PlacementSearch, with_working
 from jaxmem._planner.placed import read_places
 from jaxmem._planner.placement.front import way_of
 from jaxmem._planner.placement.layer import BUFFERED, RESIDENT, STREAMED
-from jaxmem._planner.placement.program import Question, answer
+from jaxmem._planner.placement.program import PlacementProblem, answer
 from jaxmem._planner.search.trial import Limits
 from jaxmem._target.devices.support import allowed_actions
 from jaxmem._target.devices.target import Target
@@ -52,7 +52,7 @@ def search_of(model: str, backend) -> PlacementSearch:
     return read_places(build, args, backend, limits, Allowed(actions, actions))
 
 
-def rules(search: PlacementSearch) -> dict[str, Question]:
+def rules(search: PlacementSearch) -> dict[str, PlacementProblem]:
     """The questions that simpler plans answer."""
     question, profile, block = search.question, search.profile, search.block
     offloaded = {t.name: OFFLOAD for t in block.tags if any(o.host_bytes for o in t.options)}
@@ -73,7 +73,9 @@ def rooms(search: PlacementSearch, target: Target) -> list[int]:
     return from_to(int(LEAST * compiled.total), most_bytes, BUDGETS)
 
 
-def at(unlimited: PlacementSearch, simpler: dict[str, Question], room: int) -> dict[str, Any]:
+def at(
+    unlimited: PlacementSearch, simpler: dict[str, PlacementProblem], room: int
+) -> dict[str, Any]:
     """What is found within so many bytes."""
     within = lambda question: dataclasses.replace(question, room=room)
     search = dataclasses.replace(unlimited, question=within(unlimited.question), tried=[])

@@ -26,39 +26,39 @@ from benchmarks import placed
 from benchmarks.shared.case import from_to, on
 from benchmarks.shared.results import Report
 from jaxmem._core.database import Database
-from jaxmem._planner.placement.layer import RESIDENT, STREAMED, Kind
-from jaxmem._planner.placement.program import Answer, Question, answer, priced
+from jaxmem._planner.placement.layer import RESIDENT, STREAMED, LayerGroup
+from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, answer, priced
 
 BUDGETS = 12
 LEAST = 1.05
 
 
-def fits(question: Question, one: Answer) -> bool:
+def fits(question: PlacementProblem, one: PlacementSolution) -> bool:
     assert question.room is not None
     assert question.host_room is not None
     return one.device_bytes <= question.room and one.host_bytes <= question.host_room
 
 
-def states_first(question: Question) -> Answer | None:
+def states_first(question: PlacementProblem) -> PlacementSolution | None:
     first = answer(dataclasses.replace(question, ways=question.ways[:1]))
     if first is None:
         return None
     found = []
     for ways in itertools.product(range(len(question.ways)), repeat=len(first.counts)):
-        counts: dict[Kind, int] = {}
+        counts: dict[LayerGroup, int] = {}
         for (kind, n), way in zip(first.counts.items(), ways):
-            counts[Kind(kind.place, way)] = n
+            counts[LayerGroup(kind.place, way)] = n
         found.append(priced(question, counts, first.outer))
     found = [one for one in found if fits(question, one)]
     return min(found, key=lambda one: one.cautious_seconds, default=None)
 
 
-def actions_first(question: Question) -> Answer | None:
+def actions_first(question: PlacementProblem) -> PlacementSolution | None:
     layers = question.states.layers
     alone = [
         (way.seconds, w)
         for w, way in enumerate(question.ways)
-        for one in [priced(question, {Kind(STREAMED, w): layers}, "pinned_host")]
+        for one in [priced(question, {LayerGroup(STREAMED, w): layers}, "pinned_host")]
         if fits(question, one)
     ]
     if not alone:
@@ -67,7 +67,9 @@ def actions_first(question: Question) -> Answer | None:
     return answer(dataclasses.replace(question, ways=(question.ways[fastest],)))
 
 
-def rules(simpler: dict[str, Question], question: Question) -> dict[str, Answer | None]:
+def rules(
+    simpler: dict[str, PlacementProblem], question: PlacementProblem
+) -> dict[str, PlacementSolution | None]:
     """simpler: the questions of `placed.rules`, for any room."""
     within = lambda name: answer(
         dataclasses.replace(simpler[name], room=question.room, host_room=question.host_room)
@@ -82,7 +84,7 @@ def rules(simpler: dict[str, Question], question: Question) -> dict[str, Answer 
     }
 
 
-def rooms(question: Question, usable: int) -> list[int]:
+def rooms(question: PlacementProblem, usable: int) -> list[int]:
     least = answer(dataclasses.replace(question, room=None), "bytes")
     most = answer(dataclasses.replace(question, room=None))
     assert least is not None
@@ -90,7 +92,7 @@ def rooms(question: Question, usable: int) -> list[int]:
     return from_to(int(LEAST * least.device_bytes), min(most.device_bytes, usable), BUDGETS)
 
 
-def at(question: Question, simpler: dict[str, Question]) -> dict:
+def at(question: PlacementProblem, simpler: dict[str, PlacementProblem]) -> dict:
     """The joint answer, and the seconds of the others over its own."""
     joint = answer(question)
     assert joint is not None

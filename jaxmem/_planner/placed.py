@@ -18,7 +18,7 @@ from jaxmem._planner.outcome.placed import infeasible, outcome
 from jaxmem._planner.placement.front import front
 from jaxmem._planner.placement.lanes import Link
 from jaxmem._planner.placement.layer import PLACES, RESIDENT
-from jaxmem._planner.placement.program import Question, answer
+from jaxmem._planner.placement.program import PlacementProblem, answer
 from jaxmem._planner.placement.sharding import (
     GATHERED_BESIDE,
     LAYERS,
@@ -182,7 +182,7 @@ def read_places(
     over = f", divided over devices: {DIVIDED_WORDS[sharding.divided]}" if several else ""
     in_host = ", its layers' states in host memory" if len(places) > 1 else ""
     LOG.info("walking through the step%s%s", in_host, over)
-    question = Question(
+    question = PlacementProblem(
         states,
         with_working(front(profile, block), steps, block.name, others, sharding),
         Link(*backend.link, beside=target.traits.host_is_apart),

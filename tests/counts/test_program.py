@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from jaxmem._model.states.places import DEVICE, DIVIDED, HOST
 from jaxmem._planner.placement.lanes import Link
-from jaxmem._planner.placement.layer import PLACES, RESIDENT, Kind, States, Way
-from jaxmem._planner.placement.program import Question, answer, priced
+from jaxmem._planner.placement.layer import PLACES, RESIDENT, LayerGroup, LayerPolicy, States
+from jaxmem._planner.placement.program import PlacementProblem, answer, priced
 from jaxmem._planner.placement.sharding import ONE_DEVICE, Sharding
 
 pytestmark = pytest.mark.core
@@ -21,7 +21,7 @@ seconds = st.integers(1, 50).map(lambda n: n * 1e-3)
 @st.composite
 def questions(draw):
     ways = [
-        Way(
+        LayerPolicy(
             {},
             draw(sizes) * MB,
             draw(st.sampled_from([0, 0, 10])) * MB,
@@ -45,7 +45,7 @@ def questions(draw):
     )
     divided = draw(st.sampled_from(DIVIDED))
     many = Sharding(divided, draw(st.sampled_from([2, 8])), 1e9)
-    return Question(
+    return PlacementProblem(
         states,
         ways,
         Link(draw(st.sampled_from([1e9, 20e9])), 5e9),
@@ -99,17 +99,17 @@ def test_the_fastest_counts_are_found(question):
 @settings(max_examples=25, deadline=None)
 @given(questions())
 def test_the_fewest_bytes_are_found(question):
-    unlimited = Question(**{**vars(question), "room": None})
+    unlimited = PlacementProblem(**{**vars(question), "room": None})
     found = answer(unlimited, "bytes")
-    known = all_answers(Question(**{**vars(question), "room": 10**15}))
+    known = all_answers(PlacementProblem(**{**vars(question), "room": 10**15}))
     least = min((a.device_bytes for _, a in known), default=None)
     assert (found and found.device_bytes) == least
 
 
 def question(layers, room, **other):
-    ways = (Way({}, 10 * MB, 0, 2e-3, 4e-3, working={False: 5 * MB, True: 30 * MB}),)
+    ways = (LayerPolicy({}, 10 * MB, 0, 2e-3, 4e-3, working={False: 5 * MB, True: 30 * MB}),)
     states = States(layers, 40 * MB, 80 * MB, 20 * MB, 0, 50 * MB)
-    return Question(states, ways, Link(25e9, 25e9), room=room, **other)
+    return PlacementProblem(states, ways, Link(25e9, 25e9), room=room, **other)
 
 
 def test_more_room_is_never_slower_and_states_leave_the_device_last_of_all():
@@ -131,22 +131,22 @@ def test_places_that_are_not_allowed_are_not_used():
 def test_a_layer_that_streams_takes_as_long_as_its_slowest_lane():
     """By hand: parameters take 1.6 ms to fetch, moments 3.2 ms, and as long to store."""
     asked = question(4, None)
-    assert asked.seconds(Kind(RESIDENT, 0)) == pytest.approx(6e-3)
+    assert asked.seconds(LayerGroup(RESIDENT, 0)) == pytest.approx(6e-3)
     # forward max(2, 1.6), backward max(4, 4.8), and 4.8 to store
-    assert asked.seconds(Kind("streamed", 0)) == pytest.approx((2 + 4.8 + 4.8) * 1e-3)
+    assert asked.seconds(LayerGroup("streamed", 0)) == pytest.approx((2 + 4.8 + 4.8) * 1e-3)
     # the backward fetches moments alone, hidden by its work
-    assert asked.seconds(Kind("buffered", 0)) == pytest.approx((2 + 4 + 4.8) * 1e-3)
-    assert asked.seconds(Kind("copied", 0)) == pytest.approx((2 + 4.8 + 4.8) * 1e-3)
+    assert asked.seconds(LayerGroup("buffered", 0)) == pytest.approx((2 + 4 + 4.8) * 1e-3)
+    assert asked.seconds(LayerGroup("copied", 0)) == pytest.approx((2 + 4.8 + 4.8) * 1e-3)
     twice = question(4, None, microbatches=2)
     # the first of two microbatches stores moments alone
     early = 2 + 4.8 + 3.2
-    assert twice.seconds(Kind("streamed", 0)) == pytest.approx((early + 2 + 4.8 + 4.8) * 1e-3)
+    assert twice.seconds(LayerGroup("streamed", 0)) == pytest.approx((early + 2 + 4.8 + 4.8) * 1e-3)
 
 
 def test_moments_outside_the_layers_stay_where_they_may_not_move():
-    ways = (Way({}, 0, 0, 1e-3, 1e-3, working={False: 0, True: 0}),)
+    ways = (LayerPolicy({}, 0, 0, 1e-3, 1e-3, working={False: 0, True: 0}),)
     states = States(1, MB, MB, MB, 15 * MB, 0)
-    asked = Question(states, ways, Link(1e9, 1e9), room=None, outer_moves=False)
+    asked = PlacementProblem(states, ways, Link(1e9, 1e9), room=None, outer_moves=False)
     assert answer(asked, "bytes").outer == DEVICE
-    moves = Question(states, ways, Link(1e9, 1e9), room=None)
+    moves = PlacementProblem(states, ways, Link(1e9, 1e9), room=None)
     assert answer(moves, "bytes").outer == HOST

@@ -4,22 +4,22 @@ import pytest
 
 from jaxmem._model.states.places import DEVICE
 from jaxmem._planner.placement.lanes import Link, lanes_of
-from jaxmem._planner.placement.layer import RESIDENT, STREAMED, Kind, States, Way
-from jaxmem._planner.placement.program import Question, priced
+from jaxmem._planner.placement.layer import RESIDENT, STREAMED, LayerGroup, LayerPolicy, States
+from jaxmem._planner.placement.program import PlacementProblem, priced
 from jaxmem._planner.placement.sharding import GATHERED_BESIDE, ONE_DEVICE, Sharding
 
 pytestmark = pytest.mark.core
 MB = 1_000_000
 # Two microbatches through 10 layers, of 40 MB of parameters each that cross as 20 MB.
 WHOLE = States(10, 40 * MB, 80 * MB, 20 * MB, 200 * MB, 0, 20 * MB, 50 * MB, 100 * MB)
-WAY = Way({}, 0, 0, 1.0, 2.0, working={False: 0, True: 0})
+WAY = LayerPolicy({}, 0, 0, 1.0, 2.0, working={False: 0, True: 0})
 RATE = 1000 * MB
 RING = 3 / 4 / RATE  # seconds a byte, among four
 
 
 def seconds(sharding, place=RESIDENT):
-    question = Question(WHOLE, (WAY,), Link(1e15, 1e15), 2, sharding=sharding)
-    return priced(question, {Kind(place, 0): 10}, DEVICE).seconds
+    question = PlacementProblem(WHOLE, (WAY,), Link(1e15, 1e15), 2, sharding=sharding)
+    return priced(question, {LayerGroup(place, 0): 10}, DEVICE).seconds
 
 
 WORK = 2 * 10 * 3.0
@@ -51,7 +51,7 @@ def test_other_optimizers_reduce_each_gradient_as_it_is_stored():
 
 def test_where_nothing_runs_beside_work_all_that_crosses_is_waited_for():
     link = Link(1e9, 5e8, beside=False)
-    ways = Way({}, 0, 10 * MB, 1.0, 2.0)
+    ways = LayerPolicy({}, 0, 10 * MB, 1.0, 2.0)
     own = lanes_of(ways, STREAMED, WHOLE, link)
     # Parameters are fetched and 10 MB offloaded; then both states and the 10 MB are fetched, and
     # both states written back.

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from jaxmem._planner.joint.search import PlacementSearch
 from jaxmem._planner.placement.lanes import Link
-from jaxmem._planner.placement.layer import States, Way
-from jaxmem._planner.placement.program import Question
+from jaxmem._planner.placement.layer import LayerPolicy, States
+from jaxmem._planner.placement.program import PlacementProblem
 from jaxmem.errors import StepError
 
 pytestmark = pytest.mark.core
 MB = 1_000_000
 STATES = States(6, 40 * MB, 80 * MB, 20 * MB, 0, 200 * MB)
 WAYS = (
-    Way({}, 10 * MB, 0, 2e-3, 6e-3, working={False: 50 * MB, True: 90 * MB}),
-    Way({"up": "keep"}, 90 * MB, 0, 2e-3, 4e-3, working={False: 20 * MB, True: 60 * MB}),
+    LayerPolicy({}, 10 * MB, 0, 2e-3, 6e-3, working={False: 50 * MB, True: 90 * MB}),
+    LayerPolicy({"up": "keep"}, 90 * MB, 0, 2e-3, 4e-3, working={False: 20 * MB, True: 60 * MB}),
 )
 
 NO_PROFILE: Any = None
@@ -43,7 +43,7 @@ class Steps:
 
 
 def search(room, told, **steps):
-    question = Question(STATES, WAYS, Link(25e9, 25e9), room=room)
+    question = PlacementProblem(STATES, WAYS, Link(25e9, 25e9), room=room)
     block: Any = types.SimpleNamespace(name="block")
     return PlacementSearch(Steps(told, **steps), NO_PROFILE, block, {}, question)
 

@@ -14,10 +14,10 @@ import jaxmem
 from jaxmem._model.states.places import DEVICE, DIVIDED, HOST, Places
 from jaxmem._planner.outcome.placed import timeline_of
 from jaxmem._planner.placement.lanes import Link
-from jaxmem._planner.placement.layer import PLACES, Kind, States, Way
-from jaxmem._planner.placement.program import Question, priced
+from jaxmem._planner.placement.layer import PLACES, LayerGroup, LayerPolicy, States
+from jaxmem._planner.placement.program import PlacementProblem, priced
 from jaxmem._planner.placement.sharding import ONE_DEVICE, Sharding
-from jaxmem._result.plan.timeline import COLUMNS, LANES, PLACED, WORK, Pass
+from jaxmem._result.plan.timeline import COLUMNS, LANES, WORK, Pass
 from jaxmem._result.plan.timeline_figure import CELLS, EXPOSED, panels, places
 from jaxmem.errors import PlanFileError, StepError
 from tests.shared import plans
@@ -27,28 +27,26 @@ pytestmark = pytest.mark.core
 MB = 1_000_000
 
 
-def test_places_are_those_of_the_program():
-    assert tuple(PLACED) == PLACES
-
-
 @st.composite
 def answers(draw):
     """Counts of any kinds, whether they fit or not."""
     seconds = st.integers(0, 50).map(lambda n: n * 1e-3)
     size = st.integers(0, 40).map(lambda n: n * MB)
     ways = [
-        Way({}, draw(size), draw(size), draw(seconds), draw(seconds), 0.0, {False: 0, True: 0})
+        LayerPolicy(
+            {}, draw(size), draw(size), draw(seconds), draw(seconds), 0.0, {False: 0, True: 0}
+        )
         for _ in range(2)
     ]
     kinds = st.lists(
         st.tuples(st.sampled_from(PLACES), st.integers(0, 1)), min_size=1, max_size=4, unique=True
     )
-    counts = {Kind(*kind): draw(st.integers(1, 60)) for kind in draw(kinds)}
+    counts = {LayerGroup(*kind): draw(st.integers(1, 60)) for kind in draw(kinds)}
     states = States(sum(counts.values()), *(draw(size) for _ in range(7)))
     link = Link(draw(st.sampled_from([1e9, 25e9])), draw(st.sampled_from([2e9, 20e9])))
     many = Sharding(draw(st.sampled_from(DIVIDED)), 8, 1e9)
     sharding = draw(st.sampled_from([ONE_DEVICE, many]))
-    asked = Question(states, ways, link, draw(st.integers(1, 4)), sharding=sharding)
+    asked = PlacementProblem(states, ways, link, draw(st.integers(1, 4)), sharding=sharding)
     return asked, priced(asked, counts, draw(st.sampled_from([DEVICE, HOST]))), draw(seconds)
 
 
@@ -158,7 +156,9 @@ def test_the_text_of_one_microbatch_has_one_backward():
         "backward",
     ]
     assert "  layer 2, in host memory, a copy on the device" in lines
-    here = timeline_of(question(3), priced(question(3), {Kind("resident", 0): 3}, DEVICE), 0.0)
+    here = timeline_of(
+        question(3), priced(question(3), {LayerGroup("resident", 0): 3}, DEVICE), 0.0
+    )
     assert str(here).splitlines()[-1] == "exposed: nothing, work hides every copy"
 
 

@@ -4,26 +4,28 @@ from jaxmem._core.actions import OFFLOAD
 from jaxmem._model.states.places import HOST
 from jaxmem._planner.outcome.placed import timeline_of
 from jaxmem._planner.placement.lanes import Link
-from jaxmem._planner.placement.layer import PLACES, Kind, States, Way
-from jaxmem._planner.placement.program import Question, priced
+from jaxmem._planner.placement.layer import PLACES, LayerGroup, LayerPolicy, States
+from jaxmem._planner.placement.program import PlacementProblem, priced
 from jaxmem._result.plan.timeline import Timeline
 
 MB = 1_000_000
 OUTSIDE = 0.03  # seconds of the work outside the layers
 # One way on the device, and one that offloads.
 WAYS = (
-    Way({}, 10 * MB, 0, 2e-3, 4e-3, working={False: 5 * MB, True: 30 * MB}),
-    Way({"up": OFFLOAD}, 10 * MB, 20 * MB, 2e-3, 3e-3, working={False: 5 * MB, True: 30 * MB}),
+    LayerPolicy({}, 10 * MB, 0, 2e-3, 4e-3, working={False: 5 * MB, True: 30 * MB}),
+    LayerPolicy(
+        {"up": OFFLOAD}, 10 * MB, 20 * MB, 2e-3, 3e-3, working={False: 5 * MB, True: 30 * MB}
+    ),
 )
 
 
-def question(layers: int, microbatches: int = 4) -> Question:
+def question(layers: int, microbatches: int = 4) -> PlacementProblem:
     states = States(layers, 40 * MB, 80 * MB, 20 * MB, 60 * MB, 50 * MB)
-    return Question(states, WAYS, Link(25e9, 22e9), microbatches)
+    return PlacementProblem(states, WAYS, Link(25e9, 22e9), microbatches)
 
 
 def timeline(each: int = 6, microbatches: int = 4, places=PLACES) -> Timeline:
     """`each` layers of every place, of which resident ones offload."""
     asked = question(each * len(places), microbatches)
-    counts = {Kind(place, int(place == "resident")): each for place in places}
+    counts = {LayerGroup(place, int(place == "resident")): each for place in places}
     return timeline_of(asked, priced(asked, counts, HOST), OUTSIDE)

@@ -18,8 +18,8 @@ from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.progress import LOG
 from jaxmem._model.states.places import Places
 from jaxmem._planner.joint.steps import PlacedSteps
-from jaxmem._planner.placement.layer import RESIDENT, Way
-from jaxmem._planner.placement.program import Answer, Question, answer
+from jaxmem._planner.placement.layer import RESIDENT, LayerPolicy
+from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, answer
 from jaxmem._planner.placement.sharding import ONE_DEVICE, Sharding
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem.errors import StepError
@@ -39,7 +39,7 @@ class PlacedTrial:
     step: what it compiled to.
     """
 
-    answer: Answer
+    answer: PlacementSolution
     predicted_bytes: int
     step: CompiledStep
 
@@ -67,7 +67,7 @@ class PlacementSearch:
     profile: Profile
     block: BlockClass
     others: Actions
-    question: Question
+    question: PlacementProblem
     notes: tuple[str, ...] = ()
     error: int = 0
     profile_seconds: float = 0.0
@@ -104,7 +104,7 @@ class PlacementSearch:
             if self.question.room is None or self._estimated_of(found) <= self.question.room:
                 self._compiled(found)
 
-    def _compiled(self, found: Answer) -> PlacedTrial | None:
+    def _compiled(self, found: PlacementSolution) -> PlacedTrial | None:
         """Compiles an answer, and learns from it; None where XLA refuses it, and others were
         compiled before.
         """
@@ -122,7 +122,7 @@ class PlacementSearch:
         self.error = self.tried[-1].total - self._estimated_of(found)
         return self.tried[-1]
 
-    def _is_tried(self, found: Answer) -> bool:
+    def _is_tried(self, found: PlacementSolution) -> bool:
         return any(found.counts == t.answer.counts for t in self.tried)
 
     @property
@@ -134,7 +134,7 @@ class PlacementSearch:
         on_device = room is None or step.total <= room
         return on_device and (host_room is None or step.host_bytes <= host_room)
 
-    def agreed(self) -> Answer | None:
+    def agreed(self) -> PlacementSolution | None:
         """The fastest answer that estimates expect to fit. The program's sums are of layers alike:
         what an answer of several kinds takes less or more is found by asking again.
         """
@@ -161,11 +161,11 @@ class PlacementSearch:
         # Nothing that the program answered is expected to fit: the least may.
         return self.least() if best is None else best
 
-    def expected(self, found: Answer) -> int:
+    def expected(self, found: PlacementSolution) -> int:
         """Bytes of the device that a step under an answer is expected to compile to."""
         return self._estimated_of(found) + self.error
 
-    def _estimated_of(self, found: Answer) -> int:
+    def _estimated_of(self, found: PlacementSolution) -> int:
         return self.estimate(self.assignment(found), found.places)
 
     def estimate(self, assignment: Assignment, places: Places) -> int:
@@ -174,27 +174,27 @@ class PlacementSearch:
             self._estimated[key] = self.steps.estimate(assignment, places)
         return self._estimated[key]
 
-    def assignment(self, found: Answer) -> Assignment:
+    def assignment(self, found: PlacementSolution) -> Assignment:
         """What `build` is given."""
         return Assignment(self.actions(found))
 
-    def actions(self, found: Answer) -> Actions:
+    def actions(self, found: PlacementSolution) -> Actions:
         """The choices of each group of layers, and those of other blocks."""
         ways, groups = self.question.ways, found.ways
         name = self.block.name
         of = lambda a, b: name if len(groups) == 1 else group_label(name, a, b)
         return {**self.others, **{of(a, b): dict(ways[w].choices) for a, b, w in groups}}
 
-    def least(self) -> Answer | None:
+    def least(self) -> PlacementSolution | None:
         """The answer of fewest device bytes; None where host memory has room for none."""
         return answer(dataclasses.replace(self.question, room=None), "bytes")
 
-    def _solved(self, question: Question) -> Answer | None:
+    def _solved(self, question: PlacementProblem) -> PlacementSolution | None:
         found = answer(question)
         self.solve_seconds += 0.0 if found is None else found.solve_seconds
         return found
 
-    def _is_enough(self, found: Answer, total: int) -> bool:
+    def _is_enough(self, found: PlacementSolution, total: int) -> bool:
         """Whether nothing faster is to be looked for: the room is used, or more of it changes
         nothing.
         """
@@ -206,12 +206,12 @@ class PlacementSearch:
 
 
 def with_working(
-    ways: Sequence[Way],
+    ways: Sequence[LayerPolicy],
     steps: PlacedSteps,
     label: str,
     others: Mapping[str, Mapping[str, Choice]],
     sharding: Sharding = ONE_DEVICE,
-) -> tuple[Way, ...]:
+) -> tuple[LayerPolicy, ...]:
     """The ways with the working memory of steps all of whose layers go that way: each is
     estimated with states in host memory, and the first one with resident states too.
 
@@ -222,7 +222,7 @@ def with_working(
     layers = states.layers
     streamed, resident = Places(layers, 0), Places(layers, layers)
 
-    def beside(way: Way, places: Places) -> int:
+    def beside(way: LayerPolicy, places: Places) -> int:
         assignment = Assignment({**others, label: way.choices})
         held = states.fixed + states.outside + layers * way.device_bytes
         held += layers * states.on_device(RESIDENT) if places.persist else 0

@@ -14,8 +14,8 @@ from jaxmem._planner.outcome.pareto import whole_actions
 from jaxmem._planner.outcome.searched import option_notes
 from jaxmem._planner.outcome.table import rows
 from jaxmem._planner.placement.front import way_of
-from jaxmem._planner.placement.layer import RESIDENT, Kind, States, Way
-from jaxmem._planner.placement.program import Answer, Question, answer, priced
+from jaxmem._planner.placement.layer import RESIDENT, LayerGroup, LayerPolicy, States
+from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, answer, priced
 from jaxmem._planner.search.step_time import outside_blocks
 from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.solve.cost import evaluate
@@ -89,10 +89,10 @@ def outcome(
     ).with_step(best.step.compiled.executable, search.steps.split, search.steps.create)
 
 
-def _all_kept(question: Question, kept: Way) -> float:
+def _all_kept(question: PlacementProblem, kept: LayerPolicy) -> float:
     """Seconds of the layers where all states are on the device, and all tensors kept there."""
     one = dataclasses.replace(question, ways=(kept.with_working(0, 0),))
-    return priced(one, {Kind(RESIDENT, 0): question.states.layers}, DEVICE).seconds
+    return priced(one, {LayerGroup(RESIDENT, 0): question.states.layers}, DEVICE).seconds
 
 
 def _resident(states: States) -> int:
@@ -120,7 +120,7 @@ def _curve(search: PlacementSearch, outside: float) -> tuple[Point, ...]:
         return ()
     low, high = least.device_bytes + search.error, most.device_bytes
     rooms = [low + (high - low) * i // (POINTS - 1) for i in range(POINTS)]
-    found: list[Answer] = []
+    found: list[PlacementSolution] = []
     for room in rooms:
         one = answer(dataclasses.replace(question, room=room))
         if one is not None and (not found or one.seconds < found[-1].seconds):
@@ -154,7 +154,7 @@ def infeasible(search: PlacementSearch, limits: Limits) -> BudgetError:
     )
 
 
-def timeline_of(question: Question, found: Answer, outside: float) -> Timeline:
+def timeline_of(question: PlacementProblem, found: PlacementSolution, outside: float) -> Timeline:
     """The lanes of a step under an answer of the program.
 
     outside: seconds of the work outside the layers.

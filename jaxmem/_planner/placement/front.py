@@ -6,7 +6,7 @@ import dataclasses
 
 from jaxmem._core.actions import KEEP, REST, Actions
 from jaxmem._core.profile import BlockClass, Profile
-from jaxmem._planner.placement.layer import Way
+from jaxmem._planner.placement.layer import LayerPolicy
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solve import least_bytes, solve
@@ -16,7 +16,7 @@ ROOMS = 6  # between the least and the most bytes, for which the solver is asked
 MOST_ON_DEVICE, MOST_OFFLOADED = 5, 3
 
 
-def front(profile: Profile, block: BlockClass) -> tuple[Way, ...]:
+def front(profile: Profile, block: BlockClass) -> tuple[LayerPolicy, ...]:
     """The ways of the layers of `block`: those that offload nothing by rising device bytes, then
     those that do. Everything recomputed and everything kept are among them, unless others are
     better.
@@ -41,13 +41,13 @@ def front(profile: Profile, block: BlockClass) -> tuple[Way, ...]:
     return here + thinned([w for w in ways if w.host_bytes], MOST_OFFLOADED)
 
 
-def way_of(profile: Profile, block: BlockClass, choices) -> Way:
+def way_of(profile: Profile, block: BlockClass, choices) -> LayerPolicy:
     """What one layer of the block takes under these choices. Half of the time of keeping is that
     of writing, in the forward, and half that of reading.
     """
     alone = dataclasses.replace(profile, blocks=(block,))
     cost = evaluate(alone, {block.name: choices}).blocks[0]
-    return Way(
+    return LayerPolicy(
         choices=dict(choices),
         device_bytes=cost.device_bytes,
         host_bytes=cost.host_bytes,
@@ -57,7 +57,7 @@ def way_of(profile: Profile, block: BlockClass, choices) -> Way:
     )
 
 
-def undominated(ways: list[Way]) -> list[Way]:
+def undominated(ways: list[LayerPolicy]) -> list[LayerPolicy]:
     """Those that no other beats, by rising device bytes. Of equal ones the first stays."""
     key = lambda w: (w.device_bytes, w.host_bytes, w.seconds + w.doubt_seconds)
     beats = lambda a, b: all(x <= y for x, y in zip(key(a), key(b)))
@@ -65,7 +65,7 @@ def undominated(ways: list[Way]) -> list[Way]:
     return sorted((w for w in first if not any(beats(o, w) for o in first if o is not w)), key=key)
 
 
-def thinned(ways: list[Way], most: int) -> tuple[Way, ...]:
+def thinned(ways: list[LayerPolicy], most: int) -> tuple[LayerPolicy, ...]:
     """At most so many of them, evenly, both ends among them."""
     if len(ways) <= most:
         return tuple(ways)

@@ -5,7 +5,14 @@ copies no work hides.
 import dataclasses
 from collections.abc import Sequence
 
-from jaxmem._planner.placement.layer import BUFFERED, COPIED, RESIDENT, STREAMED, States, Way
+from jaxmem._planner.placement.layer import (
+    BUFFERED,
+    COPIED,
+    RESIDENT,
+    STREAMED,
+    LayerPolicy,
+    States,
+)
 from jaxmem._planner.placement.sharding import ONE_DEVICE, Sharding
 from jaxmem._result.plan.timeline import Pass, PlacedLayers
 
@@ -28,7 +35,7 @@ class Link:
 
 
 def lanes_of(
-    way: Way, place: str, states: States, link: Link, sharding: Sharding = ONE_DEVICE
+    way: LayerPolicy, place: str, states: States, link: Link, sharding: Sharding = ONE_DEVICE
 ) -> PlacedLayers:
     """The lanes of one layer that goes this way, and whose states lie at `place`.
 

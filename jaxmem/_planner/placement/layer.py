@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 
 from jaxmem._core.actions import Choice
+from jaxmem._result.plan.timeline import PLACED
 
 # Where the states of a layer may lie, in the order in which the layers of a stack do.
-PLACES = ("resident", "copied", "streamed", "buffered")
+PLACES = tuple(PLACED)
 RESIDENT, COPIED, STREAMED, BUFFERED = PLACES
 
 
@@ -55,7 +56,7 @@ class States:
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
+class LayerPolicy:
     """What may become of the tensors of one layer.
 
     choices: by tag.
@@ -80,12 +81,12 @@ class Way:
         """Of one run, forward and backward."""
         return self.forward_seconds + self.backward_seconds
 
-    def with_working(self, resident: int, streamed: int) -> "Way":
+    def with_working(self, resident: int, streamed: int) -> "LayerPolicy":
         return dataclasses.replace(self, working={False: resident, True: streamed})
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class LayerGroup:
     """A layer: where its states lie, and what becomes of its tensors.
 
     place: one of PLACES.

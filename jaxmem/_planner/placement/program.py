@@ -29,9 +29,9 @@ from jaxmem._planner.placement.layer import (
     PLACES,
     RESIDENT,
     STREAMED,
-    Kind,
+    LayerGroup,
+    LayerPolicy,
     States,
-    Way,
 )
 from jaxmem._planner.placement.sharding import ONE_DEVICE, Sharding
 from jaxmem._planner.solve.solve import solved
@@ -43,7 +43,7 @@ TIE = 1e-9  # seconds that a megabyte is worth: it only breaks ties
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class PlacementProblem:
     """What is asked for.
 
     states: what the stack's states take.
@@ -60,7 +60,7 @@ class Question:
     """
 
     states: States
-    ways: Sequence[Way]
+    ways: Sequence[LayerPolicy]
     link: Link
     microbatches: int = 1
     room: int | None = None
@@ -72,30 +72,30 @@ class Question:
     outer_moves: bool = True
 
     @property
-    def all_kinds(self) -> list[Kind]:
-        return [Kind(place, w) for place in self.places for w in range(len(self.ways))]
+    def all_kinds(self) -> list[LayerGroup]:
+        return [LayerGroup(place, w) for place in self.places for w in range(len(self.ways))]
 
-    def device(self, kind: Kind) -> int:
+    def device(self, kind: LayerGroup) -> int:
         """Bytes that a layer of the kind adds to the device."""
         return self.states.on_device(kind.place) + self.ways[kind.way].device_bytes
 
-    def host(self, kind: Kind) -> int:
+    def host(self, kind: LayerGroup) -> int:
         """Bytes that it adds to host memory."""
         return self.states.on_host(kind.place) + self.ways[kind.way].host_bytes
 
-    def working(self, kind: Kind) -> int:
+    def working(self, kind: LayerGroup) -> int:
         """Working memory of a step that has a layer of the kind."""
         return self.ways[kind.way].working[kind.place != RESIDENT]
 
-    def lanes(self, kind: Kind) -> PlacedLayers:
+    def lanes(self, kind: LayerGroup) -> PlacedLayers:
         """The lanes of one layer of the kind."""
         return lanes_of(self.ways[kind.way], kind.place, self.states, self.link, self.sharding)
 
-    def seconds(self, kind: Kind) -> float:
+    def seconds(self, kind: LayerGroup) -> float:
         """Seconds that a layer of the kind takes in a step."""
         return self.lanes(kind).seconds(self.microbatches)
 
-    def cautious(self, kind: Kind) -> float:
+    def cautious(self, kind: LayerGroup) -> float:
         """What layers are ranked by: seconds, and the doubt of what loses accuracy."""
         return self.seconds(kind) + self.microbatches * self.ways[kind.way].doubt_seconds
 
@@ -112,7 +112,7 @@ class Question:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class PlacementSolution:
     """How many layers are of which kind.
 
     counts: by kind, those that are there, in the order of the layers.
@@ -124,7 +124,7 @@ class Answer:
     solve_seconds: what solving took.
     """
 
-    counts: Mapping[Kind, int]
+    counts: Mapping[LayerGroup, int]
     outer: str
     device_bytes: int
     host_bytes: int
@@ -154,7 +154,7 @@ class Answer:
         return found
 
 
-def answer(question: Question, goal: str = "time") -> Answer | None:
+def answer(question: PlacementProblem, goal: str = "time") -> PlacementSolution | None:
     """The counts of least time that fit, or of least device bytes where `goal` is "bytes"; None
     where none fit.
 
@@ -209,8 +209,11 @@ def answer(question: Question, goal: str = "time") -> Answer | None:
 
 
 def priced(
-    question: Question, counts: Mapping[Kind, int], outer: str, solve_seconds: float = 0.0
-) -> Answer:
+    question: PlacementProblem,
+    counts: Mapping[LayerGroup, int],
+    outer: str,
+    solve_seconds: float = 0.0,
+) -> PlacementSolution:
     """What counts take, by the question's sums, whether they fit or not."""
     states = question.states
     hosted = states.outside if outer == HOST else 0
@@ -222,10 +225,10 @@ def priced(
     beside += question.alone_seconds + (question.outer_seconds if hosted else 0.0)
     seconds = beside + sum(n * question.seconds(k) for k, n in counts.items())
     cautious = beside + sum(n * question.cautious(k) for k, n in counts.items())
-    return Answer(counts, outer, device, host, seconds, cautious, solve_seconds)
+    return PlacementSolution(counts, outer, device, host, seconds, cautious, solve_seconds)
 
 
-def _ordered(question: Question, counts: Mapping[Kind, int]) -> dict[Kind, int]:
+def _ordered(question: PlacementProblem, counts: Mapping[LayerGroup, int]) -> dict[LayerGroup, int]:
     """Kinds in the order of the layers: by place, and of one place those that save least first."""
     order = {place: i for i, place in enumerate(PLACES)}
     key = lambda k: (order[k.place], question.ways[k.way].device_bytes)
