@@ -80,7 +80,7 @@ def test_the_reference_has_signatures_and_prose(site):
     (page,) = (page for page in site if page.match("api/jaxmem.html"))
     assert {"jaxmem.plan", "jaxmem.Plan.load", "jaxmem.tag"} <= site[page].anchors
     text = page.read_text(encoding="utf-8")
-    assert "The actions under which a training step fits a byte budget" in text
+    assert "the actions under which a training step fits a byte budget" in text
     assert "<li><code>budget</code>: bytes of the whole step" in text, "arguments are a list"
 
 

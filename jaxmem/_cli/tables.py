@@ -4,15 +4,10 @@ rich is installed; as plain text elsewhere.
 
 import sys
 
+from jaxmem._result.looks import LOOKS
 from jaxmem._result.plan.plan import HEAD, Plan, cells, summary
 
-_COLOURS = {
-    "keep": "green",
-    "recompute": "yellow",
-    "compress": "magenta",
-    "offload": "blue",
-    "compress_offload": "cyan",
-}
+_COLOURS = {str(action): look.terminal for action, look in LOOKS.items()}
 _NUMBERS = ("before", "after", "ms")
 _NARROW = 100  # columns; below it the kind is left out, and the codec stands under the action
 

@@ -8,9 +8,10 @@ import pytest
 
 from jaxmem import plans
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action
+from jaxmem._result.looks import LOOKS
 from jaxmem._result.plan.rows import Measured
 from jaxmem._train.report.curves import BUCKETS
-from jaxmem._train.report.tensors import CELLS, LETTERS
+from jaxmem._train.report.tensors import CELLS
 from jaxmem.cli import main
 from tests.shared.report_pages import HOSTILE, MIB, check, made, page_of, row, write_run
 
@@ -80,8 +81,8 @@ def test_every_action_has_a_colour_a_letter_and_an_entry(tmp_path):
     entries = re.findall(
         r'<li><span class="chip a-(\w+)"><b>(\w+)</b></span><span>([\w+]+): ', text
     )
-    assert entries == [(a.value, LETTERS[a], a.value.replace("_", "+")) for a in Action]
-    assert len(set(LETTERS.values())) == len(Action)
+    assert entries == [(a.value, LOOKS[a].letter, a.value.replace("_", "+")) for a in Action]
+    assert len({look.letter for look in LOOKS.values()}) == len(Action)
     for action in Action:
         assert f".a-{action.value} {{" in style
         assert f".t-{action.value} {{" in style

@@ -6,9 +6,10 @@ import re
 import pytest
 
 from jaxmem import plans
-from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Action
+from jaxmem._result.looks import LOOKS
 from jaxmem._result.plan.rows import Point
-from jaxmem._train.report.tensors import LETTERS, curve_grid, runs_grid
+from jaxmem._train.report.tensors import curve_grid, runs_grid
 from jaxmem._train.runs.read import Run
 from tests.shared.report_pages import HOSTILE, MIB, check, made, page_of, row, write_run
 
@@ -41,7 +42,7 @@ def test_each_point_of_the_curve_has_its_plan():
     heads, rows = grid(curve_grid(planned(*points[::-1])))
     assert heads == ["60.0 MiB<br>25.00 ms", "80.0 MiB<br>18.00 ms", "220.0 MiB<br>15.00 ms"]
     assert rows == {"up": ["R", "K", "K"], "gelu": ["O", "R", "K"]}
-    assert len(LETTERS) == 5
+    assert len(LOOKS) == len(Action)
 
 
 @pytest.mark.parametrize(("budget", "marked"), [(10, []), (60, [0]), (100, [1]), (1000, [2])])

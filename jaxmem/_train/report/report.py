@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.files import write_whole
 from jaxmem._core.versions import installed
+from jaxmem._result.looks import PATTERNS, STYLE
 from jaxmem._result.memory.explanation import Explanation
 from jaxmem._result.plan.plan import Plan, of_each, pace
 from jaxmem._result.svg import breakable, escape, table
@@ -28,7 +29,7 @@ from jaxmem._train.report.facts import (
 )
 from jaxmem._train.report.memory import live_figure, memory_figure, runs_figure
 from jaxmem._train.report.outliers import decided, outlier_maps
-from jaxmem._train.report.tensors import PATTERNS, curve_grid, runs_grid, strip_figure, why
+from jaxmem._train.report.tensors import curve_grid, runs_grid, strip_figure, why
 from jaxmem._train.report.timeline import lanes_figure, places_figure
 from jaxmem._train.runs.read import Run, checked, read, results, told_apart
 
@@ -136,7 +137,7 @@ def _page(runs: Sequence[Run], command: str) -> str:
         (run,) = runs
         body += [tiles(run), *_memory_and_time(run), course, *_rest(run)]
     body.append(_made(command))
-    style = pathlib.Path(__file__).with_name("style.css").read_text()
+    style = pathlib.Path(__file__).with_name("style.css").read_text() + STYLE
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

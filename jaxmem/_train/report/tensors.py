@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import LABEL, ungrouped
+from jaxmem._result.looks import LOOKS
 from jaxmem._result.plan.plan import AS_WRITTEN, Plan
 from jaxmem._result.plan.rows import Row
 from jaxmem._result.svg import (
@@ -23,36 +24,6 @@ from jaxmem._result.svg import (
 from jaxmem._train.runs.read import Run
 
 CELLS = 48  # at most, in a tensor's strip of layers; where there are more layers they share cells
-LETTERS = {
-    Action.KEEP: "K",
-    Action.RECOMPUTE: "R",
-    Action.COMPRESS: "C",
-    Action.OFFLOAD: "O",
-    Action.COMPRESS_OFFLOAD: "CO",
-}
-MEANINGS = {
-    Action.KEEP: "stays in device memory",
-    Action.RECOMPUTE: "made again in the backward",
-    Action.COMPRESS: "held as codes on the device",
-    Action.OFFLOAD: "waits in host memory",
-    Action.COMPRESS_OFFLOAD: "waits in host memory as codes",
-}
-# The marks that lie over an action's colour.
-_TEXTURES = {
-    "recompute": '<path d="M0 7L7 0"/>',
-    "compress": '<circle cx="3.5" cy="3.5" r="1.1"/>',
-    "offload": '<path d="M0 3.5H7"/>',
-    "compress_offload": '<path d="M0 3.5H7M3.5 0V7"/>',
-}
-PATTERNS = (
-    '<svg width="0" height="0" class="defs" aria-hidden="true"><defs>'
-    + "".join(
-        f'<pattern id="t-{name}" width="7" height="7" patternUnits="userSpaceOnUse"><g'
-        f' class="texture">{marks}</g></pattern>'
-        for name, marks in _TEXTURES.items()
-    )
-    + "</defs></svg>"
-)
 
 
 def _word(action: Action) -> str:
@@ -61,12 +32,12 @@ def _word(action: Action) -> str:
 
 def _chip(action: Action) -> str:
     """The square of an action: its colour, its pattern and its letter."""
-    return element("span", element("b", LETTERS[action]), css=f"chip a-{action.value}")
+    return element("span", element("b", LOOKS[action].letter), css=f"chip a-{action.value}")
 
 
 def _actions() -> str:
     """A legend of the chips."""
-    return legend((_chip(a), f"{_word(a)}: {MEANINGS[a]}") for a in Action)
+    return legend((_chip(a), f"{_word(a)}: {LOOKS[a].meaning}") for a in Action)
 
 
 def strip_figure(plan: Plan) -> str:
