@@ -3,7 +3,7 @@
 A process takes most of a second of a core before it compiles anything, and to assemble a GPU's
 kernels takes half of a small step's compile. So a process that has nothing to do when its compiler
 is closed waits for another compiler of the same target and environment, and each assembles a kernel
-only once. Programs, bytes and estimates are the same (tests/xla/test_quick_compiles.py).
+only once. Programs, bytes and estimates are the same (tests/compile/test_quick_compiles.py).
 """
 
 import json

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmem._target.compile.kernels import kernel_flops
-from tests.jax.test_flops import COLUMNS, DEPTH, ROWS, W, X, multiplied
+from tests.trace.test_flops import COLUMNS, DEPTH, ROWS, W, X, multiplied
 
 pytestmark = pytest.mark.core
 
