@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import partial_eval
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 
 from jaxmem.errors import StepError
 
@@ -119,6 +119,16 @@ def _bits(dtype) -> int:
 def on_host(aval) -> bool:
     """Whether a value lies in host memory, by its type."""
     return getattr(aval, "memory_space", None) == jax.memory.Space.Host  # tokens have none
+
+
+def shard_bytes(a, sharding: Sharding | None = None) -> int:
+    """Bytes of an array's part on one device; of a shape's.
+
+    sharding: how it is divided; None for its own sharding, whole if it has none.
+    """
+    sharding = getattr(a, "sharding", None) if sharding is None else sharding
+    shape = a.shape if sharding is None else sharding.shard_shape(a.shape)
+    return math.prod(shape) * a.dtype.itemsize
 
 
 def is_function(arg) -> bool:

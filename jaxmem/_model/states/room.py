@@ -11,6 +11,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._target.devices.platforms import OnPlatform, platform_of
 from jaxmem._target.devices.support import misreading
 from jaxmem._target.devices.target import free_host_bytes
+from jaxmem._trace.arguments import shard_bytes
 from jaxmem.errors import TargetError
 
 # Of XLA's pool of pinned host memory on a GPU: its limit, and the one where none is set.
@@ -57,10 +58,9 @@ def nbytes(tree) -> int:
     """
 
     def one(a) -> int:
-        here = isinstance(a, jax.Array)
-        shape = a.sharding.shard_shape(a.shape) if here else a.shape
-        copies = len(a.sharding.addressable_devices) if here else 1
-        return math.prod(shape) * a.dtype.itemsize * copies
+        if isinstance(a, jax.Array):
+            return shard_bytes(a) * len(a.sharding.addressable_devices)
+        return math.prod(a.shape) * a.dtype.itemsize
 
     return sum(map(one, jax.tree.leaves(tree)))
 

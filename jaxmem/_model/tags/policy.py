@@ -14,6 +14,7 @@ from jax.ad_checkpoint import Offloadable
 
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Action, Choice
 from jaxmem._core.assignment import Assignment, Decisions
+from jaxmem._model.states import places
 from jaxmem._model.tags.tag import (
     differentiable_once,
     let_names_be_encoded,
@@ -127,7 +128,7 @@ class Policy:
             )
         # JAX's own word for offloading; only a codec needs ours, and the rule that knows it.
         if choice == OFFLOAD:
-            return Offloadable(src="device", dst="pinned_host")
+            return Offloadable(src=places.DEVICE, dst=places.HOST)
         return _verdict(choice)
 
 

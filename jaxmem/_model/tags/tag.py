@@ -20,6 +20,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from jaxmem._model.codecs.registry import default_for, parse
+from jaxmem._model.states.places import HOST
 from jaxmem.errors import TagError
 
 # An identity everywhere but in partial evaluation. Its derivative tags the value and not the
@@ -214,7 +215,7 @@ def _in_parts(verdict):
 
 
 def _space(kind: str):
-    return jax.memory.Space.Host if kind == "pinned_host" else jax.memory.Space.Device
+    return jax.memory.Space.Host if kind == HOST else jax.memory.Space.Device
 
 
 def let_names_be_encoded() -> None:

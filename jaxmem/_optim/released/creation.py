@@ -8,7 +8,6 @@ there, such as a key.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from jaxmem._model.states import layout, room
 from jaxmem._model.states.places import Places
 from jaxmem._optim.released.model import Model
 from jaxmem._optim.released.placement import mesh_of
+from jaxmem._trace.arguments import shard_bytes
 from jaxmem.errors import OptimizerError
 
 
@@ -147,10 +147,7 @@ def _check_room(new: _NewState, stacks, specs) -> None:
     stacks: the shapes of all stacks, of one layer.
     """
 
-    def nbytes(a, spec) -> int:
-        part = NamedSharding(new.mesh, spec).shard_shape(a.shape)
-        return math.prod(part) * a.dtype.itemsize
-
+    nbytes = lambda a, spec: shard_bytes(a, NamedSharding(new.mesh, spec))
     a_layer = sum(jax.tree.leaves(jax.tree.map(nbytes, stacks, specs)))
     a_layer *= len(new.mesh.local_devices)
     device, places = new.mesh.devices.flat[0], new.places

@@ -3,7 +3,6 @@ and compiled.
 """
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +22,7 @@ from jaxmem._planner.placement.layer import States
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._result.plan.plan import Plan, other_model
 from jaxmem._target.compile.protocol import Backend
+from jaxmem._trace.arguments import shard_bytes
 from jaxmem._trace.step import trace
 from jaxmem.errors import StepError
 
@@ -130,7 +130,7 @@ class PlacedSteps:
         _, outside = of(dataclasses.replace(self.resident, outer_moments=HOST))
         streamed, _ = of(Places(layers, 0))
         copied, _ = of(Places(layers, 0, copies=layers))
-        size = lambda tree: sum(_part_bytes(a) for a in jax.tree.leaves(tree)) // layers
+        size = lambda tree: sum(shard_bytes(a) for a in jax.tree.leaves(tree)) // layers
         parameters, moments = map(size, (masters_of(params[model.layers]), stacks))
         # What crosses between devices does in the dtype of compute.
         crosses = lambda a: a.size * jnp.dtype(model.dtype or a.dtype).itemsize
@@ -216,9 +216,9 @@ def _bytes(args: tuple) -> tuple[int, int]:
     for a in jax.tree.leaves(args):
         kind = getattr(getattr(a, "sharding", None), "memory_kind", None)
         if kind == HOST:
-            host += _part_bytes(a)
+            host += shard_bytes(a)
         else:
-            device += _part_bytes(a)
+            device += shard_bytes(a)
     return device, host
 
 
@@ -233,10 +233,3 @@ def _lies_as(state, wanted) -> bool:
         and a.sharding.is_equivalent_to(w.sharding, a.ndim)
     )
     return all(jax.tree.leaves(jax.tree.map(same, state, wanted)))
-
-
-def _part_bytes(a) -> int:
-    """Bytes of a shape's part on one device."""
-    sharding = getattr(a, "sharding", None)
-    shape = a.shape if sharding is None else sharding.shard_shape(a.shape)
-    return math.prod(shape) * a.dtype.itemsize

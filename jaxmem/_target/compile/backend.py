@@ -6,7 +6,6 @@ Whatever differs between the two stands here.
 import concurrent.futures
 import contextlib
 import dataclasses
-import math
 import os
 import re
 import time
@@ -40,7 +39,7 @@ from jaxmem._target.compiled.tpu import compile_for_tpu
 from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._target.devices.rates import rates_of
 from jaxmem._target.devices.target import Target
-from jaxmem._trace.arguments import on_host
+from jaxmem._trace.arguments import on_host, shard_bytes
 from jaxmem._trace.export import export_flat
 from jaxmem._trace.job import Job
 from jaxmem._trace.step import described
@@ -265,7 +264,7 @@ def _hosted_bytes(executable: jax.stages.Compiled, traced: jax.stages.Traced) ->
     is_leaf = lambda x: x is None or isinstance(x, Sharding)  # None: the step does not read it
     shardings = jax.tree.leaves(executable.input_shardings, is_leaf=is_leaf)
     return sum(
-        math.prod(sharding.shard_shape(aval.shape)) * aval.dtype.itemsize
+        shard_bytes(aval, sharding)
         for aval, sharding in zip(traced.jaxpr.in_avals, shardings)
         if sharding is not None and on_host(aval)
     )

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxmem._model.codecs.forms import THRESHOLD
 from jaxmem._model.codecs.outlier import z_scores
+from jaxmem._model.states.places import HOST
 from jaxmem._trace.filtered import is_array
 from jaxmem._trace.step import trace
 from jaxmem._train.rectifier.counts import Counts, Outliers, counted, greatest
@@ -98,7 +99,7 @@ class Tracker:
 
 def _held(array) -> int:
     """Bytes of an array in the memory of one device."""
-    if not isinstance(array, jax.Array) or array.sharding.memory_kind == "pinned_host":
+    if not isinstance(array, jax.Array) or array.sharding.memory_kind == HOST:
         return 0
     return array.addressable_shards[0].data.nbytes if array.addressable_shards else 0
 
