@@ -86,7 +86,7 @@ def test_a_reversed_scan_is_divided_in_the_order_in_which_it_runs():
 
 def test_little_can_be_saved_on_a_cpu_and_that_is_said_before_a_compile(monkeypatch):
     compiles = []
-    monkeypatch.setattr("jaxmem._planner.plan.search", lambda *_: compiles.append(1) or 1 / 0)
+    monkeypatch.setattr("jaxmem._planner.plan.find_plan", lambda *_: compiles.append(1) or 1 / 0)
     arguments = given(6)
     if release(installed("jaxlib") or "0") >= UNROLLED_SINCE:
         assert unrolled_obstacle(Target.parse("local")) is None

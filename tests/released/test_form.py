@@ -2,6 +2,8 @@
 hold them are refused, with what to do.
 """
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -156,7 +158,8 @@ def test_states_that_the_machine_cannot_hold_are_refused(monkeypatch):
     monkeypatch.setattr(room, "free_host_bytes", lambda: 0)
     split = step.split(step.init(params), 1)
     # On a GPU what is there already needs no more.
-    monkeypatch.setattr(room, "platform", lambda _: "cuda")
+    gpu = types.SimpleNamespace(platform="gpu")
+    monkeypatch.setattr(room, "device_of", lambda _: gpu)
     monkeypatch.setattr(support, "installed", lambda _: "0.11.1")
     with pytest.raises(TargetError, match=r"3.0 KiB more of states .* and 0 .* are free"):
         step.split(split, 0)

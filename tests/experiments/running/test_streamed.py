@@ -17,11 +17,16 @@ from experiments.running import planning
 from experiments.running.planning import new_plan, prepare
 from experiments.running.text import TEXT
 from experiments.steps.step import abstract, first_state, init_state, joined, placed
+from jaxmem._target.devices.support import misreading
+from jaxmem._target.devices.target import Target
 from jaxmem.plans import Plan
 from tests.experiments.states import user_numerics
 from tests.shared.marks import slow
 
 pytestmark = pytest.mark.jax_defaults
+MISREADS = pytest.mark.skipif(
+    misreading(Target.parse("h200")) is not None, reason="jaxlib reads host stacks wrongly on GPUs"
+)
 
 SETTINGS = (
     "model.layers=3", "model.width=32", "model.loop=stack",
@@ -156,16 +161,14 @@ def check_plan(plan, config):
     leaves = jax.tree.leaves(abstract(config)[0])
     there = [a for a in leaves if a.sharding.memory_kind == "pinned_host"]
     assert there
-    if plan.target == "h200":
-        assert plan.host_bytes >= size(there)
-    else:  # a CPU has one memory: what lies in "host memory" counts as everything else does
-        assert plan.host_bytes == 0
-        assert plan.parts.arguments >= size(leaves)
+    here = [a for a in leaves if a.sharding.memory_kind != "pinned_host"]
+    assert plan.host_bytes >= size(there)
+    assert size(here) <= plan.parts.arguments < size(leaves)
 
 
 def test_states_that_stream_count_in_a_plan():
     small = "model.layers=2", "train.microbatches=1", "train.batch=4", "plan.actions=lossless"
-    config = config_of("gpt", *small, "states.persist=0", "plan.budget=3.3MB")
+    config = config_of("gpt", *small, "states.persist=0", "plan.budget=3MB")
     check_plan(new_plan(config), config)
 
 
@@ -183,7 +186,11 @@ def test_a_plan_says_where_states_lie_and_the_run_trains_so(resident, text, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "persist", "target", "budget"),
-    [("gpt", 0, "local", "6MB"), ("llama", 0, "local", "6MB"), ("gpt", 1, "h200", "6MB")],
+    [
+        ("gpt", 0, "local", "4.8MB"),
+        ("llama", 0, "local", "4.8MB"),
+        pytest.param("gpt", 1, "h200", "6MB", marks=MISREADS),
+    ],
 )
 def test_activations_are_planned_beside_states_that_stream(
     model, persist, target, budget, resident, tmp_path, text
