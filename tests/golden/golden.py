@@ -4,16 +4,20 @@
 are compared exactly, seconds to six digits.
 """
 
+import contextlib
 import dataclasses
 import enum
 import functools
 import importlib
 import inspect
 import json
+import os
 import pathlib
 import re
+import tempfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jaxmem
 from benchmarks.foreign import MODELS
@@ -24,7 +28,8 @@ from jaxmem._cost.profile.options import Allowed
 from jaxmem._planner.read import read_step
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solve import least_bytes, solve
-from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.compile.backend import Local, backend_for
+from jaxmem._target.compile.protocol import Backend, Pricing
 from jaxmem._target.devices.target import Target
 from tests.shared.foreign.size import Size
 from tests.shared.programs import program
@@ -178,7 +183,17 @@ def _answer(answer) -> dict[str, Any] | None:
 
 
 def planned(case: Case) -> dict[str, Any]:
-    """A plan's file, and a hash of its program, where the device is here."""
+    """A plan's file, and a hash of its program, where the device is here. Nothing that was measured
+    or compiled before is read, and times of the device at hand are computed from its rates.
+    """
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as patched:
+        patched.enter_context(mock.patch.dict(os.environ, XDG_CACHE_HOME=folder))
+        patched.enter_context(mock.patch.object(Local, "times", Pricing.times))
+        patched.enter_context(mock.patch.object(Local, "run", Backend.run))
+        return _planned(case)
+
+
+def _planned(case: Case) -> dict[str, Any]:
     build, *args = case.make()
     how = {"target": case.target} | case.options
     budget = None
