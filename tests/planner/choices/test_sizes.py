@@ -301,7 +301,7 @@ def test_a_file_says_the_size_and_older_files_none(tmp_path):
     text = path.read_text()
     for broken in ("0", "-1", "true", '"x"'):
         path.write_text(text.replace('"batch": 24', f'"batch": {broken}'))
-        with pytest.raises(PlanFileError, match="field `batch`: got .*at least 1, or nothing"):
+        with pytest.raises(PlanFileError, match="field `batch`: got .*at least 1"):
             jaxmem.Plan.load(path)
     plans.plan().save(path)
     assert "batch" not in plans.plan().to_json()
