@@ -1,8 +1,13 @@
-"""Writes what the library answers: `python -m tests.golden.record`, in a quarter of an hour."""
+"""Writes what the library answers: `python -m tests.golden.record`, in a quarter of an hour.
+
+Programs and bytes of the device at hand are those of XLA's flags in tests, and of JAX as users have
+it.
+"""
 
 import json
 import sys
 
+from tests.conftest import set_numerics
 from tests.golden import golden
 
 
@@ -12,6 +17,7 @@ def write(name: str, data) -> None:
 
 
 def main(*wanted: str) -> None:
+    set_numerics(x64=False, promotion="standard")
     parts = {"profiles": profiles, "plans": plans, "public": golden.public}
     for name in wanted or parts:
         write(name, parts[name]())
