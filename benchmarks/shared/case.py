@@ -128,7 +128,7 @@ class Step:
         return self.attempt(budget, **given)[1]
 
     def budget_for(self, nbytes: int) -> int:
-        """The budget of which a plan may take so many bytes, with the margin of the target."""
+        """The budget whose usable bytes are so many: the target's margin is added."""
         margin = self.backend.margin
         return int(nbytes / (1 - margin)) + 1 if margin else nbytes
 

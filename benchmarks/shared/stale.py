@@ -29,7 +29,7 @@ class Stale(NamedTuple):
 
 
 def has_history(root: pathlib.Path) -> bool:
-    """Whether git knows all commits: those of a shallow clone are cut off."""
+    """Whether git knows all commits: a shallow clone lacks the older commits."""
     return (git(root, "rev-parse", "--is-shallow-repository") or "").strip() == "false"
 
 
@@ -42,7 +42,7 @@ def written_by(root: pathlib.Path, path: pathlib.Path) -> str | None:
 
 
 def stale_one(sources: Sources, path: pathlib.Path) -> Stale | None:
-    """A result that is stale, or cannot be compared; None if its sources are those of today."""
+    """A result that is stale, or cannot be compared; None if its sources have not changed."""
     found = read_json(path)
     name, seconds = path.stem, found.get("seconds")
     if found.get("sources"):
@@ -61,7 +61,7 @@ def stale_one(sources: Sources, path: pathlib.Path) -> Stale | None:
 
 
 def stale_results(root: pathlib.Path = ROOT) -> list[Stale]:
-    """The shortest run first; those of unknown length last."""
+    """The shortest run first; runs of unknown length last."""
     sources, paths = Sources(root), sorted((root / "benchmarks" / "results").glob("*.json"))
     found = [one for path in paths if (one := stale_one(sources, path)) is not None]
     return sorted(found, key=lambda one: (one.seconds is None, one.seconds))

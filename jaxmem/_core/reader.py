@@ -235,7 +235,7 @@ def _checked(check: Valid, read: Read, value: Any) -> Any:
     try:
         return _plain(check, read(value))
     except Broken as broken:
-        # The words of the check are those of the whole value; a part of it has its own.
+        # The check describes the whole value; a part of the value has a check of its own.
         raise broken if broken.field else Broken(value, check.expected) from broken
 
 

@@ -54,7 +54,7 @@ class Operation:
       inside loops.
     whole: the index in `Graph.equations` of what it is, or is part of.
     share: its part of the time of that.
-    flops, matmuls: of matrix products, those of all turns.
+    flops, matmuls: FLOPs and number of matrix products, over all turns.
     eqn: JAX's equation; None for what has none of its own.
     turns: how many tensors of that shape its result is.
     looped: whether it is inside a loop.

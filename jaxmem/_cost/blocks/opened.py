@@ -25,7 +25,7 @@ class Opened:
     """A graph whose loops and `jax.shard_map` with tags are opened.
 
     operations: in topological order.
-    sizes: bytes by number of a value, those of all turns, before a mesh divides them.
+    sizes: bytes by number of a value, over all turns, before a mesh divides the value.
     needed: what the backward reads; of a value without bytes, that the backward's own run of the
       loop reads it.
     fixed: values that depend on no input.

@@ -91,12 +91,16 @@ class StepCompiler:
         return all_compiled(self.try_compile(*many))
 
     def try_compile(self, *many: Actions) -> list[CompiledStep | StepError]:
-        """The same, with the error of each that XLA could not compile in its place."""
+        """Compiles the step under each of `many` actions; an error stands for a step that XLA could
+        not compile.
+        """
         self.compiles += len(many)
         return self.compile_buffers(*many)
 
     def compile_buffers(self, *many: Actions) -> list[CompiledStep | StepError]:
-        """The same, not counted among the compiles."""
+        """Compiles the step under each of `many` actions as `try_compile` does, and does not count
+        the compiles.
+        """
         start = time.perf_counter()
         futures = [self._begin(actions) for actions in many]  # before the first is waited for
         found: list[CompiledStep | StepError] = []

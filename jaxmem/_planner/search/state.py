@@ -129,8 +129,8 @@ class Search:
     def try_compile(
         self, *many: Actions, least: int | None = None
     ) -> list[CompiledStep | StepError]:
-        """The same, with the error of each that XLA does not compile in its place: XLA has defects,
-        and one plan that meets them is no reason to have none.
+        """Compiles the step under each of `many` actions; an error stands for a step that XLA does
+        not compile. XLA has defects, and one plan that meets them is no reason to have none.
         """
         check_goes_on()
         done = self.steps.compiles
