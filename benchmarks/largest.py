@@ -30,6 +30,7 @@ from typing import Any
 
 import jax
 
+from benchmarks.placed import bytes_of
 from benchmarks.shared.case import on
 from benchmarks.shared.released import NO_DROPOUT, state_of, step_of
 from benchmarks.shared.results import Report, say
@@ -191,12 +192,7 @@ def row(few: PlacementSearch, rule: Callable, error: int | None, joint: bool) ->
     return {
         "layers": layers,
         "parameters": parameters(layers),
-        "states": str(best.answer.places),
-        "predicted": best.predicted_bytes,
-        "compiled": best.total,
-        "error": best.predicted_bytes / best.total - 1,
-        "host predicted": best.answer.host_bytes,
-        "host compiled": best.step.host_bytes,
+        **bytes_of(best),
         "walks are off by": found.search.error,
         "a layer more needs": beyond and beyond.least_bytes,
     } | ({"temporaries": temporaries(found.search)} if joint else {})

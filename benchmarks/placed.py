@@ -28,7 +28,7 @@ from benchmarks.shared.results import Report
 from jaxmem._core.actions import ALL, KEEP, LOSSLESS, OFFLOAD, REST
 from jaxmem._core.database import Database
 from jaxmem._cost.profile.options import Allowed
-from jaxmem._planner.joint.search import PlacementSearch, with_working
+from jaxmem._planner.joint.search import PlacedTrial, PlacementSearch, with_working
 from jaxmem._planner.placed import read_places
 from jaxmem._planner.placement.front import way_of
 from jaxmem._planner.placement.layer import BUFFERED, RESIDENT, STREAMED
@@ -73,6 +73,18 @@ def rooms(search: PlacementSearch, target: Target) -> list[int]:
     return from_to(int(LEAST * compiled.total), most_bytes, BUDGETS)
 
 
+def bytes_of(best: PlacedTrial) -> dict[str, Any]:
+    """Where a plan places states, and its bytes, as predicted and as compiled."""
+    return {
+        "states": str(best.answer.places),
+        "predicted": best.predicted_bytes,
+        "compiled": best.total,
+        "error": best.predicted_bytes / best.total - 1,
+        "host predicted": best.answer.host_bytes,
+        "host compiled": best.step.host_bytes,
+    }
+
+
 def at(
     unlimited: PlacementSearch, simpler: dict[str, PlacementProblem], room: int
 ) -> dict[str, Any]:
@@ -93,16 +105,14 @@ def at(
         name: answer(dataclasses.replace(within(question), **short))
         for name, question in simpler.items()
     }
-    return row | {
-        "states": str(best.answer.places),
-        "predicted": best.predicted_bytes,
-        "compiled": best.total,
-        "error": best.predicted_bytes / best.total - 1,
-        "host predicted": best.answer.host_bytes,
-        "host compiled": best.step.host_bytes,
-        "seconds": best.answer.seconds,
-        "rules": {name: a and a.seconds for name, a in others.items()},
-    }
+    return (
+        row
+        | bytes_of(best)
+        | {
+            "seconds": best.answer.seconds,
+            "rules": {name: a and a.seconds for name, a in others.items()},
+        }
+    )
 
 
 def run(report: Report, model: str, target: str) -> None:

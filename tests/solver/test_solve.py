@@ -269,7 +269,7 @@ def test_refused_choices_and_assignments_are_not_returned():
     while (found := solve(problem)) is not None:
         assert found.actions not in seen
         seen.append(found.actions)
-        problem = problem.excluding(found.actions)
+        problem = dataclasses.replace(problem, excluded=tuple(seen))
     fitting = {tuple(p.effective.items()) for p in prices(made) if p.bytes <= 25}
     assert len(seen) == len(fitting) > 3
     assert [oracle(made, flat(a)).priced for a in seen] == sorted(

@@ -60,10 +60,6 @@ class Problem:
         }
         return dataclasses.replace(self, refused=self.refused | lossy)
 
-    def excluding(self, actions: Actions) -> "Problem":
-        """The same with one assignment excluded."""
-        return dataclasses.replace(self, excluded=(*self.excluded, actions))
-
     def open_choices(self) -> dict[tuple[str, str], tuple[Choice, ...]]:
         """Maps (block, tag) to the choices that have a price at every place of that name, in every
         class of that label, RECOMPUTE first.
