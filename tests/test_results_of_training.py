@@ -1,0 +1,214 @@
+"""What docs/results.md quotes of AdamA, runs and checkpoints is in the committed results."""
+
+import re
+
+from tests.shared.quoted import PAGE, answer, numbers, quotes, result, tables
+
+
+def test_bytes_of_the_gradient():
+    page, summary = PAGE["Of the gradient"], result("adama_bytes")["summary"]
+    size = {k: v / 1e9 for k, v in summary["gradient bytes"].items()}
+    size["AdamA, each layer's gradient released"] = released = size.pop("AdamA, released")
+    size["the same with the row ratio"] = row = size.pop("AdamA, released, row ratio")
+    assert size.keys() == page.keys()
+    beside = summary["and among the row ratio's"]
+    assert beside == 8 * summary["rows"]
+    assert quotes(page["the same with the row ratio"][0], row, beside / 1e9)
+    for row, cells in page.items():
+        assert quotes(cells[0], size[row]), row
+    summed = summary["and among MultiSteps' arguments"] / 1e9
+    assert quotes(page["optax.MultiSteps"][0], size["optax.MultiSteps"], summed)
+    in_place = size["accumulation in place, layer by layer"]
+    ends = released, size["AdamA, whole gradients"], in_place, size["accumulation in a scan"]
+    assert quotes(answer("gradient of gpt_345m"), *ends)
+
+
+def test_bytes_of_a_bert():
+    page, found = PAGE["Of a BERT of 4.2 billion parameters"], result("adama_bert_4b")
+    results, summary = found["results"], found["summary"]
+    after = {1: results["AdamA, 1"], 8: results["AdamA, moments divided, 8"]}
+    for row, before, devices, saved in (
+        ("one H200", "accumulation, 1", 1, "1"),
+        ("eight, moments divided", "accumulation, moments divided, 8", 8, "8"),
+        (
+            "eight, accumulation's gradients divided too",
+            "accumulation, moments and gradients divided, 8",
+            8,
+            "8, against divided gradients",
+        ),
+    ):
+        sizes = (r["bytes"] / 1e9 for r in (results[before], after[devices]))
+        assert quotes(" ".join(page[row]), *sizes, 100 * summary[saved]["saved"]), row
+    assert quotes(page["one H200"][3], 100 * summary["bound, 1"])
+    assert quotes(page["eight, moments divided"][3], 100 * summary["bound, 8"])
+
+
+def test_bytes_beside_other_optimizers():
+    page, summary = PAGE["Beside other optimizers"], result("adama_table2")["summary"]
+    assert len(page) == len(summary["bytes"])
+    for key, size in summary["bytes"].items():
+        row = re.sub(r"N=(\d)$", r"\1 microbatches", key).replace("1 microbatches", "1 microbatch")
+        cells = page[row.replace(", with", " with")]
+        assert quotes(cells[0], size / 1e9), key
+    least = summary["AdamA, N=8, over the least of the others"]
+    assert quotes(page["AdamA, 8 microbatches"][0], size / 1e9, least)
+
+
+def test_the_largest_model():
+    page, summary = PAGE["The largest model"], result("adama_largest")["summary"]
+    ways = [
+        f"{way}, {what}"
+        for what in ("whole", "states divided")
+        for way in ("accumulation", "AdamA")
+    ]
+    assert page.keys() == {"16 GB", "32 GB", "80 GB"}
+    for cap, cells in page.items():
+        sizes = [summary[f"{way}, {cap}"]["billion"] for way in ways]
+        assert quotes(" ".join(cells), *sizes), cap
+    whole, ours, divided, ours_divided = sizes
+    assert quotes(answer("Largest BERT"), ours, whole, ours_divided, divided)
+
+
+def test_time_of_adama():
+    page, ratios = PAGE["AdamA: time"], result("adama_time")["results"]
+    models = ("gpt_nano", "width 512")
+    names = {"accumulation in a scan": "scan", "AdamA, whole gradients": "adama"}
+    names["AdamA, released"] = "released"
+    names["released, row ratio"] = "released, row ratio"
+    for row, cells in page.items():
+        of = [ratios[f"{model}, {names.get(row, row)}"] for model in models]
+        assert quotes(" ".join(cells), *(m[k]["median"] for m in of for k in ("clock", "cores")))
+    assert len(page) == 7
+    ways = "released", "released, row ratio"
+    work = [ratios[f"{m}, {way}"]["cores"]["median"] for way in ways for m in models]
+    unclipped = ratios["width 512, released, row ratio, not clipped"]["cores"]["median"]
+    assert quotes(answer("released step"), *work, unclipped)
+
+
+def test_convergence_of_adama():
+    page, summary = PAGE["AdamA: convergence"], result("adama_convergence")["summary"]
+    first = tables("docs/adama.md")["# AdamA: moments gathered in the backward"]
+    assert page.keys() == summary.keys()
+    for row, (*cells, packed) in page.items():
+        found = summary[row]
+        of = found["less Adam"]
+        assert quotes(" ".join(cells), found["Adam"], found["spread"], of["squares"], of["row"])
+        assert quotes(packed, of["packed"]) if "packed" in of else not packed
+    assert all(found["within"]["row"] for found in summary.values())
+    assert answer("converge").startswith(f"with the row ratio in {len(page)} of {len(page)} cases")
+    for model, cells in first.items():
+        found = summary[f"{model}, beta2 0.95, N=8"]
+        of = found["less Adam"]
+        assert quotes(" ".join(cells), found["spread"], of["squares"], of["row"]), model
+    gpt = [v for k, v in summary.items() if k.startswith("GPT")]
+    beyond = [v for v in gpt if not v["within"]["squares"]]
+    assert (len(beyond), len(gpt)) == (8, 12)
+    small = [v for k, v in summary.items() if k.startswith("GPT, beta2")]
+    shares = [100 * v["less Adam"]["squares"] / v["Adam"] for v in small]
+    assert numbers(answer("converge"))[2:] == [f"{min(shares):.0f}", f"{max(shares):.0f}"]
+    worse = [k for k, v in summary.items() if not v["row no worse than squares"]]
+    assert len(worse) == 4
+    assert all(k.startswith("ResNet") for k in worse)
+
+
+def test_ratio_of_second_moments():
+    page, summary = PAGE["The ratio of second moments"], result("adama_ratio")["summary"]
+    for cells, found in zip(page.values(), summary.values(), strict=True):
+        last = (found[f"{what} of the last 50 steps"] for what in ("mean", "median"))
+        assert quotes(" ".join(cells), found["largest"], *last)
+
+
+def test_first_steps_of_a_packed_sum():
+    page, rows = PAGE["Why not a packed sum"], result("adama_packed")["results"]
+    assert page.keys() == {"2", "4", "8"}
+    for n, cells in page.items():
+        longest = [rows[f"{way}, {n}"]["longest"] for way in ("squares", "row", "packed")]
+        assert quotes(" ".join(cells), *longest, 100 * rows[f"packed, {n}"]["over twice"])
+        assert max(longest[:2]) <= 1.001 * int(n) ** 0.5 < longest[2] / 100
+
+
+SIGNALS = "SIGKILL", "SIGTERM", "SIGINT"
+
+
+def test_runs_that_are_stopped():
+    page, summary = PAGE["Runs that are stopped"], result("kills")["summary"]
+    assert tuple(page) == SIGNALS
+    for name, cells in page.items():
+        row = summary[name]
+        lost, again = row["steps lost that were saved"], row["most steps repeated"]
+        assert quotes(" ".join(cells), row["stopped"], lost, again, row["after its run"])
+        assert lost == 0
+        assert row["tracebacks"] <= row["codes"].get("-2", 0), "others than Python's at an import"
+    assert summary["ended"] == summary["as without"]
+    sent = {n: summary[n]["stopped"] + summary[n]["after its run"] for n in SIGNALS}
+    assert sent["SIGKILL"] >= 200
+    assert sent["SIGTERM"] + sent["SIGINT"] >= 60
+    assert quotes(answer("a run that is stopped"), sum(sent.values()), summary["ended"])
+
+
+def test_faults_in_stored_checkpoints():
+    page, rows = PAGE["Faults in stored checkpoints"], result("checkpoint_faults")["results"]
+    total = result("checkpoint_faults")["summary"]
+    for fault, cells in page.items():
+        ours, orbax = rows[f"jaxmem, {fault}"], rows[f"orbax alone, {fault}"]
+        names = "right values", "an error", "wrong values"
+        of = [ours["the one before, with a warning"], ours.get("wrong values", 0)]
+        assert quotes(" ".join(cells), *of, *(orbax.get(name, 0) for name in names))
+    assert len(page) == 5
+    assert total["jaxmem"].keys() == {"the one before, with a warning"}
+    made, read = sum(total["jaxmem"].values()), sum(total["orbax alone"].values())
+    assert made >= 1000
+    wrong = total["orbax alone"]["wrong values"]
+    assert quotes(answer("that were changed"), made, wrong, read)
+
+
+def test_files_that_are_refused():
+    page, found = PAGE["Configs and plans' files that are refused"], result("bad_files")
+    kinds = found["results"]["configs"] | found["results"]["plans"]
+    assert page.keys() == kinds.keys()
+    for kind, cells in page.items():
+        for cell, what in zip(cells, ("configs", "plans"), strict=True):
+            row = found["results"][what].get(kind)
+            assert cell == "–" if row is None else quotes(cell, row["refused"]), kind
+    totals = [found["summary"][what]["refused"] for what in ("configs", "plans")]
+    assert quotes(answer("with a mistake"), *totals)
+    assert min(totals) >= 500
+    assert all(row["refused"] == row["files"] for row in found["summary"].values())
+
+
+def test_what_saving_costs():
+    (cells,), found = list(PAGE["What saving costs"].values()), result("saving")["summary"]
+    ratio, percent = cells[0], lambda one: 100 * (one - 1)
+    values = percent(found["ratio, median"]), *map(percent, found["ratio, quartiles"])
+    assert quotes(ratio, *values)
+    assert quotes(cells[1], 1e3 * found["blocks, median"], 1e3 * found["blocks, most"])
+    assert quotes(cells[2], found["whole, median"])
+    assert values[0] <= 3
+    assert quotes(answer("saving cost"), values[0], 1e3 * found["blocks, median"])
+
+
+def test_a_plan_that_is_revised():
+    found = result("rectified")
+    for seed, cells in PAGE["A plan that is revised"].items():
+        one = found["results"][f"trained, {seed}"]
+        kept = one["everything kept"]["loss"]
+        losses = [100 * (one[name]["loss"] / kept - 1) for name in ("first plan", "rectified")]
+        last = max(r["step"] for r in one["rectified"]["decisions"] if r.get("event") == "swap")
+        beyond = one["rectified"]["beyond room"]
+        after = sum(n for step, n in beyond.items() if int(step) > last)
+        taken = one["as planned"]
+        assert quotes(cells[0], len(taken), sum(taken))
+        assert quotes(cells[1].lstrip("+"), losses[0])
+        assert quotes(cells[2].lstrip("+"), losses[1])
+        assert quotes(cells[3], max(beyond.values()))
+        assert quotes(cells[4], after)
+    summary = found["summary"]
+    worst = max(map(abs, summary["loss against everything kept"]["rectified"]["loss"]["by seed"]))
+    assert worst <= 0.005
+    total = sum(summary["plans taken"])
+    assert quotes(answer("come and go").replace("three", "3"), total, 3, 100 * worst)
+    for share, cells in PAGE["A stale plan against a rectified one"].items():
+        row = found["results"][f"stale, {share}"]
+        assert quotes(cells[0], row["ratio"], row["quartiles"][0], row["quartiles"][2])
+        assert quotes(cells[1], row["predicted ratio"])
+    assert summary["throughput between trackings"] >= 0.99
