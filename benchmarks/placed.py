@@ -28,11 +28,11 @@ from benchmarks.shared.results import Report
 from jaxmem._core.actions import ALL, KEEP, LOSSLESS, OFFLOAD, REST
 from jaxmem._core.database import Database
 from jaxmem._cost.profile.options import Allowed
-from jaxmem._planner.joint.search import PlacedTrial, PlacementSearch, with_working
-from jaxmem._planner.placed import read_places
-from jaxmem._planner.placement.front import way_of
+from jaxmem._planner.placement.front import layer_policy
 from jaxmem._planner.placement.layer import BUFFERED, RESIDENT, STREAMED
-from jaxmem._planner.placement.program import PlacementProblem, answer
+from jaxmem._planner.placement.plan import read_places
+from jaxmem._planner.placement.program import PlacementProblem, solve_placement
+from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch, with_working
 from jaxmem._planner.search.trial import Limits
 from jaxmem._target.devices.support import allowed_actions
 from jaxmem._target.devices.target import Target
@@ -53,19 +53,19 @@ def search_of(model: str, backend) -> PlacementSearch:
 
 
 def rules(search: PlacementSearch) -> dict[str, PlacementProblem]:
-    """The questions that simpler plans answer."""
-    question, profile, block = search.question, search.profile, search.block
+    """The problems that simpler plans solve."""
+    problem, profile, block = search.within(None), search.profile, search.block
     offloaded = {t.name: OFFLOAD for t in block.tags if any(o.host_bytes for o in t.options)}
     whole = [{}, {REST: KEEP}, offloaded]
-    ways = [way_of(profile, block, choices) for choices in whole]
-    ways = with_working(ways, search.steps, block.name, search.others)
-    given = {"states alone": {"ways": ways[:1]}, "all streamed": {"places": (STREAMED,)}}
-    given["blocks whole"] = {"ways": ways, "places": (RESIDENT, STREAMED, BUFFERED)}
-    return {name: dataclasses.replace(question, **how) for name, how in given.items()}
+    policies = [layer_policy(profile, block, choices) for choices in whole]
+    policies = with_working(policies, search.steps, block.name, search.others)
+    given = {"states alone": {"policies": policies[:1]}, "all streamed": {"places": (STREAMED,)}}
+    given["blocks whole"] = {"policies": policies, "places": (RESIDENT, STREAMED, BUFFERED)}
+    return {name: dataclasses.replace(problem, **how) for name, how in given.items()}
 
 
 def rooms(search: PlacementSearch, target: Target) -> list[int]:
-    least, most = search.least(), answer(dataclasses.replace(search.question, room=None))
+    least, most = search.least(), solve_placement(search.within(None))
     assert least is not None
     assert most is not None
     compiled = search.steps.compile(search.assignment(least), least.places)
@@ -76,11 +76,11 @@ def rooms(search: PlacementSearch, target: Target) -> list[int]:
 def bytes_of(best: PlacedTrial) -> dict[str, Any]:
     """Where a plan places states, and its bytes, as predicted and as compiled."""
     return {
-        "states": str(best.answer.places),
+        "states": str(best.solution.places),
         "predicted": best.predicted_bytes,
         "compiled": best.total,
         "error": best.predicted_bytes / best.total - 1,
-        "host predicted": best.answer.host_bytes,
+        "host predicted": best.solution.host_bytes,
         "host compiled": best.step.host_bytes,
     }
 
@@ -89,8 +89,9 @@ def at(
     unlimited: PlacementSearch, simpler: dict[str, PlacementProblem], room: int
 ) -> dict[str, Any]:
     """What is found within so many bytes."""
-    within = lambda question: dataclasses.replace(question, room=room)
-    search = dataclasses.replace(unlimited, question=within(unlimited.question), tried=[])
+    within = lambda problem: dataclasses.replace(problem, room=room)
+    limits = dataclasses.replace(unlimited.limits, usable_bytes=room)
+    search = dataclasses.replace(unlimited, limits=limits, tried=[])
     best, first = search.run(), search.tried[0]
     row = {
         "room": room,
@@ -102,14 +103,14 @@ def at(
         return row
     short = {"short": search.error}
     others = {
-        name: answer(dataclasses.replace(within(question), **short))
-        for name, question in simpler.items()
+        name: solve_placement(dataclasses.replace(within(problem), **short))
+        for name, problem in simpler.items()
     }
     return (
         row
         | bytes_of(best)
         | {
-            "seconds": best.answer.seconds,
+            "seconds": best.solution.seconds,
             "rules": {name: a and a.seconds for name, a in others.items()},
         }
     )
@@ -140,7 +141,7 @@ def summary(report: Report) -> dict:
 
 
 def of_rules(rows: list[dict[str, float | None]]) -> dict[str, dict]:
-    """By rule: how many times as long it takes as the joint answer, where it finds one."""
+    """By rule: how many times as long it takes as the joint plan, where it finds one."""
     found = {rule: [ratio for row in rows if (ratio := row[rule])] for rule in rows[0]}
     return {
         rule: {

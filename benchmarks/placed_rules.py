@@ -5,7 +5,7 @@
 The models, targets and prices of `benchmarks.placed`, within twelve budgets each, from 5 % above
 the program's least to everything on the device; solved alone, without a compile.
 
-- `states first`: where states lie is decided as if every layer were recomputed, then one way for
+- `states first`: where states lie is decided as if every layer were recomputed, then one policy for
   the layers of each place within what is left.
 - `actions first`: what layers do is decided as if no state took the link, all of them streamed;
   then where their states lie.
@@ -14,8 +14,8 @@ the program's least to everything on the device; solved alone, without a compile
 - `ProTrain`: a block is kept, recomputed or swapped as a whole, its states stream or stay, buffers
   keep some (its four numbers, spec P1 to P5).
 
-A cell is a rule's predicted seconds of the layers over those of the joint answer. `host` is the
-same budget with half of the host memory that the joint answer takes: time may not fall by it.
+A cell is a rule's predicted seconds of the layers over those of the joint plan. `host` is the
+same budget with half of the host memory that the joint plan takes: time may not fall by it.
 """
 
 import dataclasses
@@ -27,84 +27,89 @@ from benchmarks.shared.case import from_to, on
 from benchmarks.shared.results import Report
 from jaxmem._core.database import Database
 from jaxmem._planner.placement.layer import RESIDENT, STREAMED, LayerGroup
-from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, answer, priced
+from jaxmem._planner.placement.program import (
+    PlacementProblem,
+    PlacementSolution,
+    priced,
+    solve_placement,
+)
 
 BUDGETS = 12
 LEAST = 1.05
 
 
-def fits(question: PlacementProblem, one: PlacementSolution) -> bool:
-    assert question.room is not None
-    assert question.host_room is not None
-    return one.device_bytes <= question.room and one.host_bytes <= question.host_room
+def fits(problem: PlacementProblem, one: PlacementSolution) -> bool:
+    assert problem.room is not None
+    assert problem.host_room is not None
+    return one.device_bytes <= problem.room and one.host_bytes <= problem.host_room
 
 
-def states_first(question: PlacementProblem) -> PlacementSolution | None:
-    first = answer(dataclasses.replace(question, ways=question.ways[:1]))
+def states_first(problem: PlacementProblem) -> PlacementSolution | None:
+    first = solve_placement(dataclasses.replace(problem, policies=problem.policies[:1]))
     if first is None:
         return None
     found = []
-    for ways in itertools.product(range(len(question.ways)), repeat=len(first.counts)):
+    for policies in itertools.product(range(len(problem.policies)), repeat=len(first.counts)):
         counts: dict[LayerGroup, int] = {}
-        for (kind, n), way in zip(first.counts.items(), ways):
-            counts[LayerGroup(kind.place, way)] = n
-        found.append(priced(question, counts, first.outer))
-    found = [one for one in found if fits(question, one)]
+        for (kind, n), policy in zip(first.counts.items(), policies):
+            counts[LayerGroup(kind.place, policy)] = n
+        found.append(priced(problem, counts, first.outer))
+    found = [one for one in found if fits(problem, one)]
     return min(found, key=lambda one: one.cautious_seconds, default=None)
 
 
-def actions_first(question: PlacementProblem) -> PlacementSolution | None:
-    layers = question.states.layers
+def actions_first(problem: PlacementProblem) -> PlacementSolution | None:
+    layers = problem.states.layers
     alone = [
-        (way.seconds, w)
-        for w, way in enumerate(question.ways)
-        for one in [priced(question, {LayerGroup(STREAMED, w): layers}, "pinned_host")]
-        if fits(question, one)
+        (policy.seconds, w)
+        for w, policy in enumerate(problem.policies)
+        for one in [priced(problem, {LayerGroup(STREAMED, w): layers}, "pinned_host")]
+        if fits(problem, one)
     ]
     if not alone:
         return None
     _, fastest = min(alone)
-    return answer(dataclasses.replace(question, ways=(question.ways[fastest],)))
+    return solve_placement(dataclasses.replace(problem, policies=(problem.policies[fastest],)))
 
 
 def rules(
-    simpler: dict[str, PlacementProblem], question: PlacementProblem
+    simpler: dict[str, PlacementProblem], problem: PlacementProblem
 ) -> dict[str, PlacementSolution | None]:
-    """simpler: the questions of `placed.rules`, for any room."""
-    within = lambda name: answer(
-        dataclasses.replace(simpler[name], room=question.room, host_room=question.host_room)
+    """simpler: the problems of `placed.rules`, for any room."""
+    within = lambda name: solve_placement(
+        dataclasses.replace(simpler[name], room=problem.room, host_room=problem.host_room)
     )
     return {
-        "states first": states_first(question),
-        "actions first": actions_first(question),
+        "states first": states_first(problem),
+        "actions first": actions_first(problem),
         "states alone": within("states alone"),
         "all streamed": within("all streamed"),
-        "resident": answer(dataclasses.replace(question, places=(RESIDENT,))),
+        "resident": solve_placement(dataclasses.replace(problem, places=(RESIDENT,))),
         "ProTrain": within("blocks whole"),
     }
 
 
-def rooms(question: PlacementProblem, usable: int) -> list[int]:
-    least = answer(dataclasses.replace(question, room=None), "bytes")
-    most = answer(dataclasses.replace(question, room=None))
+def rooms(problem: PlacementProblem, usable: int) -> list[int]:
+    least = solve_placement(dataclasses.replace(problem, room=None), "bytes")
+    most = solve_placement(dataclasses.replace(problem, room=None))
     assert least is not None
     assert most is not None
     return from_to(int(LEAST * least.device_bytes), min(most.device_bytes, usable), BUDGETS)
 
 
-def at(question: PlacementProblem, simpler: dict[str, PlacementProblem]) -> dict:
-    """The joint answer, and the seconds of the others over its own."""
-    joint = answer(question)
+def at(problem: PlacementProblem, simpler: dict[str, PlacementProblem]) -> dict:
+    """The joint plan, and the seconds of the others over its own."""
+    joint = solve_placement(problem)
     assert joint is not None
-    with_less = answer(dataclasses.replace(question, host_room=joint.host_bytes // 2))
+    with_less = solve_placement(dataclasses.replace(problem, host_room=joint.host_bytes // 2))
     ratio = lambda one: None if one is None else one.seconds / joint.seconds
     return {
-        "room": question.room,
+        "room": problem.room,
         "states": str(joint.places),
         "seconds": joint.seconds,
         "solve seconds": joint.solve_seconds,
         "host": ratio(with_less),
-        "rules": {name: ratio(one) for name, one in rules(simpler, question).items()},
+        "rules": {name: ratio(one) for name, one in rules(simpler, problem).items()},
     }
 
 
@@ -113,9 +118,9 @@ def run(report: Report, model: str, target: str) -> None:
         return
     with on(target, Database()) as backend:
         search = placed.search_of(model, backend)
-        simpler, question = placed.rules(search), search.question
-        sizes = rooms(question, backend.target.usable_bytes)
-        rows = [at(dataclasses.replace(question, room=room), simpler) for room in sizes]
+        simpler, problem = placed.rules(search), search.within(None)
+        sizes = rooms(problem, backend.target.usable_bytes)
+        rows = [at(dataclasses.replace(problem, room=room), simpler) for room in sizes]
         report.add(key, {"budgets": rows})
 
 
