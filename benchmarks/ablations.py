@@ -62,6 +62,8 @@ def run(report: Report, config: str, target: str) -> None:
         for share in SHARES:
             budget = int((low + share * (high - low)) / (1 - case.backend.margin)) + 1
             for phase in PHASES:
+                if phase == "whole steps" and not case.backend.assigns:
+                    continue
                 report.once(f"{name} {share} without {phase}", planned, case, budget, phase)
 
 
@@ -83,7 +85,9 @@ def of_phase(report: Report, name: str, phase: str) -> dict:
 
 
 def of_case(report: Report, name: str) -> dict:
-    return {p: of_phase(report, name, p) for p in PHASES if p != "nothing"}
+    """The gain of each phase that ran for the case."""
+    ran = [p for p in PHASES if p != "nothing" and report.has(f"{name} {SHARES[0]} without {p}")]
+    return {p: of_phase(report, name, p) for p in ran}
 
 
 def main() -> None:
