@@ -27,7 +27,7 @@ RECALLED = 3  # plans of earlier searches that are estimated
 # for the least bytes, and all others. An equation takes 130 to 350 microseconds of a core, so that
 # the limits are about 20, 100 and 40 seconds. Only steps with Python loops over layers meet them.
 MOST_EQUATIONS = {"taught": 100_000, "least": 500_000, "others": 200_000}
-COMPILED = 5  # a compile for buffers takes about as long as so many estimates
+COMPILED = 10  # a compile for buffers takes about as long as so many estimates
 
 
 class Estimates:
