@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.shared.case import small_resnet
-from benchmarks.shared.results import Report
+from benchmarks.shared.results import Benchmark, Report, measure
 from experiments.data import images as image_data
 from experiments.models import resnet
 from experiments.running.images import read
@@ -167,10 +167,8 @@ def summary(report: Report) -> dict:
     }
 
 
-def main() -> None:
-    cases = itertools.product(WAYS, (f"N={n}" for n in COUNTS))
-    Report("adama_ratio").rows(cases, follow, summary)
-
+CASES = itertools.product(WAYS, (f"N={n}" for n in COUNTS))
+RESULTS = {"adama_ratio": Benchmark(CASES, row=follow, summary=summary)}
 
 if __name__ == "__main__":
-    main()
+    measure("adama_ratio", RESULTS)

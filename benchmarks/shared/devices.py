@@ -1,7 +1,6 @@
-"""Steps of a BERT over several devices that are not there: AdamA beside accumulation in place, by
-what is divided.
+"""Steps of a BERT over several absent H200s: AdamA and accumulation in place, by what is divided.
 
-Shared by adama_bert_4b.py and adama_largest.py. Layers keep nothing in both, so that what differs
+Layers keep nothing in both, so that what differs
 is the gradient.
 """
 
@@ -25,7 +24,6 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._model.states.shards import assembled, gathered, part_of, refilled, scattered, shards
 from jaxmem._model.states.store import fetch, put
 from jaxmem._target.compiled.compiled import Compiled
-from jaxmem._target.deviceless.compiler import Compiler
 
 PLAN = Assignment({"block": {}})
 AXIS = "data"
@@ -149,7 +147,7 @@ def mesh_of(devices: int) -> AbstractMesh:
     return AbstractMesh((devices,), (AXIS,), axis_types=(AxisType.Auto,))
 
 
-def compiled_on(compiler: Compiler, config: Config, devices: int, made) -> Compiled:
+def compiled_on(config: Config, devices: int, made) -> Compiled:
     """`made`: what `adama` or `accumulation` returns."""
     step, state, specs = made
     mesh = mesh_of(devices)
@@ -162,4 +160,4 @@ def compiled_on(compiler: Compiler, config: Config, devices: int, made) -> Compi
     traced = jax.jit(keyed, donate_argnums=0).trace(
         jax.tree.map(place, state, specs), batch, place(data, P())
     )
-    return compiled(compiler, traced)
+    return compiled(f"h200:{devices}", traced)

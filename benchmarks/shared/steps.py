@@ -53,7 +53,16 @@ def shapes(tree):
     return jax.tree.map(shape, tree)
 
 
-def compiled(compiler: Compiler, traced, capability: int | None = None, options=None) -> Compiled:
-    """A traced step, compiled for the compiler's target; `capability` is of the kernels in it."""
-    exported, donated = export_flat(traced, compiler.target.platform, capability)
-    return compiler.submit(exported, donated=donated, options=options).result()
+@functools.cache
+def compiler(target: str) -> Compiler:
+    """Compiles for a target without hardware, in a process that ends with this process."""
+    return Compiler(target, workers=1)
+
+
+def compiled(target: str, traced, capability: int | None = None, options=None) -> Compiled:
+    """A traced step, compiled for a target without hardware. `capability` is the GPU's, for the
+    kernels in the step.
+    """
+    found = compiler(target)
+    exported, donated = export_flat(traced, found.target.platform, capability)
+    return found.submit(exported, donated=donated, options=options).result()

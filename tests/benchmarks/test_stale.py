@@ -133,7 +133,7 @@ def written(path: pathlib.Path) -> dict:
 
 def test_a_report_names_its_sources_and_its_seconds(tmp_path):
     out = tmp_path / "solver.json"
-    Report("solver", ["--out", str(out)]).add("one", 1)
+    Report("solver", ["--out", str(tmp_path)]).add("one", 1)
     found = written(out)
     assert found["sources"] == Sources().record("benchmarks/solver.py")["sources"]
     assert {"benchmarks/solver.py", "benchmarks/shared", "jaxmem/_planner"} <= {*found["sources"]}
@@ -145,12 +145,12 @@ def test_a_report_names_its_sources_and_its_seconds(tmp_path):
 def test_results_that_are_gone_on_with_keep_their_sources(tmp_path, recorded):
     """The file would otherwise say that its first results are of today's sources."""
     out = tmp_path / "solver.json"
-    Report("solver", ["--out", str(out)]).add("one", 1)
+    Report("solver", ["--out", str(tmp_path)]).add("one", 1)
     of_first = {"commit": "0" * 40, "dirty": False, "sources": {"jaxmem/_planner": "1"}}
     old = {k: v for k, v in written(out).items() if k not in (*of_first, "seconds")}
     more = of_first | {"seconds": 1000.0} if recorded else {}
     out.write_text(json.dumps(old | more), encoding="utf-8")
-    Report("solver", ["--out", str(out)]).add("two", 2)
+    Report("solver", ["--out", str(tmp_path)]).add("two", 2)
     found = written(out)
     assert found["results"] == {"one": 1, "two": 2}
     assert found["sources"] == more.get("sources")

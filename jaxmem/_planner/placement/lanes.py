@@ -17,7 +17,7 @@ from jaxmem._planner.placement.sharding import ONE_DEVICE, Sharding
 from jaxmem._result.plan.timeline import Pass, PlacedLayers
 
 # The share of what is written back to host memory that runs beside work: XLA schedules none of it
-# there (benchmarks/streamed_bytes.py, "stored beside products").
+# there (benchmarks/streamed.py, "stored beside products").
 STORED_BESIDE = 0.0
 
 

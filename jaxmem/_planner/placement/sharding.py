@@ -9,7 +9,7 @@ from jaxmem._planner.placement.layer import States
 NOTHING, MOMENTS, STATES, LAYERS = DIVIDED
 # The share of what a layer gathers that crosses beside its own work: on Hopper and later all but
 # the weights of its first product, elsewhere less, by how XLA schedules it. Scattered gradients are
-# waited for (benchmarks/sharded.py).
+# waited for (benchmarks/streamed.py).
 GATHERED_BESIDE, LESS_BESIDE = 0.75, 0.4
 
 
