@@ -43,10 +43,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.shared.devices import PLAN, accumulation, adama, compiled_on, count
+from benchmarks.shared.devices import PLAN, accumulation, adama, compiled, compiled_on, count
 from benchmarks.shared.released import nbytes
 from benchmarks.shared.results import Benchmark, Report, measure
-from benchmarks.shared.steps import compiled
 from experiments.command.load import load
 from experiments.config.text import Config
 from experiments.models import registry as models

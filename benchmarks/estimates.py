@@ -10,9 +10,10 @@ knows nothing of blocks), and with the matrix products that the backward repeats
 also compared with the products and FLOPs of the optimized HLO, loops times trip counts. `local` has
 the times of h200: neither changes a byte.
 
-`walk`: liveness estimates of bytes, against compiled steps. Each model of `benchmarks/foreign.py`,
-for this CPU and for an H200, under `jaxmem.auto`: the step as it is, every tag recomputed, and two
-random assignments (half of the tags recomputed, the others under any action that is no transfer).
+`walk`: liveness estimates of bytes, against compiled steps. Each of `MODELS` in
+`benchmarks/shared/steps.py`, for this CPU and for an H200, under `jaxmem.auto`: the step as it is,
+every tag recomputed, and two random assignments (half of the tags recomputed, the others under any
+action that is no transfer).
 `error` is the estimated bytes of the whole step on the device against the compiled bytes. The
 estimate was written looking at gpt_nano, gpt_117m and bert_base, and at a part of these models on
 the CPU; none of its numbers is fitted to any of them. `loop` says whether the program loops over
@@ -39,11 +40,11 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
-from benchmarks.foreign import MODELS
 from benchmarks.shared.assignments import drawn, plans, recomputed, show
 from benchmarks.shared.case import AnyTimes, Case, Step, case_on, on
+from benchmarks.shared.devices import compiled
 from benchmarks.shared.results import Benchmark, Report, measure, of_errors
-from benchmarks.shared.steps import SIZES, compiled, shapes, step_of
+from benchmarks.shared.steps import MODELS, SIZES, shapes, step_of
 from jaxmem._core.actions import ALL, KEEP, LOSSLESS, RECOMPUTE, REST, Actions
 from jaxmem._core.profile import Profile
 from jaxmem._planner.search.compile import CompiledStep

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import jaxmem
 from benchmarks.shared.case import Step, between, on
 from benchmarks.shared.results import Benchmark, Report, measure
-from benchmarks.shared.steps import SIZES, shapes, step_of
+from benchmarks.shared.steps import MODELS, SIZES, shapes, step_of
 from experiments.command.load import load
 from experiments.steps.step import abstract, make_step, step_over
 from jaxmem._core.actions import KEEP, REST, keeps_everything
@@ -43,29 +43,10 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.groups import LABEL
 from jaxmem._model.auto.step import planned_step
 from jaxmem._planner.search.compile import StepCompiler
-from tests.shared.foreign import flax_models, libraries, plain
+from tests.shared.foreign import plain
 
 SHARES = (0.9, 0.6, 0.4)
 OF_RECOMPUTATION = 0.97
-MODELS: dict[str, Callable] = {
-    "gemma, a Python loop": plain.gemma_in_a_loop,
-    "gemma, a scan": plain.gemma_in_a_scan,
-    "gemma, a scan of checkpoints": plain.gemma_in_a_scan_of_checkpoints,
-    "microbatches, a chunked loss": plain.microbatches_with_a_chunked_loss,
-    "names twice in a layer": plain.names_twice_in_a_layer,
-    "mixture of experts": plain.mixture_of_experts,
-    "encoder and decoder": plain.encoder_and_decoder,
-    "recurrent over time": plain.recurrent_over_time,
-    "Linen, nn.scan": functools.partial(flax_models.linen_transformer, scanned=True),
-    "Linen, a Python loop": functools.partial(flax_models.linen_transformer, scanned=False),
-    "Linen, ResNet with BatchNorm": flax_models.resnet_with_batch_statistics,
-    "Transformers, GPT-2": libraries.gpt2,
-    "Transformers, BERT": libraries.bert,
-    "Transformers, Llama": libraries.llama,
-    "Transformers, ViT": libraries.vit,
-    "Equinox, a Python loop": functools.partial(libraries.equinox_transformer, scanned=False),
-    "Equinox, a scan": functools.partial(libraries.equinox_transformer, scanned=True),
-}
 ON_A_MESH = {"FSDP and tensor parallel on 8 devices": plain.on_a_mesh_of_eight}
 EIGHT = "h200:8"
 NOISE = 1e-4  # of the largest gradient: one below it is rounding

@@ -30,10 +30,8 @@ if the times differ by more than 1 % of the policy's.
 """
 
 import collections
-import functools
 import itertools
 import statistics
-from collections.abc import Callable
 
 import jax
 
@@ -42,7 +40,7 @@ from benchmarks.shared.assignments import show
 from benchmarks.shared.baselines import WITH_NAIVE, Baseline, baselines, compiler_of
 from benchmarks.shared.case import Case, Step, case_on, compile_step, nano, on, random_bits_for
 from benchmarks.shared.results import Benchmark, Report, measure, say
-from benchmarks.shared.steps import of_config, of_others
+from benchmarks.shared.steps import local_step
 from benchmarks.shared.timing import Seconds, cache_compiles, interleaved, over
 from experiments.gpu_check.measure import quartiles
 from jaxmem._core.actions import ALL, LOSSLESS, Actions
@@ -53,7 +51,6 @@ from jaxmem._planner.search.measure import quartiles as three_quartiles
 from jaxmem._planner.solve.cost import evaluate, everything
 from jaxmem._trace.jaxpr import matmul_flops
 from jaxmem.plans import compiled_bytes
-from tests.shared.foreign import flax_models, libraries, plain
 
 # -- baselines_cpu
 
@@ -128,17 +125,7 @@ def of_the_clock(report: Report) -> dict:
 SHARES = {"everything": 10, "0.6": 0.6, "0.4": 0.4}  # of the bytes of everything kept
 CHOOSING, COMPARING = 8.0, 10.0  # seconds
 WAYS = {"all actions": None, "lossless": LOSSLESS}
-MODELS: dict[str, Callable[[], tuple[Callable, tuple]]] = {
-    "gpt_nano": functools.partial(of_config, "gpt_nano"),
-    "gemma, a scan": functools.partial(of_others, plain.gemma_in_a_scan),
-    "encoder and decoder": functools.partial(of_others, plain.encoder_and_decoder),
-    "Linen, nn.scan": functools.partial(
-        of_others, functools.partial(flax_models.linen_transformer, scanned=True)
-    ),
-    "Equinox, a scan": functools.partial(
-        of_others, functools.partial(libraries.equinox_transformer, scanned=True)
-    ),
-}
+NAMES = ("gpt_nano", "gemma, a scan", "encoder and decoder", "Linen, nn.scan", "Equinox, a scan")
 
 
 def policies(step: Step) -> dict:
@@ -176,7 +163,7 @@ def chosen_by_the_clock(report: Report, name: str) -> None:
     if all(map(report.has, keys.values())):
         return
     with on("local") as backend:
-        step = Step(*MODELS[name](), backend, allowed=LOSSLESS)
+        step = Step(*local_step(name), backend, allowed=LOSSLESS)
         hand = policies(step)
         whole = hand["everything kept"].compiled.total_bytes
         for (share, way), key in keys.items():
@@ -312,7 +299,7 @@ CONFIGS = ("gpt_117m", "gpt_345m")
 RESULTS = {
     "baselines_cpu": Benchmark(run=by_the_clock, summary=of_the_clock, numbers={"rounds": 25}),
     "measured": Benchmark(
-        MODELS, chosen_by_the_clock, lambda report: {way: of_way(report, way) for way in WAYS}
+        NAMES, chosen_by_the_clock, lambda report: {way: of_way(report, way) for way in WAYS}
     ),
     "baselines_h200": Benchmark(CONFIGS, by_estimates, of_case=of_gpu),
     "tpu_baselines": Benchmark(

@@ -40,9 +40,9 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from benchmarks.shared.devices import compiled
 from benchmarks.shared.released import LAYERS, MODELS, config_of, nbytes, state_of, step_of
 from benchmarks.shared.results import Benchmark, Report, measure, of_errors
-from benchmarks.shared.steps import compiled
 from experiments.command.load import load
 from experiments.models import registry
 from jaxmem._core.assignment import Assignment

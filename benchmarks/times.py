@@ -26,14 +26,12 @@ an administrator. A time's error is its excess over the least that any session g
 busy machine.
 """
 
-import functools
 import itertools
 import os
 import pathlib
 import random
 import statistics
 import tempfile
-from collections.abc import Callable
 
 import jax
 
@@ -43,7 +41,7 @@ from benchmarks.shared.baselines import baselines
 from benchmarks.shared.case import Case, Step, nano, on
 from benchmarks.shared.released import NO_DROPOUT, OWN
 from benchmarks.shared.results import Benchmark, Report, measure, of_errors, say, spearman
-from benchmarks.shared.steps import of_config, of_others
+from benchmarks.shared.steps import local_step
 from benchmarks.shared.timing import in_turns
 from experiments.steps.step import abstract, init_state
 from jaxmem._core.actions import Action, Actions
@@ -56,7 +54,6 @@ from jaxmem._target.compile.backend import Local
 from jaxmem._target.compile.timing import measure as time_piece
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.job import Job
-from tests.shared.foreign import libraries
 from tests.shared.greedy import greedy
 
 # -- step_times
@@ -67,11 +64,7 @@ RANDOM = 14
 SECONDS = 100.0  # that one step's plans run in turns
 BASE = "everything kept"
 
-CASES: dict[str, Callable[[], tuple[Callable, tuple]]] = {
-    "gpt_nano": functools.partial(of_config, "gpt_nano"),
-    "BERT": functools.partial(of_others, libraries.bert),
-    "ViT": functools.partial(of_others, libraries.vit),
-}
+CASES = {"gpt_nano": "gpt_nano", "BERT": "Transformers, BERT", "ViT": "Transformers, ViT"}
 
 
 def plans(made: Profile) -> dict[str, Actions]:
@@ -98,7 +91,7 @@ def in_rounds(report: Report, name: str) -> None:
     if report.has(f"{name}, {BASE}"):
         return
     with on("local") as backend:
-        step = Step(*CASES[name](), backend, backend.database)
+        step = Step(*local_step(CASES[name]), backend, backend.database)
         made, steps = step.profile, step.steps
         chosen = plans(made)
         say(f"{name}: {len(chosen)} plans are compiled")

@@ -28,8 +28,8 @@ import jax.numpy as jnp
 
 import jaxmem
 import jaxmem_kernels as jk
+from benchmarks.shared.devices import compiled
 from benchmarks.shared.results import Benchmark, Report, measure
-from benchmarks.shared.steps import compiled
 from jaxmem import codecs
 from jaxmem._core.actions import Action, Choice
 from jaxmem._core.assignment import Assignment

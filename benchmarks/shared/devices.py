@@ -1,7 +1,6 @@
-"""Steps of a BERT over several absent H200s: AdamA and accumulation in place, by what is divided.
-
-Layers keep nothing in both, so that what differs
-is the gradient.
+"""Steps compiled for devices that are absent, without the planner; and steps of a BERT over several
+absent H200s: AdamA and accumulation in place, by what is divided. Layers keep nothing in both, so
+that the two differ in the gradient alone.
 """
 
 import functools
@@ -15,7 +14,6 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from benchmarks.shared.steps import compiled
 from experiments.config.text import Config
 from experiments.models import registry as models
 from experiments.models.split import whole
@@ -24,9 +22,26 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._model.states.shards import assembled, gathered, part_of, refilled, scattered, shards
 from jaxmem._model.states.store import fetch, put
 from jaxmem._target.compiled.compiled import Compiled
+from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._trace.export import export_flat
 
 PLAN = Assignment({"block": {}})
 AXIS = "data"
+
+
+@functools.cache
+def compiler(target: str) -> Compiler:
+    """Compiles for a target without hardware, in a process that ends with this process."""
+    return Compiler(target, workers=1)
+
+
+def compiled(target: str, traced, capability: int | None = None, options=None) -> Compiled:
+    """A traced step, compiled for a target without hardware. `capability` is the GPU's, for the
+    kernels in the step.
+    """
+    found = compiler(target)
+    exported, donated = export_flat(traced, found.target.platform, capability)
+    return found.submit(exported, donated=donated, options=options).result()
 
 
 def parameters(config: Config):
