@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.shared.results import Report
 from benchmarks.shared.sources import Sources
-from benchmarks.shared.stale import NO_HISTORY, listed, stale_results, written_by
+from benchmarks.shared.stale import NO_HISTORY, NO_SCRIPT, listed, stale_results, written_by
 
 FILES = {
     "benchmarks/fast.py": "import jaxmem\nfrom benchmarks.shared import timing\njaxmem.plan()\n",
@@ -90,6 +90,17 @@ def test_results_without_recorded_sources_are_compared_by_git(root):
     assert names(root) == {}
     write(root, "benchmarks/shared/timing.py", "changed = True\n")
     assert names(root) == {"fast": ["benchmarks/shared"]}
+
+
+def test_a_result_is_of_the_script_whose_table_has_its_name(root):
+    table = 'RESULTS = {"renamed": Benchmark()}\n'
+    write(root, "benchmarks/both.py", f"from jaxmem._train import loop\n{table}")
+    write_result(root, "renamed", recorded=False)
+    write_result(root, "gone", recorded=False)
+    commit(root)
+    assert [(one.name, one.note) for one in stale_results(root)] == [("gone", NO_SCRIPT)]
+    write(root, "jaxmem/_train/loop.py", "changed = True\n")
+    assert names(root) == {"renamed": ["jaxmem/_train"], "gone": []}
 
 
 def test_without_git_hashes_are_compared_and_other_results_have_a_message(tmp_path, monkeypatch):
