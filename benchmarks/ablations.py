@@ -5,10 +5,11 @@
 The phases: local search near the least bytes, refinement by whole steps (which runs where buffers
 are assigned before a compile is done: for TPUs), and groups of layers. The steps are those of
 configs without a tag or a checkpoint, under `jaxmem.auto`, so that layers can be grouped. Budgets:
-the least that compiled, 3 % more, and three between the least and everything kept. Every plan is
-searched from nothing: no earlier compile is recalled, and times of pieces are the same. Seconds
-are predicted; on a device that is not there they are XLA's estimate of the compiled step, or the
-roofline of its fusions. A ratio is the variant's over the search's: above 1, the phase gains.
+the least that compiled, and five between it and everything kept, most of them near the least. Every
+plan is searched from nothing: no earlier compile is recalled, and times of pieces are the same.
+Seconds are predicted; on a device that is not there they are XLA's estimate of the compiled step,
+or the roofline of its fusions. A ratio is the variant's over the search's: above 1, the phase
+gains.
 """
 
 import contextlib
@@ -17,9 +18,9 @@ from collections.abc import Callable
 from unittest import mock
 
 import jaxmem
-from benchmarks.auto_tags import OVERRIDES, untagged
+from benchmarks.foreign import OVERRIDES, untagged
 from benchmarks.shared.case import Step, forgetting, on
-from benchmarks.shared.results import Report
+from benchmarks.shared.results import Benchmark, Report, measure
 from experiments.command.load import load
 from experiments.steps.step import abstract
 from jaxmem._planner.search import begin, candidates, least, search
@@ -32,7 +33,7 @@ CASES = (
     ("gpt_117m", "h200", "keep,recompute"),
     ("gpt_117m", "v5e", "default"),
 )
-SHARES = (0.0, 0.03, 0.25, 0.5, 0.75)  # of what everything kept takes beyond the least
+SHARES = (0.002, 0.03, 0.07, 0.12, 0.2, 0.4)  # of what everything kept takes beyond the least
 WORTH = 0.01
 
 Patches = tuple[tuple[object, str, Callable], ...]
@@ -105,9 +106,7 @@ def of_case(report: Report, name: str) -> dict:
     return {p: of_phase(report, name, p) for p in ran}
 
 
-def main() -> None:
-    Report("ablations").of_each(CASES, run, of_case)
-
+RESULTS = {"ablations": Benchmark(CASES, run, of_case=of_case)}
 
 if __name__ == "__main__":
-    main()
+    measure("ablations", RESULTS)

@@ -17,11 +17,11 @@ RESIDENT, COPIED, STREAMED, BUFFERED = PLACES
 # What is divided over several devices.
 NOTHING, MOMENTS, STATES, LAYERS = DIVIDED
 # The share of a write to host memory that overlaps with work: XLA overlaps none of it
-# (benchmarks/streamed_bytes.py, "stored beside products").
+# (benchmarks/streamed.py, "stored beside products").
 STORED_BESIDE = 0.0
 # The share of a layer's all-gather that overlaps with the layer's own work: on Hopper and later all
 # but the weights of its first product, elsewhere less, by XLA's schedule. Reduce-scatters of
-# gradients do not overlap (benchmarks/sharded.py).
+# gradients do not overlap (benchmarks/streamed.py).
 GATHERED_BESIDE, LESS_BESIDE = 0.75, 0.4
 
 

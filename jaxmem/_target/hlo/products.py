@@ -14,7 +14,7 @@ _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LABELS = re.compile(r"dim_labels=\w+_(\w+)->")  # b01f_01io->b01f: the kernel's, here 01io
 _MATMUL_CALLS = ("__cublas$", "__onednn$matmul")
 # What a product reaches on a GPU: of its peak rate, of the memory's, and seconds of its own. Fitted
-# to XLA's table of products that were measured on an H100 (benchmarks/product_times).
+# to XLA's table of products that were measured on an H100 (benchmarks/estimates.py).
 _OF_PEAK, _OF_BANDWIDTH, _LAUNCH = 0.79, 0.9, 6e-6
 
 

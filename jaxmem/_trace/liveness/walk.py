@@ -2,7 +2,7 @@
 once.
 
 What the walk tells is an estimate, and no bound: XLA fuses by a cost model and has schedules of its
-own. `benchmarks/walk.py` holds it against compiled steps.
+own. `benchmarks/estimates.py` holds it against compiled steps.
 """
 
 from collections import defaultdict
