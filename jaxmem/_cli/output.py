@@ -4,6 +4,7 @@ Planning takes minutes. So files are checked before it and written after it, and
 even if it cannot be written.
 """
 
+import argparse
 import json
 import os
 import pathlib
@@ -16,7 +17,8 @@ from typing import Any
 from jaxmem._core.files import check_writable
 from jaxmem.errors import JaxmemError
 
-Write = tuple[str, str, Callable[[str], None]]  # an option, its path, and what writes there
+# An option, its path (None if it was left out), and a function that writes to a path.
+Write = tuple[str, str | None, Callable[[str], Any]]
 
 
 def check_outputs(
@@ -53,7 +55,8 @@ def deliver(show: Callable[[], None], writes: Sequence[Write]) -> None:
         failed = []
         for option, path, write in writes:
             try:
-                write(path)
+                if path is not None:
+                    write(path)
             except OSError as error:
                 failed.append(f"{option}: {path!r} could not be written: {_why(error)}")
         if failed:
@@ -89,9 +92,29 @@ def _broken(line: str, width: int, hang: str) -> str:
     return "\n".join(lines)
 
 
-def print_json(data: Any) -> None:
-    """Prints `data` as JSON, and flushes it."""
-    print(json.dumps(data, indent=1), flush=True)
+def show_result(args: argparse.Namespace, data: Any, text: str | Callable[[], None]) -> None:
+    """Prints the result of a command: as JSON with --json, otherwise as text.
+
+    data: the result, as values of JSON.
+    text: the text, or a function that prints it.
+    """
+    if args.json:
+        print(json.dumps(data, indent=1), flush=True)
+    elif isinstance(text, str):
+        say(text)
+    else:
+        text()
+
+
+def console(stream) -> Any:
+    """A console of rich on a stream; None without a terminal, and without rich."""
+    if not stream.isatty():
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console(file=stream, highlight=False)
 
 
 def _check_place(option: str, path: str) -> None:

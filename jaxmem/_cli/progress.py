@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from jaxmem._cli.output import console
 from jaxmem._core.progress import LOG
 
 BAR = 12  # columns
@@ -34,7 +35,7 @@ class _Live(logging.Handler):
     above the line.
     """
 
-    def __init__(self, console):
+    def __init__(self, terminal):
         from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
         from rich.table import Column
         from rich.text import Text
@@ -49,7 +50,7 @@ class _Live(logging.Handler):
             BarColumn(BAR, table_column=Column(width=BAR)),
             Seconds(table_column=Column(width=6, justify="right")),
             TextColumn("{task.description}", markup=False, table_column=rest),
-            console=console,
+            console=terminal,
             expand=True,
             transient=True,
         )
@@ -90,12 +91,9 @@ def progress(stream=None) -> Iterator[None]:
 
 
 def _handler(stream) -> logging.Handler:
-    """What shows the log on `stream`: a terminal that cannot move its cursor gets plain lines."""
-    if not stream.isatty():
-        return _Lines(stream)
-    try:
-        from rich.console import Console
-    except ImportError:
-        return _Lines(stream)
-    console = Console(file=stream)
-    return _Lines(stream) if console.is_dumb_terminal else _Live(console)
+    """The handler that shows the log on `stream`. A terminal that cannot move its cursor gets plain
+    lines.
+    """
+    terminal = console(stream)
+    plain = terminal is None or terminal.is_dumb_terminal
+    return _Lines(stream) if plain else _Live(terminal)

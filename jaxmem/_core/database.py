@@ -88,6 +88,11 @@ class Usage(NamedTuple):
     bytes: int
     rows: dict[str, int]
 
+    @property
+    def counts(self) -> str:
+        """The numbers of rows, in words."""
+        return ", ".join(f"{count} {table}" for table, count in self.rows.items())
+
 
 def default_path() -> pathlib.Path:
     """`profile.sqlite` in the user's cache folder: `~/.cache/jaxmem` or `$XDG_CACHE_HOME/jaxmem` on
