@@ -11,6 +11,7 @@ from jaxmem._core.actions import Actions
 from jaxmem._core.groups import group_label, ranges, ungrouped
 from jaxmem._model.codecs.outlier import OutlierSeparated
 from jaxmem._model.codecs.registry import parse
+from jaxmem._result.plan.difference import difference
 from jaxmem._result.plan.plan import Plan
 from jaxmem._train.rectifier.counts import Counts
 
@@ -40,11 +41,12 @@ class Room:
     stop: int
     layers: int
 
-    def beyond(self, counts: Sequence[int]) -> list[int]:
+    def beyond(self, counts: Counts) -> list[int]:
         """The counts of the range's layers that exceed the capacity. Tensors of several
         microbatches are ordered by microbatch, and by layer in each.
         """
-        of = (n for i, n in enumerate(counts) if self.start <= i % self.layers < self.stop)
+        of_tag = counts.get(self.block, {}).get(self.tag, ())
+        of = (n for i, n in enumerate(of_tag) if self.start <= i % self.layers < self.stop)
         return [n for n in of if n > self.capacity]
 
 
@@ -69,7 +71,7 @@ def overflows(actions: Actions, several: Sequence[Counts]) -> list[str]:
     """A sentence for each tag whose codec has a smaller capacity than its tensors have outliers."""
     found = {}
     for room in rooms_of(actions):
-        beyond = [n for c in several for n in room.beyond(c.get(room.block, {}).get(room.tag, ()))]
+        beyond = [n for counts in several for n in room.beyond(counts)]
         if beyond:
             has = f"{room.block}/{room.tag} has {max(beyond)} outliers"
             found[room.block, room.tag] = f"{has} and room for {room.capacity}"
@@ -78,9 +80,7 @@ def overflows(actions: Actions, several: Sequence[Counts]) -> list[str]:
 
 def without_room(actions: Actions, counts: Counts) -> int:
     """Number of outlier channels of all tensors that codecs quantize with the other channels."""
-    rooms = rooms_of(actions)
-    each = ((room, room.beyond(counts.get(room.block, {}).get(room.tag, ()))) for room in rooms)
-    return sum(n - room.capacity for room, beyond in each for n in beyond)
+    return sum(n - room.capacity for room in rooms_of(actions) for n in room.beyond(counts))
 
 
 def most_gained(plan: Plan) -> float:
@@ -96,15 +96,10 @@ def planning_seconds(plan: Plan) -> float:
     return plan.profile_seconds + plan.solve_seconds + plan.compile_seconds
 
 
-def changed(actions: Actions, others: Actions) -> dict[str, str]:
+def changed(plan: Plan, other: Plan) -> dict[str, str]:
     """The choices that differ: block/tag -> "this -> that"."""
-    found: dict[str, str] = {}
-    for label in sorted({*actions, *others}):
-        was, is_now = actions.get(label, {}), others.get(label, {})
-        for tag in sorted({*was, *is_now}):
-            if was.get(tag) != is_now.get(tag):
-                found[f"{label}/{tag}"] = f"{was.get(tag, 'absent')} -> {is_now.get(tag, 'absent')}"
-    return found
+    pairs = sorted(difference(plan, other).actions.items())
+    return {f"{b}/{t}": f"{was or 'absent'} -> {now or 'absent'}" for (b, t), (was, now) in pairs}
 
 
 def identity(plan: Plan) -> list:

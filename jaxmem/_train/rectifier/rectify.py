@@ -325,7 +325,7 @@ class Rectifier:
     ) -> tuple[Any, list[Row]]:
         """Takes a plan; returns its step, and the decision's row."""
         row = self._row(number, True, why, event="swap", **numbers)
-        row["changed"] = changed(self.plan.actions, plan.actions)
+        row["changed"] = changed(self.plan, plan)
         step_before = self._step
         if step_before is None and self.plan.is_compiled:
             step_before = self._again.executable(self.plan)

@@ -19,6 +19,7 @@ from jaxmem._planner.search.measure import remember_run
 from jaxmem._planner.verify import verify
 from jaxmem._result.plan.plan import Plan
 from jaxmem._trace.step import with_microbatches
+from jaxmem._train.checkpoints.stored import shape
 from jaxmem.errors import JaxmemError, StepError
 
 Made = concurrent.futures.Future[tuple[Plan, Any]]
@@ -49,7 +50,8 @@ class Replanner:
                 " given, or their shapes"
             )
         self.build = with_microbatches(build, plan.microbatches)
-        self.args, self._asked, self._wrap = jax.tree.map(_shape, args), asked, wrap
+        # Shapes alone: the arrays may be freed before planning ends.
+        self.args, self._asked, self._wrap = jax.tree.map(shape, args), asked, wrap
         self._first = plan
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._ends = threading.Event()
@@ -124,15 +126,6 @@ class Replanner:
 def _log(done: concurrent.futures.Future) -> None:
     if not done.cancelled() and (error := done.exception()) is not None:
         logging.getLogger("jaxmem").warning("times of steps were not written down: %s", error)
-
-
-def _shape(leaf):
-    """The shape and the placement of an array, which may be freed before planning ends."""
-    if not isinstance(leaf, jax.Array):
-        return leaf
-    place = leaf.sharding if getattr(leaf, "committed", True) else None
-    weak = bool(getattr(leaf, "weak_type", False))
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place, weak_type=weak)
 
 
 def _as_here() -> Callable[[], contextlib.AbstractContextManager]:

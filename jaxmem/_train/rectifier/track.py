@@ -14,6 +14,7 @@ import numpy as np
 from jaxmem._model.codecs.forms import THRESHOLD
 from jaxmem._model.codecs.outlier import z_scores
 from jaxmem._model.states.places import HOST
+from jaxmem._trace.arguments import shard_bytes
 from jaxmem._trace.filtered import is_array
 from jaxmem._trace.step import trace
 from jaxmem._train.rectifier.counts import Counts, Outliers, counted, greatest
@@ -65,7 +66,11 @@ class Tracker:
         self._compiled = self._program.lower(*arrays).compile()
         memory: Any = self._compiled.memory_analysis()
         beside = memory.temp_size_in_bytes + memory.output_size_in_bytes
-        self.bytes = beside + sum(map(_held, arrays))  # also what counting reads nothing of
+        # Arguments that the program does not read are in memory too.
+        on_device = (
+            a for a in arrays if isinstance(a, jax.Array) and a.sharding.memory_kind != HOST
+        )
+        self.bytes = beside + sum(map(shard_bytes, on_device))
 
     def __call__(self, *args) -> list[jax.Array]:
         """Starts to compute the Z-scores, which `read` waits for. Arguments are not donated."""
@@ -95,13 +100,6 @@ class Tracker:
                 f" {len(wanted)}, or other shapes; expected those that it was traced for"
             )
         return arrays
-
-
-def _held(array) -> int:
-    """Bytes of an array in the memory of one device."""
-    if not isinstance(array, jax.Array) or array.sharding.memory_kind == HOST:
-        return 0
-    return array.addressable_shards[0].data.nbytes if array.addressable_shards else 0
 
 
 def _shape(aval) -> jax.ShapeDtypeStruct:
