@@ -89,6 +89,11 @@ def nice(low: float, high: float) -> list[float]:
     return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
+def near_scale(budget: int | None, most: float) -> int | None:
+    """A budget, if it is near enough to the greatest number of a figure to be drawn; else None."""
+    return budget if budget is not None and budget <= 1.5 * most else None
+
+
 def padded(values: Iterable[float]) -> tuple[float, float]:
     """The least and the greatest value with a margin, so that no mark touches the frame."""
     values = list(values)
@@ -233,8 +238,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], css: str) -> str:
     cell = lambda name, text: element(
         "td", text, data_label=name, css=None if text != "–" else "none"
     )
-    lines = ("".join(map(cell, head, cells)) for cells in rows)
-    return _table([escape(name) for name in head], lines, f"wide {css}")
+    tops = (element("th", escape(name), scope="col") for name in head)
+    return grid(tops, (map(cell, head, cells) for cells in rows), f"wide {css}")
 
 
 def named_rows(
@@ -244,24 +249,20 @@ def named_rows(
 
     marked: the columns that are set off from the others.
     """
-    cell = lambda i, text: element("td", text, css="marked" if i in marked else None)
-    name = lambda text: element("th", text, scope="row")
-    lines = (
-        name(first) + "".join(map(cell, range(1, 1 + len(rest)), rest)) for first, *rest in rows
+    look = lambda i: "marked" if i in marked else None
+    tops = (element("th", name, scope="col", css=look(i)) for i, name in enumerate(head))
+    cell = lambda i, text: (
+        element("td", text, css=look(i)) if i else element("th", text, scope="row")
     )
-    return _table(head, lines, css, marked)
+    lines = ((cell(i, text) for i, text in enumerate(cells)) for cells in rows)
+    return grid(tops, lines, css)
 
 
-def _table(
-    head: Sequence[str], lines: Iterable[str], css: str, marked: Collection[int] = ()
-) -> str:
-    tops = (
-        element("th", name, scope="col", css="marked" if i in marked else None)
-        for i, name in enumerate(head)
-    )
-    top = element("thead", element("tr", "".join(tops))) if head else ""
-    body = element("tbody", "".join(element("tr", line) for line in lines))
-    return element("table", top + body, css=css)
+def grid(head: Iterable[str], rows: Iterable[Iterable[str]], css: str | None = None) -> str:
+    """A table of cells that are elements already. An empty head is left out."""
+    line = lambda cells: element("tr", "".join(cells))
+    tops, body = "".join(head), element("tbody", "".join(map(line, rows)))
+    return element("table", (element("thead", line(tops)) if tops else "") + body, css=css)
 
 
 def show_ms(milliseconds: float) -> str:

@@ -21,6 +21,7 @@ from jaxmem._result.svg import (
     key,
     legend,
     line,
+    near_scale,
     padded,
     show_ms,
     upright,
@@ -175,7 +176,7 @@ def time_figure(plan: Plan) -> str:
     if plan.written is not None and not plan.as_written:
         marked.append((plan.written.bytes, plan.written.seconds, "hollow", "as written"))
     sizes = [p.bytes for p in points] + [size for size, *_ in marked]
-    near = plan.budget_bytes <= 1.5 * max(sizes)
+    near = near_scale(plan.budget_bytes, max(sizes)) is not None
     x = bytes_axis(*padded([*sizes, *([plan.budget_bytes] if near else [])]))
     edge = lambda p, sign: 1e3 * (p.seconds + sign * p.uncertain_seconds)
     edges = [edge(p, sign) for p in points for sign in (-1, 1)]

@@ -24,6 +24,7 @@ from jaxmem._result.svg import (
     key,
     legend,
     named_rows,
+    near_scale,
     percent,
     upright,
 )
@@ -104,7 +105,7 @@ def _bars(bars: Sequence[tuple[str, int, _Parts]], budget: int | None) -> str:
     """
     most = max(size for _, size, _ in bars) or 1
     # A budget far beyond every bar would squeeze them, and is told in words instead.
-    near = budget if budget is not None and budget <= 1.5 * most else None
+    near = near_scale(budget, most)
     most = 1.02 * max(most, near or 0)
     at = 100 * near / most if near else 0
     rule = upright(at, "budget", "budget") if near is not None else ""
@@ -145,7 +146,7 @@ def live_figure(found: Explanation, budget: int | None = None) -> str:
     tags = _tags([live for _, live in drawn])
     bands = [_bands(live, tags) for _, live in drawn]
     top = max(live.total_bytes for _, live in drawn)
-    near = budget if budget is not None and budget <= 1.5 * top else None
+    near = near_scale(budget, top)
     y = bytes_axis(0, 1.06 * max(top, near or 0))
     figures = [
         f"<div><h4>{escape(_title(name))}</h4>{_areas(name, live, own, y, near)}</div>"
