@@ -1,4 +1,4 @@
-"""Looks at versions, devices and settings, and names what is known to go wrong, with its remedy."""
+"""Checks versions, devices and settings, and names known faults with their remedies."""
 
 import dataclasses
 import os
@@ -27,12 +27,12 @@ PREALLOCATE, FRACTION = "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """What one look found.
+    """The result of one check.
 
-    name: what was looked at.
-    found: what was found, in words.
-    remedy: what to do about it; None where all is well.
-    level: "ok"; "note", where something is left out; "bad", where something will fail.
+    name: the name of the checked thing.
+    found: the result in words.
+    remedy: the remedy for a fault. None if there is no fault.
+    level: "ok"; "note" if a capability is missing; "bad" if something will fail.
     """
 
     name: str
@@ -53,15 +53,15 @@ def examine() -> list[Check]:
 
 
 def combinations(found: Mapping[str, str]) -> list[Check]:
-    """Names the versions that are known not to go together, a check for each; where there are none,
-    one check says so.
+    """Names the combinations of versions that are known to fail, a check for each. Without such a
+    combination, one check says so.
 
-    `found`: package -> its installed version.
+    found: package -> its installed version.
     """
     have = {name: release(version) for name, version in found.items()}
     none = (0,)
     jax, jaxlib = have.get("jax", none), have.get("jaxlib", none)
-    # Each row: whether it is so here, what is amiss, the remedy, and the level.
+    # Each row: whether this machine has the fault, the fault, the remedy, and the level.
     known = (
         (
             jaxlib < HOST_OFFSETS_SINCE,
@@ -119,7 +119,10 @@ def terminal(found: Mapping[str, str]) -> Check:
 
 
 def settings(environment: Mapping[str, str], gpu: bool) -> list[Check]:
-    """Names environment variables that change what a budget means. `gpu`: JAX runs on one."""
+    """Names environment variables that change the meaning of a budget.
+
+    gpu: whether JAX runs on a GPU.
+    """
     flags = environment.get("XLA_FLAGS", "")
     share = environment.get(FRACTION)
     in_parts = environment.get(PREALLOCATE, "true").lower() in ("false", "0")
@@ -202,8 +205,8 @@ def _platform() -> str:
 
 
 def absent() -> list[Check]:
-    """Tells whether the compilers for GPUs and for TPUs that are not there are here, of the
-    versions that jax asks for. That needs no device and no compile.
+    """Tells whether the compilers for absent GPUs and TPUs are installed, in the versions that jax
+    requires. This check needs no device and no compile.
     """
     gpus = "plans for GPUs that are not there", "the compiler's two wheels are of jax's version"
     tpus = "plans for TPUs that are not there", "libtpu is of the version that jax asks for"
@@ -212,7 +215,11 @@ def absent() -> list[Check]:
 
 
 def _compiler(target: str, name: str, there: str, command: Callable[[], str]) -> Check:
-    """Tells whether what compiles for a target is here; `command` is what would install it."""
+    """Tells whether the compiler for a target is installed.
+
+    there: the result if it is.
+    command: returns the command that installs it.
+    """
     try:
         require_wheels(Target.parse(target))
     except TargetError:
@@ -221,7 +228,7 @@ def _compiler(target: str, name: str, there: str, command: Callable[[], str]) ->
 
 
 def _assembler() -> Check:
-    """Tells whether NVIDIA's assembler is here, from CUDA or from a wheel."""
+    """Tells whether NVIDIA's assembler is installed, from CUDA or from a wheel."""
     places = [shutil.which("ptxas"), "/usr/local/cuda/bin/ptxas"]
     found = next((p for p in places if p and os.path.exists(p)), None)
     if found is None and installed("nvidia-cuda-nvcc") is not None:
@@ -234,9 +241,9 @@ def _assembler() -> Check:
 
 
 def cache() -> Check:
-    """Tells whether what is remembered of earlier plans can be read and written."""
+    """Tells whether the cache of earlier plans' times and compiles can be read and written."""
     path, name = default_path(), "database of times"
-    # where the file is or would be made: the nearest folder that exists
+    # the file, or else the nearest folder that exists, in which it would be made
     place = next(p for p in (path, *path.parents) if os.path.exists(p))
     if (what := check()) is not None:
         return Check(

@@ -1,4 +1,4 @@
-"""Puts out what a command has to say: text, JSON and files.
+"""Prints and writes the results of commands: text, JSON and files.
 
 Planning takes minutes. So files are checked before it and written after it, and a result is shown
 even if it cannot be written.
@@ -27,7 +27,7 @@ def check_outputs(
     """Raises JaxmemError unless every output can be written, and none is another or an input.
 
     outputs: option -> the path it was given, None where it was left out.
-    inputs: path -> what is read there, such as "the plan".
+    inputs: path of a file that is read -> its name in errors, such as "the plan".
     """
     taken = dict(inputs or {})
     for option, path in outputs.items():
@@ -41,11 +41,11 @@ def check_outputs(
 
 
 def deliver(show: Callable[[], None], writes: Sequence[Write]) -> None:
-    """Shows a result, then writes it: it is seen even if it cannot be written, and written even if
-    nobody reads what is shown.
+    """Prints a result, then writes its files. The result is printed even if a file cannot be
+    written, and the files are written even if nobody reads the output.
 
     show: prints the result.
-    writes: what to write, each tried even if another fails.
+    writes: the files. Each one is tried even if another fails.
 
     Raises JaxmemError, naming the files that could not be written.
     """
@@ -67,8 +67,8 @@ def say(text: str, stream=None, hang: str = "") -> None:
     """Prints text; on a terminal, lines break between words.
 
     text: one line or several.
-    stream: where to; None means standard output.
-    hang: what a line that is broken goes on with, after its own indentation.
+    stream: the output stream. None means standard output.
+    hang: the start of the further lines of a broken line, after its own indentation.
     """
     stream = stream or sys.stdout
     if stream.isatty():
@@ -131,7 +131,7 @@ def _check_place(option: str, path: str) -> None:
 
 
 def _why(error: OSError) -> str:
-    """The reason alone: the path beside it may be that of a file that we made."""
+    """The reason without the path, which may be the path of a temporary file of ours."""
     return error.strerror or str(error)
 
 

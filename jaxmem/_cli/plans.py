@@ -29,7 +29,7 @@ def report(args: argparse.Namespace) -> int:
     first = pathlib.Path(args.runs[0])
     default = (first if first.is_dir() else first.parent) / "report.html"
     out = default if args.out is None else pathlib.Path(args.out)
-    read = {}  # what the page must not be written over
+    read = {}  # files that the page must not overwrite
     for run in args.runs:
         read[run] = f"{run!r}, which is read,"
         for name in (PLAN, METRICS, SUMMARY, EXPLAINED):

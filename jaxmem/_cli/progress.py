@@ -1,4 +1,4 @@
-"""Shows what jaxmem's log says of long work.
+"""Shows the records of jaxmem's log during long work.
 
 On a terminal, where rich is installed, one line is rewritten, with a bar and a clock that runs on.
 Elsewhere each record is a plain line.
@@ -29,7 +29,7 @@ class _Lines(logging.Handler):
 
 
 class _Live(logging.Handler):
-    """The latest record on one line of a terminal, cut to its width, beside a bar and a clock.
+    """Shows the latest record on one line of a terminal, cut to its width, after a bar and a clock.
 
     Records with `done` and `of` in their `extra` fill the bar. What is printed meanwhile appears
     above the line.
@@ -45,7 +45,7 @@ class _Live(logging.Handler):
                 return Text(f"{task.elapsed or 0:.0f} s", style="progress.elapsed")
 
         super().__init__()
-        rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # what bar and clock leave
+        rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # the width beside bar and clock
         self.display = Progress(
             BarColumn(BAR, table_column=Column(width=BAR)),
             Seconds(table_column=Column(width=6, justify="right")),

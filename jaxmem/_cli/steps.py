@@ -67,7 +67,7 @@ def plan(args: argparse.Namespace) -> int:
 def _explained(
     args: argparse.Namespace, made: Plan, build: Callable, arguments: tuple
 ) -> Explanation | None:
-    """What is in memory over the step, for the page about the plan; None where nobody knows."""
+    """The explanation of a plan's memory, for its page. None if the step cannot be explained."""
     LOG.info("compiling the plan and everything kept once more, to draw their memory")
     try:
         return make_explanation(build, *arguments, plan=made, target=args.target, beside=True)

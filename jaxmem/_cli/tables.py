@@ -10,12 +10,12 @@ from jaxmem._result.plan.plan import HEAD, Plan, cells, summary
 
 _COLOURS = {str(action): look.terminal for action, look in LOOKS.items()}
 _NUMBERS = ("before", "after", "ms")
-_NARROW = 100  # columns; below it the kind is left out, and the codec stands under the action
+_NARROW = 100  # columns; a narrower table has no kind, and the codec is under the action
 
 
 def show_plan(plan: Plan) -> None:
-    """Prints a plan. On a terminal "why" is wrapped to what the other columns leave; on a narrow
-    one a codec stands under its action.
+    """Prints a plan. On a terminal, "why" is wrapped to the width that the other columns leave. On
+    a narrow terminal, a codec is printed under its action.
     """
     terminal = console(sys.stdout)
     if terminal is None:

@@ -1,5 +1,5 @@
-"""Remembers in SQLite what was timed and compiled before: times under the text of the work that was
-timed (Adacc §3.1), results of compiles under the program's bytes.
+"""Stores measured times and results of compiles in SQLite: times under the text of the timed work
+(Adacc §3.1), results of compiles under the bytes of the program.
 
 The database is only a cache: several processes share its file, the file heals, and it stays small.
 A fault of the file costs speed and raises no error. A file that cannot be used (no permission, a
@@ -65,10 +65,10 @@ _healed: set[pathlib.Path] = set()
 class Timing:
     """The time of a piece of work.
 
-    seconds: the least of some runs.
-    spread: how far the median of the runs lay above the least, as a share of it, for most of the
-      pieces that were measured together; 0 for an estimate.
-    written: when it was stored, in seconds since 1970.
+    seconds: the least time of several runs.
+    spread: the excess of the median over the least time, as a share of the least time, for most of
+      the pieces that were measured together. 0 for an estimate.
+    written: the time of storing, in seconds since 1970.
     """
 
     seconds: float
@@ -77,11 +77,11 @@ class Timing:
 
 
 class Usage(NamedTuple):
-    """What the database takes.
+    """The size of the database.
 
-    path: its file.
-    bytes: the bytes of all its files.
-    rows: the number of rows by table.
+    path: the file of the database.
+    bytes: bytes of all its files.
+    rows: number of rows by table.
     """
 
     path: pathlib.Path
@@ -103,10 +103,10 @@ def default_path() -> pathlib.Path:
 
 class Database:
     """Reads and writes times of pieces of work on a device, results of deviceless compiles, which
-    are the same every time, and what earlier searches tried.
+    are the same every time, and the compiled plans of earlier searches.
 
-    Every key holds the versions of jaxlib and of the kernels' compilers, so that nothing from
-    another version is found.
+    Every key holds the versions of jaxlib and of the kernels' compilers, so that no row of another
+    version is found.
 
     path: the file; None means `default_path()`. The file and the folders above it are made.
     since: rows that were written before this time, in seconds since 1970, are not read.
@@ -124,10 +124,10 @@ class Database:
         self._kernels = " ".join(f"{name} {installed(name)}" for name in ("jax-triton", "triton"))
 
     def read_times(self, device: str, source: str, texts: Sequence[str]) -> dict[str, Timing]:
-        """The times of those of `texts` that are known.
+        """The stored times of pieces of work: text -> time, without pieces that have no time.
 
-        device: the device that they were taken on.
-        source: what took them, such as "measured".
+        device: the device of the measurements.
+        source: the method, such as "measured".
         texts: the pieces of work, each as a text that is equal for equal work.
         """
         keys = {self._key(device, source, text): text for text in texts}
@@ -139,7 +139,7 @@ class Database:
         self._put("times", device, values)
 
     def read_compile(self, device: str, program: bytes) -> dict | None:
-        """What a compile of `program` for `device` said, if it is known."""
+        """The stored result of a compile of `program` for `device`, or None."""
         # one row, or none
         for _, (result, _) in self._get("compiles", [self._key(device, program)]):
             return result if isinstance(result, dict) else None
@@ -333,7 +333,7 @@ class Database:
 
 
 def usage() -> Usage:
-    """Returns what the database takes; no rows are counted where it is damaged or not there."""
+    """Returns the size of the database. Rows are 0 if the file is damaged or missing."""
     cache = Database()
     rows: dict[str, int] = dict.fromkeys(TABLES, 0)
     if os.path.isfile(cache.path) and check() is None:
@@ -357,8 +357,8 @@ def clear() -> int:
 
 
 def check() -> str | None:
-    """Says what is wrong with the database, by SQLite's quick check; None where it is good or not
-    made yet. Changes nothing.
+    """Returns the fault of the database by SQLite's quick check. None if the database is sound or
+    missing. Changes nothing.
     """
     try:
         return Database().fault()
@@ -367,8 +367,8 @@ def check() -> str | None:
 
 
 def _sound(rows: Iterable[tuple]) -> Iterator[tuple[str, tuple[Any, float]]]:
-    """Key, value and time of each row whose checksum is that of its text. Rows with flipped bits
-    are left out, as if they had never been written.
+    """Key, value and time of each row whose checksum fits its text. Rows with flipped bits are left
+    out, as if they had never been written.
     """
     for key, written, checksum, text in rows:
         right = isinstance(text, str) and isinstance(written, float)  # SQLite does not insist
@@ -384,7 +384,7 @@ def _checksum(key: str, text: str) -> int:
 
 
 def _timing(value: Any, written: float) -> Timing | None:
-    """A row of times as it was written, or None where its value is no time."""
+    """The time in a row, or None if the row's value is no time."""
     try:
         seconds, spread = (float(number) for number in value)
     except (TypeError, ValueError):

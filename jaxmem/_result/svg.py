@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from jaxmem._core.bytes import show_bytes
 
-Ticks = tuple[tuple[float, str], ...]  # value, and what is written at it
+Ticks = tuple[tuple[float, str], ...]  # a value, and its label
 Points = Iterable[tuple[float, float]]  # in percent
 
 
@@ -57,7 +57,7 @@ class Axis:
     ticks: Ticks
 
     def percent(self, value: float) -> float:
-        """Where `value` lies, from 0 to 100; beyond the ends, at the end."""
+        """The position of `value`, from 0 to 100; beyond an end, the position of the end."""
         return 100 * min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
 
 
@@ -115,8 +115,8 @@ def chart(x: Axis, y: Axis, marks: Iterable[str], *, name: str, x_title: str, y_
 
     x, y: the axes.
     marks: SVG, drawn on these axes.
-    name: what a screen reader says.
-    x_title, y_title: what stands beside the axes.
+    name: the text for screen readers.
+    x_title, y_title: the titles of the axes.
     """
     grid = ""
     for value, text in y.ticks:
@@ -137,7 +137,7 @@ def chart(x: Axis, y: Axis, marks: Iterable[str], *, name: str, x_title: str, y_
 
 
 def _title(text: str) -> str:
-    """What a browser shows of a mark under the pointer."""
+    """The text that a browser shows for a mark under the pointer."""
     return element("title", escape(text)) if text else ""
 
 
@@ -212,7 +212,7 @@ def box(left: float, width: float, css: str, title: str = "") -> str:
     return element("rect", _title(title), css=css, **at)
 
 
-# -- Text beside figures.
+# -- Text of figures, and tables.
 
 
 def key(css: str) -> str:

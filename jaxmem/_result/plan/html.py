@@ -58,7 +58,7 @@ def _panel(panel: Panel) -> str:
 
 
 def _row(name: str, marks: str, said: str | None = None) -> str:
-    """A name and the marks beside it."""
+    """A row of a figure: a name and marks."""
     role = {"aria_hidden": "true"} if said is None else {"role": "img", "aria_label": said}
     size = {"width": "100%", "height": "15", "style": "overflow:visible"}
     style = "display:grid;grid-template-columns:8em 1fr;align-items:center"

@@ -1,8 +1,8 @@
-"""The marks of a timeline's figure, which a page and a notebook show round different words.
+"""The marks of a timeline's figure, for pages and notebooks, which add their own texts.
 
-Positions are percent, so that a figure stretches and its text keeps its size. Colours and sizes
-stand in the marks themselves, since a notebook has no style sheet; where there is one, it has the
-last word.
+Positions are percent, so that a figure stretches and its text keeps its size. The marks have
+attributes for colours and sizes, because a notebook has no style sheet. A page's style sheet
+overrides these attributes.
 """
 
 import dataclasses
@@ -26,10 +26,11 @@ from jaxmem._result.svg import axis, boxes, element, escape, percent, upright
 
 CELLS = 48  # at most, of a group of layers in one pass; where there are more they share cells
 EXPOSED = "exposed"
-# Of lanes in their order, as the style sheet's lines have them, and of what is exposed.
+# Colours of the lanes in their order, equal to the lines' colours in the style sheet, and the
+# colour of exposed time.
 _COLOURS = ("#0072b2", "#d55e00", "#0f9d78", "#a8508a", "#8a6d00", "#56748f")
 _RED = "#b3261e"
-# Of places, darker for what takes more of the device.
+# Colours of places: darker for more bytes on the device.
 _PLACES = {"resident": "#1f3a6e", "copied": "#4f7fc9", "buffered": "#8fb0e0", "streamed": "#d3e1fa"}
 
 
@@ -37,12 +38,12 @@ _PLACES = {"resident": "#1f3a6e", "copied": "#4f7fc9", "buffered": "#8fb0e0", "s
 class Panel:
     """Microbatches that run alike.
 
-    title: which ones.
-    rows: the name of each lane, and the SVG marks that fill its row; below the lanes, where compute
-      waits.
+    title: the name of the microbatches.
+    rows: the name of each lane, and the SVG marks of its row. The last row is the time in which
+      compute waits.
     head: the names of the forward and the backward, as SVG, over the rows.
     ticks: milliseconds, as SVG, under the rows.
-    said: what a screen reader says.
+    said: the text for screen readers.
     """
 
     title: str

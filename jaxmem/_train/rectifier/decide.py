@@ -1,5 +1,5 @@
-"""What speaks for another plan, and against it: outliers beyond the capacity of codecs, seconds
-that could be gained, and what steps take by the clock.
+"""The facts for a decision about another plan: outliers beyond the capacity of codecs, seconds that
+another plan could save, and measured seconds of steps.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from jaxmem._result.plan.difference import difference
 from jaxmem._result.plan.plan import Plan
 from jaxmem._train.rectifier.counts import Counts
 
-SETTLED = 20  # steps under a plan after which its median is believed
-NOISE = 0.01  # share of a step's seconds by which its median may be off
-SLOWER = 0.02  # share by which the steps of a new plan must be slower for the old one to come back
+SETTLED = 20  # steps under a plan after which the median of their seconds is used
+NOISE = 0.01  # error bound of the median, as a share of a step's seconds
+SLOWER = 0.02  # the previous plan returns if steps are slower by more than this share
 
 
 def rooms(counts: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], int]:

@@ -1,6 +1,6 @@
-"""Marks the tags whose outlier channels a codec may separate, where a step is traced for it, and
-makes the traced step into a function that returns what is marked. The function computes nothing
-that this does not need: neither the backward nor the update.
+"""Marks the tensors whose outlier channels a codec may separate while a step is traced, and makes
+the traced step into a function that returns the marked tensors. The function computes only the
+values that the marked tensors depend on: neither the backward nor the update.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from jaxmem._trace.jaxpr import (
 from jaxmem._trace.rewrite import equations
 from jaxmem.errors import StepError
 
-# An identity that stands where a step's forward computes a tensor, for who reads the trace.
+# An identity that marks, in the trace, the place where a step's forward computes a tensor.
 mark_p = Primitive("jaxmem_outliers")
 mark_p.def_impl(lambda x, **_: x)
 mark_p.def_abstract_eval(lambda x, **_: x)
@@ -43,8 +43,9 @@ mlir.register_lowering(mark_p, lambda ctx, x, **_: [x])
 
 
 def _batched(arguments, dims, *, several, **params):
-    """A vmap over a forward that was already separated from its backward: each example is a tensor
-    with codes of its own, unlike a batch that a tag sees. The examples are moved to the first axis.
+    """The rule for a vmap over a forward that was already separated from its backward. Each example
+    is a tensor with codes of its own, unlike the batch axis of a tagged tensor. The examples are
+    moved to the first axis.
     """
     x = jnp.moveaxis(arguments[0], dims[0], 0)
     return mark_p.bind(x, several=several + 1, **params), 0
@@ -57,7 +58,7 @@ class Marking:
     """A policy source under which every block marks its tensors, and saves none of them. `build`
     receives it in place of a plan.
 
-    codecs: as `jaxmem.plan` takes them.
+    codecs: the codecs that the user passed to `jaxmem.plan`.
     """
 
     def __init__(self, codecs: Any = None):

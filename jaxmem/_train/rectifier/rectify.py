@@ -28,7 +28,7 @@ from jaxmem._train.rectifier.replan import Made, Replanner
 from jaxmem._train.rectifier.track import Watch, said
 from jaxmem.errors import BudgetError, StepError
 
-LESS = 0.9  # the share of its bytes that a step which ran out of memory may take
+LESS = 0.9  # after a step ran out of memory: the next budget, as a share of the step's bytes
 Row = dict[str, Any]  # of a decision
 
 
@@ -99,12 +99,14 @@ class Rectifier:
     def begin(self) -> None:
         """Returns to the first plan, and forgets the counts of an earlier training."""
         self.plan, self._step = self._first, None
-        self._budget = self.plan.budget_bytes  # it falls where a step runs out of memory
+        self._budget = self.plan.budget_bytes  # reduced when a step runs out of memory
         self._watch.recent = []
-        self._rooms: dict[tuple[str, str], int] | None = None  # those that were decided about
+        self._rooms: dict[tuple[str, str], int] | None = None  # the capacities of the last decision
         self._made: Made | None = None
         self._times = StepTimes()
-        self._before: Before | None = None  # what the plan's steps are compared with
+        self._before: Before | None = (
+            None  # the plan whose steps are compared with the current plan's
+        )
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
@@ -190,7 +192,7 @@ class Rectifier:
             return None, []
         made, self._made = self._made, None
         step, rows = self._taken(made, number, left)
-        # What was counted meanwhile may ask for other room than it was made for.
+        # Counts since planning began may need another capacity than the plan has.
         if self._watch.recent and rooms(self.counts) != self._rooms:
             rows += self.weigh(number, left)
         return step, rows
@@ -233,7 +235,7 @@ class Rectifier:
         Returns the step function to continue with, and the row of the decision. Raises BudgetError
         if no plan needs less memory; the message names the buffers that hold the memory.
         """
-        self._made = None  # for too much memory; its rooms are asked for here
+        self._made = None  # it needs too much memory; the plan below has its capacities
         self._budget = int(LESS * min(self._budget, self.plan.compiled_bytes))
         first = str(error).splitlines()[0][:300]
         try:
@@ -302,7 +304,7 @@ class Rectifier:
         self._made = None
 
     def _slower(self, number: int) -> tuple[Any, list[Row]] | None:
-        """The step of the plan before, if the new one's steps are slower by the clock."""
+        """Returns to the previous plan if the current plan's steps are slower by the clock."""
         before, now = self._before, self._times.median
         if before is None or now is None:
             return None

@@ -1,5 +1,5 @@
-"""report(): writes one HTML file about a plan, a run, or several of them side by side: the words
-about each run, round the figures.
+"""report(): writes one HTML file about a plan, a run, or several runs side by side: figures, and
+the texts about them.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from jaxmem._train.report.tensors import curve_grid, runs_grid, strip_figure, wh
 from jaxmem._train.report.timeline import lanes_figure, places_figure
 from jaxmem._train.runs.read import Run, checked, read, results, told_apart
 
-# What the page says about its figures.
+# Texts of the page about its figures.
 OVER_TIME = (
     "Device bytes in use over the schedule of the compiled step, by XLA's account of it: no"
     " measurement, and not to scale in time."

@@ -55,7 +55,7 @@ class Loop:
         self.state: Any = None
         self.done, self.skipped = 0, []
         self._waiting: collections.deque = collections.deque()
-        self._causes: set[int] = set()  # steps left out for what came after them
+        self._causes: set[int] = set()  # steps skipped as the cause of later steps
 
     def start(self, state, steps: int, owned: bool) -> None:
         """Starts from a state, or resumes from the newest checkpoint.
@@ -67,7 +67,7 @@ class Loop:
             raise RunError("train: `state` holds no array with a value; expected what is trained")
         self._like, self.state = [(path, shape(leaf)) for path, leaf in leaves], state
         found = self.checkpoints.newest()
-        if found is None or not found.step:  # nothing was done, so that it may begin otherwise
+        if found is None or not found.step:  # no step was done, so the settings may differ
             self.run.rows_until(0)
             self.revised.back(0, begins=True)
             self._checkpoint()  # for a loss that is not finite before the first save
@@ -78,7 +78,7 @@ class Loop:
                 f"train: the checkpoint is of step {found.step}, and `steps` is {steps}; expected"
                 " as many at least, or another folder"
             )
-        # Only one of the two states is held: the first one is let go before the other is read.
+        # The first state is freed before the other is read, so that only one is in memory.
         for _, leaf in leaves if owned else ():
             if isinstance(leaf, jax.Array):
                 leaf.delete()
@@ -110,13 +110,13 @@ class Loop:
                         self._read(0)
                     due = self.pace.due(self.done) or self.best.is_least
                     due = due and self.done < steps
-                    # Not after a step that was left out: what made it so may be in the state.
+                    # Not after a skipped step: the cause of its fault may be in the state.
                     if due and self.done not in self.skipped:
                         self._save()
                         self.pace.saved()
                 self._save()
                 if self.done == steps:
-                    self.checkpoints.sound(steps)  # no step comes that would say so
+                    self.checkpoints.sound(steps)  # no later step will call it
                 self.checkpoints.wait()
                 self.pace.agree(self.done)
             except NotFinite as found:
@@ -127,7 +127,7 @@ class Loop:
                 self._take_less(error)
             except KeyboardInterrupt:
                 with contextlib.suppress(NotFinite):
-                    self._read(0)  # of the steps that were done
+                    self._read(0)  # the rows of the finished steps
                 raise
             else:
                 break

@@ -1,6 +1,4 @@
-"""What a rectifier does in the loop, and its rows: the decisions, and the outliers that were
-counted.
-"""
+"""Runs a rectifier in the training loop, and writes its rows: decisions and counted outliers."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
