@@ -34,20 +34,20 @@ def load_entry(name: str) -> tuple[Callable, tuple]:
     module_name, colon, function_name = name.rpartition(":")
     relative = module_name.startswith(".") and not module_name.endswith(".py")
     if not (colon and module_name and function_name) or relative:
-        raise StepError(f"MODULE:FUNCTION: got {name!r}; {EXPECTED}")
+        raise _refused(f"got {name!r}")
     module = _module(name, module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         what = "is no function" if hasattr(module, function_name) else "is not in it"
         hint = _nearest(function_name, known)
-        raise StepError(f"MODULE:FUNCTION: {name!r}: {function_name!r} {what}{hint}; {EXPECTED}")
+        raise _refused(f"{name!r}: {function_name!r} {what}{hint}")
     if (takes := _takes_more(function)) is not None:
-        raise StepError(f"MODULE:FUNCTION: {name!r} takes {takes}; {EXPECTED}")
+        raise _refused(f"{name!r} takes {takes}")
     result = _called(f"MODULE:FUNCTION: {name!r}", function)
     if not isinstance(result, tuple) or not result or not callable(result[0]):
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
-        raise StepError(f"MODULE:FUNCTION: {name!r} returned {got}; {EXPECTED}")
+        raise _refused(f"{name!r} returned {got}")
     return _with_errors_told(result[0]), result[1:]
 
 
@@ -97,10 +97,7 @@ def _module(name: str, module: str) -> ModuleType:
     path = pathlib.Path(module)
     if module.endswith(".py") and not path.is_file():
         scripts = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise StepError(
-            f"MODULE:FUNCTION: {name!r}: there is no such file here{_nearest(module, scripts)};"
-            f" {EXPECTED}"
-        )
+        raise _refused(f"{name!r}: there is no such file here{_nearest(module, scripts)}")
     try:
         return _from_file(path) if module.endswith(".py") else importlib.import_module(module)
     except JaxmemError:
@@ -110,12 +107,14 @@ def _module(name: str, module: str) -> ModuleType:
         # an error of the user's code.
         if isinstance(error, ModuleNotFoundError) and _is_of(error.name, module):
             near = _nearest(module, [p.stem for p in pathlib.Path().glob("*.py")])
-            raise StepError(
-                f"MODULE:FUNCTION: {name!r}: there is no such module here{near}; {EXPECTED}"
-            ) from None
+            raise _refused(f"{name!r}: there is no such module here{near}") from None
         raise StepError(
             f"MODULE:FUNCTION: {name!r}: importing it raised {described(error)}"
         ) from error
+
+
+def _refused(what: str) -> StepError:
+    return StepError(f"MODULE:FUNCTION: {what}; {EXPECTED}")
 
 
 def _is_of(missing: str | None, module: str) -> bool:
