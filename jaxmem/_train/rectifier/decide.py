@@ -55,9 +55,7 @@ def rooms_of(actions: Actions) -> list[Room]:
     found = []
     for label, choices in actions.items():
         block = ungrouped(label)
-        groups = dict(
-            zip((group_label(block, *g) for g in ranges(actions, block)), ranges(actions, block))
-        )
+        groups = {group_label(block, *group): group for group in ranges(actions, block)}
         start, stop = groups.get(label, (0, 1))
         layers = max((end for _, end in groups.values()), default=1)
         for tag, choice in choices.items():

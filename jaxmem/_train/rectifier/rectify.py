@@ -254,9 +254,7 @@ class Rectifier:
                 least_bytes=none.least_bytes,
             ) from error
         self._rooms = rooms(self.counts) if self._watch.recent else None
-        found = self._swap(number, plan, step, f"out of memory: {first}", for_speed=False)
-        self._before = None
-        return found
+        return self._swap(number, plan, step, f"out of memory: {first}", for_speed=None)
 
     def notes(self) -> dict[str, Any]:
         """Returns the values that a checkpoint stores about the rectifier.
@@ -318,20 +316,24 @@ class Rectifier:
             return None
         why = "its steps are slower than those of the plan before, which comes back"
         numbers = {"median": now, "before": before.pace.median}
-        found = self._swap(number, before.plan, before.step, why, for_speed=False, **numbers)
-        self._before = None
-        return found
+        return self._swap(number, before.plan, before.step, why, for_speed=None, **numbers)
 
     def _swap(
-        self, number: int, plan: Plan, step: Any, why: str, *, for_speed: bool, **numbers
+        self, number: int, plan: Plan, step: Any, why: str, *, for_speed: bool | None, **numbers
     ) -> tuple[Any, list[Row]]:
-        """Takes a plan; returns its step, and the decision's row."""
+        """Takes a plan. Returns its step, and the row of the decision.
+
+        for_speed: whether the plan was taken because it was predicted to be faster. None if its
+          steps are not compared with the steps of the current plan.
+        """
         row = self._row(number, True, why, event="swap", **numbers)
         row["changed"] = changed(self.plan, plan)
-        step_before = self._step
-        if step_before is None and self.plan.is_compiled:
-            step_before = self._again.executable(self.plan)
-        self._before = Before(self.plan, step_before, self._times, for_speed)
+        self._before = None
+        if for_speed is not None:
+            step_before = self._step
+            if step_before is None and self.plan.is_compiled:
+                step_before = self._again.executable(self.plan)
+            self._before = Before(self.plan, step_before, self._times, for_speed)
         self.plan, self._step, self._times = plan, step, StepTimes()
         return step, [row]
 
