@@ -1,4 +1,4 @@
-"""The log in which long work says how far it is; `jaxmem/_cli/progress.py` shows it."""
+"""The log of the progress of long work. `jaxmem/_cli/progress.py` shows it."""
 
 import logging
 

@@ -1,6 +1,6 @@
-"""Marks the tags whose outlier channels a codec may separate, where a step is traced for it, and
-makes the traced step into a function that returns what is marked. The function computes nothing
-that this does not need: neither the backward nor the update.
+"""Marks the tensors whose outlier channels a codec may separate while a step is traced, and makes
+the traced step into a function that returns the marked tensors. The function computes only the
+values that the marked tensors depend on: neither the backward nor the update.
 """
 
 import dataclasses
@@ -20,19 +20,22 @@ from jaxmem._model.tags.policy import Policy
 from jaxmem._model.tags.tag import tag_p
 from jaxmem._trace.jaxpr import (
     ClosedJaxpr,
+    Flat,
+    FlatEquation,
     Jaxpr,
     JaxprEqn,
     Literal,
     Scan,
     as_scan,
-    body,
     call_body,
+    flatten,
+    run,
     subjaxprs,
 )
 from jaxmem._trace.rewrite import equations
 from jaxmem.errors import StepError
 
-# An identity that stands where a step's forward computes a tensor, for who reads the trace.
+# An identity that marks, in the trace, the place where a step's forward computes a tensor.
 mark_p = Primitive("jaxmem_outliers")
 mark_p.def_impl(lambda x, **_: x)
 mark_p.def_abstract_eval(lambda x, **_: x)
@@ -40,8 +43,9 @@ mlir.register_lowering(mark_p, lambda ctx, x, **_: [x])
 
 
 def _batched(arguments, dims, *, several, **params):
-    """A vmap over a forward that was already separated from its backward: each example is a tensor
-    with codes of its own, unlike a batch that a tag sees. The examples are moved to the first axis.
+    """The rule for a vmap over a forward that was already separated from its backward. Each example
+    is a tensor with codes of its own, unlike the batch axis of a tagged tensor. The examples are
+    moved to the first axis.
     """
     x = jnp.moveaxis(arguments[0], dims[0], 0)
     return mark_p.bind(x, several=several + 1, **params), 0
@@ -54,7 +58,7 @@ class Marking:
     """A policy source under which every block marks its tensors, and saves none of them. `build`
     receives it in place of a plan.
 
-    codecs: as `jaxmem.plan` takes them.
+    codecs: the codecs that the user passed to `jaxmem.plan`.
     """
 
     def __init__(self, codecs: Any = None):
@@ -67,28 +71,28 @@ class Marking:
         return ()
 
     def policy_for(self, label: str, layers: int) -> Policy:
-        return _MarkingPolicy(label, (), layers, _Codecs(self._codecs))
+        return _MarkingPolicy(label, (), layers, self._codecs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Codecs:
-    """The codecs that the user passed. They need not be hashable, and a policy must be."""
-
-    given: Any
-
-
-@dataclasses.dataclass(frozen=True)
 class _MarkingPolicy(Policy):
     """Recomputes every tensor, and marks a tensor in the forward if a codec of the tensor separates
     outliers.
+
+    codecs: the codecs that the user passed to `jaxmem.plan`.
     """
 
-    codecs: _Codecs = _Codecs(None)
+    codecs: Any = None
+
+    __hash__ = object.__hash__  # by identity: a policy must be hashable, and `codecs` need not be
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
     def __call__(self, primitive, *avals, **params):
         if primitive is not tag_p:
             return False
-        codecs = codecs_for(params["kind"], params["codec"], avals[0].dtype, self.codecs.given)
+        codecs = codecs_for(params["kind"], params["codec"], avals[0].dtype, self.codecs)
         separates = any(isinstance(codec, OutlierSeparated) for codec in codecs)
         inexact = jnp.issubdtype(avals[0].dtype, jnp.floating)
         return _Seen(self.block, params["name"]) if separates and inexact else False
@@ -107,27 +111,18 @@ class _Seen:
         return mark_p.bind(x, block=self.block, name=self.name, several=0)
 
 
-Found = list[tuple[tuple[str, str], Any]]  # (block, name) and what is made of the tensor there
+Found = list[tuple[tuple[str, str], Any]]  # (block, name) of a mark, and the measure of its tensor
 
 
 def reaped(closed: ClosedJaxpr, measure: Callable) -> Callable[..., Found]:
-    """A function of the arguments of `closed` that returns what `measure` makes of each tensor that
-    is marked, under its block and name, in the order of the program. What a loop marks in each turn
-    is stacked.
+    """A function of the arguments of `closed` that returns `measure` of each marked tensor, under
+    its block and name, in the order of the program. The measures of a loop's iterations are
+    stacked.
 
     Tensors in the body of a `while` loop, or of a `shard_map`, are left out.
     """
-
-    def run(*arguments) -> Found:
-        found: Found = []
-        _run(closed.jaxpr, closed.consts, arguments, _wanted(closed.jaxpr, ()), measure, found)
-        return found
-
-    return run
-
-
-def _enters(eqn: JaxprEqn) -> bool:
-    return call_body(eqn) is not None or eqn.primitive.name in ("scan", "cond")
+    flat = flatten(closed)
+    return lambda *arguments: _evaluated(flat, arguments, [False] * len(flat.outputs), measure)[1]
 
 
 @functools.cache
@@ -138,163 +133,136 @@ def _marks(jaxpr: Jaxpr) -> bool:
 
 def _holds(eqn: JaxprEqn) -> bool:
     """Whether an equation is a mark, or has one in its body."""
-    return eqn.primitive is mark_p or (_enters(eqn) and any(map(_marks, subjaxprs(eqn))))
+    enters = call_body(eqn) is not None or eqn.primitive.name in ("scan", "cond")
+    return eqn.primitive is mark_p or (enters and any(map(_marks, subjaxprs(eqn))))
 
 
-def _wanted(jaxpr: Jaxpr, outputs: Sequence) -> set:
-    """The variables of a jaxpr that its marks and the given outputs depend on."""
-    wanted = {v for v in outputs if not isinstance(v, Literal)}
-    for eqn in reversed(jaxpr.eqns):
-        if _holds(eqn) or wanted.intersection(eqn.outvars):
-            wanted.update(v for v in _reads(eqn, wanted) if not isinstance(v, Literal))
-    return wanted
-
-
-def _reads(eqn: JaxprEqn, wanted: set) -> Sequence:
-    """The operands of an equation that its wanted outputs and its marks depend on."""
-    inner = body(called) if (called := call_body(eqn)) is not None else None
-    if inner is not None:
-        of = _wanted(inner, [i for i, o in zip(inner.outvars, eqn.outvars) if o in wanted])
-        return [o for o, i in zip(eqn.invars, inner.invars) if i in of]
-    if (scan := as_scan(eqn)) is not None:
-        _, of = _carried(scan, [o in wanted for o in eqn.outvars])
-        return [o for o, i in zip(eqn.invars, scan.jaxpr.invars) if i in of]
-    return eqn.invars
-
-
-def _carried(scan: Scan, outputs: Sequence[bool]) -> tuple[list[bool], set]:
-    """Which carried values of a scan its wanted outputs and its marks depend on, and the variables
-    of its body that are needed.
+def _needed(flat: Flat, outputs: Sequence[bool]) -> tuple[set[int], list[FlatEquation]]:
+    """The values that the marks of a program and some of its outputs depend on, and the equations
+    that compute these values.
     """
-    carry, inner = list(outputs[: scan.carry]), scan.jaxpr
-    stacked = [o for o, w in zip(inner.outvars[scan.carry :], outputs[scan.carry :]) if w]
-    enters = inner.invars[scan.consts : scan.consts + scan.carry]
+    values = {v for v in _where(flat.outputs, outputs) if isinstance(v, int)}
+    needed = []
+    for e in reversed(flat.equations):
+        if _holds(e.eqn) or values.intersection(e.outputs):
+            needed.append(e)
+            values.update(_reads(e, values))
+    return values, needed[::-1]
+
+
+def _reads(e: FlatEquation, values: set[int]) -> Sequence[int]:
+    """The inputs of an equation that its marks and its outputs among `values` depend on."""
+    if (scan := as_scan(e.eqn)) is None:
+        return e.reads
+    inner = flatten(e.eqn.params["jaxpr"])
+    _, needed = _carried(scan, inner, [v in values for v in e.outputs])
+    return [v for v, i in zip(e.inputs, inner.inputs) if i in needed and isinstance(v, int)]
+
+
+def _carried(scan: Scan, body: Flat, outputs: Sequence[bool]) -> tuple[list[bool], set[int]]:
+    """The outputs of a scan's body that the scan's marks and some of its outputs depend on, and the
+    needed values of the body. A carried value is needed if the next iteration needs it.
+    """
+    outputs, enters = list(outputs), body.inputs[scan.consts :][: scan.carry]
     while True:
-        of = _wanted(inner, [*(o for o, w in zip(inner.outvars, carry) if w), *stacked])
-        more = [w or i in of for w, i in zip(carry, enters)]
-        if more == carry:
-            return carry, of
-        carry = more
+        values, _ = _needed(body, outputs)
+        carry = [w or i in values for w, i in zip(outputs, enters)]
+        if carry == outputs[: scan.carry]:
+            return outputs, values
+        outputs[: scan.carry] = carry
 
 
-def _run(jaxpr: Jaxpr, consts, arguments, wanted: set, measure: Callable, found: Found) -> dict:
-    """Evaluates the wanted variables of a jaxpr, and returns the values by variable. Appends the
-    measured marks to `found`.
+def _evaluated(
+    flat: Flat, arguments: Sequence, outputs: Sequence[bool], measure: Callable
+) -> tuple[list, Found]:
+    """Some outputs of a program, with None in place of the others, and the measured marks.
 
-    Arguments that are not wanted may be None.
+    arguments: values of the program's inputs; None for an input that is not needed.
     """
-    values: dict = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, arguments))
+    values = flat.constants | dict(zip(flat.inputs, arguments))
     read = lambda v: v.val if isinstance(v, Literal) else values.get(v)
-    for eqn in jaxpr.eqns:
-        if not (_holds(eqn) or wanted.intersection(eqn.outvars)):
-            continue
-        operands = [read(v) for v in eqn.invars]
-        with eqn.ctx.manager:
-            if eqn.primitive is mark_p:
+    found: Found = []
+    needed, order = _needed(flat, outputs)
+    for e in order:
+        operands, marks = [read(v) for v in e.inputs], []
+        with e.eqn.ctx.manager:
+            if e.eqn.primitive is mark_p:
                 of_each = measure
-                for _ in range(eqn.params["several"]):
+                for _ in range(e.eqn.params["several"]):
                     of_each = jax.vmap(of_each)
-                found.append(((eqn.params["block"], eqn.params["name"]), of_each(operands[0])))
+                marks = [((e.eqn.params["block"], e.eqn.params["name"]), of_each(operands[0]))]
                 results: Any = operands
-            elif (called := call_body(eqn)) is not None:
-                results = _called(called, eqn, operands, wanted, measure, found)
-            elif (scan := as_scan(eqn)) is not None:
-                results = _scanned(scan, eqn, operands, wanted, measure, found)
-            elif eqn.primitive.name == "cond" and _holds(eqn):
-                results = _branched(eqn, operands, measure, found)
+            elif (scan := as_scan(e.eqn)) is not None:
+                wanted = [v in needed for v in e.outputs]
+                results, marks = _scanned(scan, e.eqn, operands, wanted, measure)
+            elif e.eqn.primitive.name == "cond" and _holds(e.eqn):
+                results, marks = _branched(e.eqn, operands, measure)
             else:
-                _refuse_effects(eqn)
-                results = _bound(eqn, operands)
-        values.update(zip(eqn.outvars, results))
-    return values
-
-
-def _called(called, eqn: JaxprEqn, operands, wanted: set, measure: Callable, found: Found) -> list:
-    """The results of a call, whose body is evaluated inline; None for unwanted results."""
-    inner, consts = (
-        (called.jaxpr, called.consts) if isinstance(called, ClosedJaxpr) else (called, ())
-    )
-    of = _wanted(inner, [i for i, o in zip(inner.outvars, eqn.outvars) if o in wanted])
-    values = _run(inner, consts, operands, of, measure, found)
-    return _outputs(inner, values)
+                _refuse_effects(e.eqn)
+                made = run([e], {v: values[v] for v in e.reads})
+                results = [made[v] for v in e.outputs]
+        values.update(zip(e.outputs, results))
+        found += marks
+    return [read(v) if w else None for v, w in zip(flat.outputs, outputs)], found
 
 
 def _scanned(
-    scan: Scan, eqn: JaxprEqn, operands, wanted: set, measure: Callable, found: Found
-) -> list:
-    """The results of a scan without the carried values and outputs that are not wanted."""
-    inner, consts = scan.jaxpr, getattr(eqn.params["jaxpr"], "consts", ())
-    outputs = [v in wanted for v in eqn.outvars]
-    carry, of = _carried(scan, outputs)
-    whole, first = operands[: scan.consts], operands[scan.consts : scan.consts + scan.carry]
-    sliced = [
-        x if v in of else None
-        for x, v in zip(
-            operands[scan.consts + scan.carry :], inner.invars[scan.consts + scan.carry :]
-        )
-    ]
-    marks: list = []
+    scan: Scan, eqn: JaxprEqn, operands: Sequence, outputs: Sequence[bool], measure: Callable
+) -> tuple[list, Found]:
+    """Some outputs of a scan, and its marks. Only the needed values are carried."""
+    body, first = flatten(eqn.params["jaxpr"]), scan.consts + scan.carry
+    made, needed = _carried(scan, body, outputs)
+    carry, stacked = made[: scan.carry], made[scan.carry :]
+    sliced = [x if v in needed else None for x, v in zip(operands[first:], body.inputs[first:])]
+    keys: list = []
 
-    def turn(carried, slices):
-        carried = iter(carried)
-        entering = [next(carried) if w else None for w in carry]
-        here: Found = []
-        values = _run(inner, consts, [*whole, *entering, *slices], of, measure, here)
-        made = _outputs(inner, values)
-        marks[:] = [key for key, _ in here]
-        stacked = [x for x, w in zip(made[scan.carry :], outputs[scan.carry :]) if w]
-        return [x for x, w in zip(made, carry) if w], (stacked, [x for _, x in here])
+    def iteration(carried, slices):
+        entering = [*operands[: scan.consts], *_spread(carried, carry), *slices]
+        results, found = _evaluated(body, entering, made, measure)
+        keys[:] = [key for key, _ in found]
+        of_each = _where(results[scan.carry :], stacked), [x for _, x in found]
+        return _where(results[: scan.carry], carry), of_each
 
-    last, (stacked, measured) = jax.lax.scan(
-        turn,
-        [x for x, w in zip(first, carry) if w],
-        sliced,
-        length=scan.length,
-        reverse=eqn.params["reverse"],
-    )
-    found += list(zip(marks, measured))
-    last, stacked = iter(last), iter(stacked)
-    of_carry = [next(last) if w else None for w in carry]
-    return [*of_carry, *(next(stacked) if w else None for w in outputs[scan.carry :])]
+    begin = _where(operands[scan.consts : first], carry)
+    how = {"length": scan.length, "reverse": eqn.params["reverse"]}
+    last, (rows, measured) = jax.lax.scan(iteration, begin, sliced, **how)
+    return [*_spread(last, carry), *_spread(rows, stacked)], list(zip(keys, measured))
 
 
-def _branched(eqn: JaxprEqn, operands, measure: Callable, found: Found) -> list:
-    """The results of a conditional. The marks of branches that do not run are NaN."""
+def _branched(eqn: JaxprEqn, operands: Sequence, measure: Callable) -> tuple[list, Found]:
+    """The outputs of a conditional, and its marks: NaN in branches that do not run."""
     index, *arguments = operands
-    pairs = [_branch(closed, measure) for closed in eqn.params["branches"]]
-    shapes = [jax.eval_shape(branch, *arguments)[1] for branch, _ in pairs]
+    flats = [flatten(branch) for branch in eqn.params["branches"]]
+    keys: list[list] = [[] for _ in flats]
 
-    def filled(number: int) -> Callable:
-        def call(*arguments):
-            results, own = pairs[number][0](*arguments)
-            absent = [[jnp.full(s.shape, jnp.nan, s.dtype) for s in of] for of in shapes]
-            absent[number] = own
-            return results, absent
+    def branch(number: int, *arguments):
+        flat = flats[number]
+        results, found = _evaluated(flat, arguments, [True] * len(flat.outputs), measure)
+        keys[number] = [key for key, _ in found]
+        return results, [x for _, x in found]
 
-        return call
+    branches = [functools.partial(branch, number) for number in range(len(flats))]
+    shapes = [jax.eval_shape(one, *arguments)[1] for one in branches]
 
-    results, measured = jax.lax.switch(index, [filled(n) for n in range(len(pairs))], *arguments)
-    found += [pair for (_, keys), xs in zip(pairs, measured) for pair in zip(keys, xs)]
-    return results
+    def filled(number: int, *arguments):
+        results, own = branch(number, *arguments)
+        absent = [[jnp.full(s.shape, jnp.nan, s.dtype) for s in of] for of in shapes]
+        return results, [*absent[:number], own, *absent[number + 1 :]]
 
-
-def _branch(closed: ClosedJaxpr, measure: Callable) -> tuple[Callable, list]:
-    """A branch as a function that also returns its marks, and a list that receives the keys of the
-    marks when the function is traced.
-    """
-    inner, keys = closed.jaxpr, []
-
-    def call(*arguments):
-        here: Found = []
-        values = _run(inner, closed.consts, arguments, _wanted(inner, inner.outvars), measure, here)
-        keys[:] = [key for key, _ in here]
-        return _outputs(inner, values), [x for _, x in here]
-
-    return call, keys
+    cases = [functools.partial(filled, number) for number in range(len(flats))]
+    results, measured = jax.lax.switch(index, cases, *arguments)
+    return results, [pair for one, xs in zip(keys, measured) for pair in zip(one, xs)]
 
 
-def _outputs(jaxpr: Jaxpr, values: dict) -> list:
-    return [v.val if isinstance(v, Literal) else values.get(v) for v in jaxpr.outvars]
+def _where(values: Sequence, wanted: Sequence[bool]) -> list:
+    """The wanted ones of some values."""
+    return [x for x, w in zip(values, wanted, strict=True) if w]
+
+
+def _spread(values: Sequence, wanted: Sequence[bool]) -> list:
+    """The inverse of `_where`, with None in place of the other values."""
+    rest = iter(values)
+    return [next(rest) if w else None for w in wanted]
 
 
 def _refuse_effects(eqn: JaxprEqn) -> None:
@@ -307,11 +275,3 @@ def _refuse_effects(eqn: JaxprEqn) -> None:
             "track: the forward calls jax.experimental.io_callback, which counting would call once"
             " more; expected a forward without"
         )
-
-
-def _bound(eqn: JaxprEqn, operands: Sequence) -> Sequence:
-    bound = eqn.primitive.get_bind_params(eqn.params)
-    # a tuple in some versions of JAX
-    functions, params = bound if isinstance(bound, tuple) else ((), bound)
-    results = eqn.primitive.bind(*functions, *operands, **params)
-    return results if eqn.primitive.multiple_results else (results,)
