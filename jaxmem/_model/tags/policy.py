@@ -14,6 +14,7 @@ from jax.ad_checkpoint import Offloadable
 
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Action, Choice
 from jaxmem._core.assignment import Assignment, Decisions
+from jaxmem._model.codecs.registry import parse
 from jaxmem._model.states import places
 from jaxmem._model.tags.tag import (
     differentiable_once,
@@ -44,8 +45,6 @@ class _Stored:
 
     @property
     def _codec(self):
-        from jaxmem._model.codecs.registry import parse
-
         return None if self.choice.codec is None else parse(self.choice.codec)
 
     def encode(self, x):
