@@ -22,7 +22,7 @@ import jax
 
 from jaxmem._model.loop.arguments import ParameterSplit, check, check_moments, lifted
 from jaxmem._model.loop.loops import Loops, fetched_first, runs_of
-from jaxmem._model.states.stacks import (
+from jaxmem._model.states.layout import (
     Copied,
     buffers_of,
     like,

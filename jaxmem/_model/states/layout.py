@@ -1,10 +1,18 @@
-"""Moves the layers' arrays between their joined form, one stack, and a split one, a stack in each
-memory; and makes arrays in their places.
+"""A model's layers as stacked arrays: one stack, or a stack in each memory, since all arrays of a
+stack are stored in one memory. This file splits stacks, joins them, and makes new ones in place.
 
-Stacks that change their lengths are filled a layer at a time, one array of a state after the other:
-that array is then there twice, and the device holds one layer of it more.
+If the lengths of the stacks change, the new stacks are filled one layer at a time, one array of a
+state after the other. The array that is moved is then stored twice, and the device stores one more
+layer of it.
+
+Arrays of a state may share memory, so that none of them may be deleted alone: one array under two
+names, or several arrays that `jax.device_put` made of one. Such arrays are recognised by addresses.
+The alternative is the ids of the objects. `jax.device_put` to the memory where an array is stored
+already makes another object of the same memory, and deleting one of the two objects deletes both.
 """
 
+import collections
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
@@ -16,10 +24,82 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxmem._model.states.places import DEVICE, HOST, Places
-from jaxmem._model.states.stacks import Copied, Stacks, length, masters_of, read_of
 from jaxmem._model.states.store import counted, fetch, put
 
 Bound = tuple[int, int, str]
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["parts"], meta_fields=["buffers"])
+@dataclasses.dataclass(frozen=True)
+class Stacks:
+    """The arrays of a model's layers, divided after some of them.
+
+    parts: trees of the same structure in the layers' order, or `Copied` of such trees; the arrays
+      of each have a leading axis of as many layers as the part has.
+    buffers: how many layers, the last ones, keep on the device from forward to backward what they
+      fetched of their parameters (ProTrain's n_buffer).
+    """
+
+    parts: tuple[Any, ...]
+    buffers: int = 0
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["copy", "master"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Copied:
+    """Parameters of layers twice: what the layers compute with, and what is updated.
+
+    copy: the stacked parameters in device memory, in the dtype that the layers compute in.
+    master: the same in the parameters' own dtype, in host memory.
+    """
+
+    copy: Any
+    master: Any
+
+
+def parts_of(layers) -> tuple[Any, ...]:
+    """The stacks of `layers`: those of `Stacks`, or the one that any other tree is."""
+    return layers.parts if isinstance(layers, Stacks) else (layers,)
+
+
+def read_of(layers) -> tuple[Any, ...]:
+    """The stacks that the layers compute with."""
+    return tuple(p.copy if isinstance(p, Copied) else p for p in parts_of(layers))
+
+
+def masters_of(layers) -> tuple[Any, ...]:
+    """The stacks that hold the parameters themselves."""
+    return tuple(p.master if isinstance(p, Copied) else p for p in parts_of(layers))
+
+
+def buffers_of(layers) -> int:
+    """How many of the last layers keep what they fetched; see `Stacks`."""
+    return layers.buffers if isinstance(layers, Stacks) else 0
+
+
+def like(layers, parts):
+    """Puts stacks together in the form that `layers` has."""
+    return Stacks(tuple(parts), layers.buffers) if isinstance(layers, Stacks) else next(iter(parts))
+
+
+def joined_shapes(layers):
+    """The shapes of the parameters' stacks as one, wherever they lie."""
+
+    def one(*arrays):
+        count = sum(a.shape[0] for a in arrays)
+        return jax.ShapeDtypeStruct((count, *arrays[0].shape[1:]), arrays[0].dtype)
+
+    return jax.tree.map(one, *masters_of(layers))
+
+
+def one_layer(stacked):
+    """The shapes of one layer of a stack."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), stacked)
+
+
+def length(stacked) -> int:
+    """How many layers one stack has."""
+    return jax.tree.leaves(stacked)[0].shape[0]
 
 
 def bounds(places: Places) -> list[Bound]:
@@ -220,3 +300,28 @@ def _sharding(a, kind: str) -> NamedSharding:
         devices = sorted(a.sharding.device_set, key=lambda d: d.id)
         mesh = Mesh(np.array(devices), ("data",), axis_types=(AxisType.Auto,))
     return NamedSharding(mesh, PartitionSpec(), memory_kind=kind)
+
+
+def sharing(tree) -> dict[int, jax.Array]:
+    """The arrays of `tree` whose memory another of its leaves has too, by their ids."""
+    arrays = [a for a in jax.tree.leaves(tree) if isinstance(a, jax.Array)]
+    found = [(a, _buffers(a)) for a in arrays]
+    owners = collections.Counter(b for _, buffers in found for b in buffers)
+    return {id(a): a for a, buffers in found if any(owners[b] > 1 for b in buffers)}
+
+
+def delete_unless_in(tree, arrays: dict[int, jax.Array]) -> None:
+    """Deletes those of the arrays that `sharing` found whose memory `tree` does not have."""
+    if not arrays:
+        return
+    jax.block_until_ready(tree)
+    there = set().union(*(_buffers(a) for a in jax.tree.leaves(tree) if isinstance(a, jax.Array)))
+    gone = [a for a in arrays.values() if not _buffers(a) & there]
+    for a in gone:
+        a.delete()
+
+
+def _buffers(a: jax.Array) -> set[tuple[int, int]]:
+    """Where the parts of an array lie that this process has: devices and addresses."""
+    parts = [shard.data for shard in a.addressable_shards] if a.size else []
+    return {(next(iter(part.devices())).id, part.unsafe_buffer_pointer()) for part in parts}

@@ -20,7 +20,7 @@ from jaxmem._model.loop.arguments import is_floating, merged, separated
 from jaxmem._model.loop.loops import fetched_first
 from jaxmem._model.loop.pullback import pulled
 from jaxmem._model.loop.stack import folded_at, loops_over
-from jaxmem._model.states.stacks import Copied, length, masters_of, one_layer, read_of
+from jaxmem._model.states.layout import Copied, length, masters_of, one_layer, read_of
 from jaxmem._model.states.store import brought, fetch, returned, streams
 from jaxmem._optim.released.fold import TALLIES, Fold, Folds, squared
 from jaxmem._optim.released.model import Model

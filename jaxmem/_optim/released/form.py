@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from jaxmem._model.loop.arguments import lengths_of
-from jaxmem._model.states.stacks import Copied, Stacks, joined_shapes, length, masters_of, parts_of
+from jaxmem._model.states.layout import Copied, Stacks, joined_shapes, length, masters_of, parts_of
 from jaxmem._model.states.store import streams
 from jaxmem._optim.released.fold import Clip, entries
 from jaxmem._optim.released.model import Model

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import optax
 
+from jaxmem._model.states.layout import masters_of, parts_of
+from jaxmem._model.states.layout import like as as_layers
 from jaxmem._model.states.shards import assembled, gathered, part_of, refilled
-from jaxmem._model.states.stacks import like as as_layers
-from jaxmem._model.states.stacks import masters_of, parts_of
 from jaxmem._optim.adama.rule import Rule
 from jaxmem._optim.adama.transform import State, with_moments
 from jaxmem._optim.released.model import Model

@@ -5,57 +5,14 @@ released step asks of an optimizer for it.
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from jaxmem._model.states.stacks import joined_shapes, length, like, masters_of, one_layer, parts_of
+from jaxmem._model.states.layout import joined_shapes, length, like, masters_of, one_layer, parts_of
 from jaxmem._optim.released.fold import TALLIES, Clip
 from jaxmem.errors import OptimizerError
-
-
-class Minibatch(NamedTuple):
-    """What a minibatch made.
-
-    state: the new (params, optimizer state).
-    components: the states of the components with their tallies, as `backward` returns them.
-    losses: one entry a microbatch.
-    apart: whether devices tallied what was their own, and not of all.
-    """
-
-    state: tuple[Any, Any]
-    components: tuple[list, list]
-    losses: jax.Array
-    apart: bool
-
-    def metrics(self, axis_name: str | None) -> dict[str, Any]:
-        """What `ReleasedStep` tells of a minibatch, from its tallies."""
-        (outer, stacks), losses = self.components, self.losses
-        # One entry a layer, of all stacks in order.
-        layers = {k: jnp.concatenate([m[k] for m in stacks]) for k in TALLIES}
-        # Squares are summed over components and microbatches: divided by the number of microbatches
-        # they give the mean of the squared norms.
-        squares = sum((c["squares"] for c in outer), layers["squares"].sum()) / losses.shape[0]
-        skipped = sum((c["skipped"] for c in outer), layers["skipped"].sum())
-        found: dict[str, Any] = {
-            "loss": losses.mean(),
-            "squares": squares,
-            "skipped": skipped,
-            "layers": layers["skipped"],
-        }
-        if axis_name is not None:
-            counts = skipped, layers["skipped"]
-            # Where a component's gradient is a mean over devices, all skip it together.
-            counts = jax.lax.psum(counts, axis_name) if self.apart else counts
-            means = jax.lax.pmean((found["loss"], squares), axis_name)
-            found = dict(zip(found, (*means, *counts)))
-        return {
-            "loss": found["loss"],
-            "grad_norm": jnp.sqrt(found["squares"]),
-            "skipped": found["skipped"].astype(jnp.int32),
-            "skipped_layers": found["layers"].astype(jnp.int32),
-        }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -172,6 +129,37 @@ class Model:
         return {k: stacks if k == self.layers else whole[k] for k in params}
 
 
+def metrics_of(
+    components: tuple[list, list], losses: jax.Array, axis_name: str | None, *, apart: bool
+) -> dict[str, Any]:
+    """Returns the metrics of a minibatch, as `ReleasedStep` documents them.
+
+    components: the states of the components with their tallies, as `backward` returns them.
+    losses: one loss for each microbatch.
+    axis_name: the mesh axis of data parallelism; None on one device.
+    apart: whether the tallies of a device count the device's own gradients, and not the mean
+      gradients of all devices.
+    """
+    outer, stacks = components
+    # One entry for each layer, of all stacks in order.
+    layers = {k: jnp.concatenate([m[k] for m in stacks]) for k in TALLIES}
+    # Squared norms are summed over components and microbatches. The sum divided by the number of
+    # microbatches is the mean of the microbatches' squared norms.
+    squares = sum((c["squares"] for c in outer), layers["squares"].sum()) / losses.shape[0]
+    counts = sum((c["skipped"] for c in outer), layers["skipped"].sum()), layers["skipped"]
+    loss = losses.mean()
+    if axis_name is not None:
+        # If a component's gradient is a mean over devices, all devices skip it together.
+        counts = jax.lax.psum(counts, axis_name) if apart else counts
+        loss, squares = jax.lax.pmean((loss, squares), axis_name)
+    return {
+        "loss": loss,
+        "grad_norm": jnp.sqrt(squares),
+        "skipped": counts[0].astype(jnp.int32),
+        "skipped_layers": counts[1].astype(jnp.int32),
+    }
+
+
 class Optimizer(Protocol):
     """What a released step asks of an optimizer: `Accumulated`, which is AdamA, or `Direct`."""
 
@@ -215,8 +203,8 @@ class Optimizer(Protocol):
 
     def minibatch(
         self, model: Model, clip: Clip, like, state, batch, key, by_layer: bool = False
-    ) -> Minibatch:
-        """Runs a minibatch.
+    ) -> tuple[tuple[Any, Any], dict[str, Any]]:
+        """Runs a minibatch. Returns the new pair (params, state), and the metrics.
 
         like: the parameters with their whole shapes.
         state: the pair (params, state), of whose arrays a device may have a part.

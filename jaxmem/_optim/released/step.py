@@ -12,9 +12,7 @@ import jax.numpy as jnp
 
 from jaxmem._model.states.places import DIVIDED
 from jaxmem._model.states.shards import placed, shards
-from jaxmem._model.states.within import Within
 from jaxmem._optim.released import placement
-from jaxmem._optim.released.creation import created
 from jaxmem._optim.released.fold import Clip
 from jaxmem._optim.released.form import (
     check_clip,
@@ -27,6 +25,46 @@ from jaxmem._optim.released.form import (
 )
 from jaxmem._optim.released.model import Model, Optimizer
 from jaxmem.errors import OptimizerError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Within:
+    """A training step that calls a released step, and whose state holds more arrays.
+
+    `Within` is called like the wrapped function. `split` and `joined` place the states of the
+    released step.
+
+    released: the released step that `step` calls.
+    step: the wrapped function.
+    get: `get(state)` returns the pair that the released step receives.
+    put: `put(state, pair)` returns the state with `pair` in place of its own pair.
+    """
+
+    released: Any
+    step: Callable
+    get: Callable[[Any], tuple[Any, Any]]
+    put: Callable[[Any, tuple[Any, Any]], Any]
+
+    def __call__(self, state, *args, **named):
+        return self.step(state, *args, **named)
+
+    def split(self, state, persist: int, **where):
+        """Returns the state with its pair placed by `ReleasedStep.split`.
+
+        state: the state of the wrapped function.
+        persist: number of layers, the first ones, whose states are stored in device memory.
+        where: the other arguments of `ReleasedStep.split`.
+
+        Raises the errors of `ReleasedStep.split`.
+        """
+        return self.put(state, self.released.split(self.get(state), persist, **where))
+
+    def joined(self, state):
+        """Returns the state with its pair joined by `ReleasedStep.joined`.
+
+        Raises the errors of `ReleasedStep.joined`.
+        """
+        return self.put(state, self.released.joined(self.get(state)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,7 +146,7 @@ class ReleasedStep:
             )
         places = placement.places_of(count, persist, copies, buffers, outer_moments)
         arguments = outer, layer, places, mesh, divide
-        return created(self.model, self.optimizer, *arguments)
+        return placement.created(self.model, self.optimizer, *arguments)
 
     def split(
         self,
@@ -206,9 +244,7 @@ class ReleasedStep:
         `like` has the whole parameters' shapes; of the arrays of `state` a device may have a part.
         """
         check_clip(self.clip, like)
-        taken = like, state, batch, key, by_layer
-        made = self.optimizer.minibatch(self.model, self.clip, *taken)
-        return made.state, made.metrics(self.optimizer.axis_name)
+        return self.optimizer.minibatch(self.model, self.clip, like, state, batch, key, by_layer)
 
     def data_parallel(self, mesh, divided: str = "nothing"):
         """Returns the step over the devices of a mesh axis. The devices divide the batch.
@@ -304,6 +340,13 @@ class ReleasedStep:
         everywhere = jax.tree.map(lambda _: everything, params)
         made = self.optimizer.specs(self.model, params, parts, divided)
         return parts if divided == "states" else everywhere, made
+
+
+def opened(step) -> tuple[Any, Callable[[Any], Any]]:
+    """The released step in what a `build` returned, and what takes its pair out of a state."""
+    if isinstance(step, Within):
+        return step.released, step.get
+    return step, lambda state: state
 
 
 def _array(a):

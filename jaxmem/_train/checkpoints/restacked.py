@@ -13,7 +13,7 @@ import numpy as np
 from jaxmem._train.checkpoints import stored
 from jaxmem._train.checkpoints.manifest import Leaf
 
-# Where `jaxmem._model.states.stacks` holds a stack, and which of two forms of its parameters.
+# Where `jaxmem._model.states.layout` holds a stack, and which of two forms of its parameters.
 _PART = re.compile(r"\.parts\[(\d+)\](\.copy|\.master)?")
 Shapes = Sequence[tuple[str, tuple[int, ...]]]
 Like = Sequence[tuple[Any, Any]]  # leaves of a state with their paths
