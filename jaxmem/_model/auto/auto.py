@@ -6,9 +6,8 @@ from collections.abc import Callable
 from jaxmem._core.assignment import leaves_as_written
 from jaxmem._core.warn import warn
 from jaxmem._model.auto.calls import Call, traced
-from jaxmem._model.auto.rewriter import Rewriter
-from jaxmem._model.auto.step import JittedStep, build_of, planned_step
-from jaxmem._model.auto.unseen import made_before
+from jaxmem._model.auto.gradients import made_before
+from jaxmem._model.auto.step import JittedStep, Rewriter, build_of, planned_step
 from jaxmem._model.layer.graph import is_inexact
 from jaxmem._model.tags.policy import decisions
 from jaxmem._trace.rewrite import is_differentiated

@@ -3,19 +3,17 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem._model.codecs.registry import EXACT
-from jaxmem._model.layer.candidates import MOST, Candidate, candidates
+from jaxmem._model.layer.candidates import MOST, Candidate, candidates, named
 from jaxmem._model.layer.graph import LayerGraph, is_complex, is_costly, is_inexact
-from jaxmem._model.layer.names import named
 from jaxmem._model.layer.rules import DerivativeRule, with_rules
 from jaxmem._model.layer.softmax import Softmax, with_softmaxes
-from jaxmem._model.tags.groups import GroupPolicy
 from jaxmem._model.tags.operations import (
     exp_tangent,
     sigmoid_tangent,
@@ -23,6 +21,7 @@ from jaxmem._model.tags.operations import (
     tagged_within,
     tanh_tangent,
 )
+from jaxmem._model.tags.policy import Policy
 from jaxmem._model.tags.tag import name_p, tag, tag_p
 from jaxmem._trace.jaxpr import flatten
 from jaxmem._trace.rewrite import Node, Program
@@ -51,16 +50,18 @@ class Layer:
     place: str = ""
     turns: int = 1
 
-    def blocks(self, groups: Sequence[GroupPolicy], prevent_cse: bool) -> list[Callable[..., list]]:
-        """The layer as a function of its inputs, for each group of layers. A plan that keeps all of
-        every layer makes no block: the layer is what it is without any checkpoint.
+    def blocks(
+        self, groups: Mapping[range, Policy], prevent_cse: bool
+    ) -> dict[range, Callable[..., list]]:
+        """Returns the layer as a function of its inputs, for each group of layers. A plan that
+        keeps all tensors of every layer makes no block: the layer has no checkpoint.
         """
-        if len(groups) == 1 and groups[0].policy.choices is None:
-            return [lambda *arguments: self.plain.run(arguments)]
-        return [self.block(group.policy, prevent_cse) for group in groups]
+        if all(policy.choices is None for policy in groups.values()) and len(groups) == 1:
+            return dict.fromkeys(groups, lambda *arguments: self.plain.run(arguments))
+        return {group: self.block(policy, prevent_cse) for group, policy in groups.items()}
 
     def block(self, policy: Any, prevent_cse: bool) -> Callable[..., list]:
-        """The layer as a function of its inputs, under a policy of `_tags`."""
+        """Returns the layer as a function of its inputs, under a `Policy`."""
         tagged = _tagged(self.program, self.candidates)
         if policy.choices is None and any(map(is_complex, self.program.avals)):
             return tagged  # `jax.checkpoint` cannot save complex values, and would save all of them

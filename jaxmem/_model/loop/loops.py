@@ -13,7 +13,7 @@ reads host memory is refused (`fault` in `_target/hlo/transfers.py`).
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from jaxmem._model.loop.layer import Residuals, forward
 from jaxmem._model.states.store import after, ahead, counted, put, streams, taken
-from jaxmem._model.tags.groups import GroupPolicy
+from jaxmem._model.tags.policy import Policy
 
 # (k, state of stack k, i, gradient of its layer i, that layer's parameters) -> (the layer's new
 # state, what is told of it)
@@ -30,17 +30,19 @@ Into = Callable[[int, Any, Any, Any, Any], tuple[Any, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class LayerRun:
-    """Layers that one loop runs: they share a policy, and their arrays lie in one stack.
+    """Layers that one loop runs: they share a policy, and their arrays are in one stack.
 
-    group: the layers, counted over the whole model, and their policy.
-    stack: which stack they are in.
-    first: the number of that stack's first layer.
+    layers: the layers, counted over the whole model.
+    policy: the policy of the layers.
+    stack: the index of their stack.
+    first: the number of the stack's first layer.
     buffered: whether the forward keeps the parameters that it fetched for the backward.
-    before_buffered: whether such a run of the same stack follows. The backward then comes to this
-      run without having fetched, so that the forward hands it its last layer's parameters.
+    before_buffered: whether a buffered run of the same stack follows. The backward then begins this
+      run without a fetched layer, and the forward passes it the parameters of the last layer.
     """
 
-    group: GroupPolicy
+    layers: range
+    policy: Policy
     stack: int
     first: int
     buffered: bool = False
@@ -48,29 +50,31 @@ class LayerRun:
 
     @property
     def within(self) -> tuple[int, int]:
-        """The first of the layers, and the one after the last, counted within their stack."""
-        return self.group.start - self.first, self.group.stop - self.first
+        """The first layer and the layer after the last, counted within the stack."""
+        return self.layers.start - self.first, self.layers.stop - self.first
 
 
 def runs_of(
-    groups: Sequence[GroupPolicy], lengths: Sequence[int], buffers: int = 0
+    groups: Mapping[range, Policy], lengths: Sequence[int], buffers: int = 0
 ) -> tuple[LayerRun, ...]:
-    """The runs of layers, in order, of a plan's groups and of stacks with so many layers each, of
-    which the last `buffers` layers are buffered.
+    """Returns the runs of layers, in order: a plan's groups, divided at the ends of stacks.
+
+    groups: the policy of each group of layers.
+    lengths: the number of layers of each stack.
+    buffers: the number of layers, the last ones, whose parameters are buffered.
     """
     ends = list(itertools.accumulate(lengths, initial=0))
     cuts = sorted({*ends, ends[-1] - buffers})
     found = []
-    for group in groups:
+    for group, policy in groups.items():
         for begin, end in itertools.pairwise(cuts):
             start, stop = max(group.start, begin), min(group.stop, end)
             if start < stop:
                 k = bisect.bisect_right(ends, start) - 1
                 buffered = start >= ends[-1] - buffers
                 before = not buffered and stop == ends[-1] - buffers < ends[k + 1]
-                found.append(
-                    LayerRun(GroupPolicy(start, stop, group.policy), k, ends[k], buffered, before)
-                )
+                layers = range(start, stop)
+                found.append(LayerRun(layers, policy, k, ends[k], buffered, before))
     return tuple(found)
 
 
@@ -122,7 +126,7 @@ class Loops:
         """
         extras, saved, held, last = [], [], list(held), list(held)
         for run in self.runs:
-            policy: Any = run.group.policy
+            policy: Any = run.policy
             # The loop keeps forward and backward apart, so no barrier against common-subexpression
             # elimination is needed.
             layer = jax.checkpoint(self.layer, policy=policy, prevent_cse=False)
@@ -220,7 +224,7 @@ class Loops:
                 new = after(new, following) if streams(state) else new
                 return (d_x, d_common, put(state, new, i), following), tells
 
-            of_run = jax.tree.map(lambda a, g=run.group: a[g.start : g.stop], d_extra)
+            of_run = jax.tree.map(lambda a, r=run.layers: a[r.start : r.stop], d_extra)
             k = run.stack
             carry = d_x, d_common, states[k], [] if run.buffered else held[k]
             (d_x, d_common, states[k], following), tells = counted(

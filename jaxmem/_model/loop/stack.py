@@ -32,7 +32,7 @@ from jaxmem._model.states.layout import (
     read_of,
 )
 from jaxmem._model.states.store import fetch, returned, streams
-from jaxmem._model.tags.groups import groups_of
+from jaxmem._model.tags.policy import groups_of
 from jaxmem._trace.vary import zeros
 from jaxmem.errors import StackError
 

@@ -1,4 +1,5 @@
-"""Makes a plan into a `Policy`, which `jax.checkpoint` calls for every operation of a block.
+"""`jaxmem.remat_policy`: makes a plan into a `Policy`, which `jax.checkpoint` calls for every
+operation of a block.
 
 A policy that keeps everything saves no widened copy. A value that was converted to more bytes an
 element is converted again. Otherwise the largest saved tensor of a GPT would be the float32 copy of
@@ -14,6 +15,7 @@ from jax.ad_checkpoint import Offloadable
 
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Action, Choice
 from jaxmem._core.assignment import Assignment, Decisions
+from jaxmem._core.groups import group_label
 from jaxmem._model.codecs.registry import parse
 from jaxmem._model.states import places
 from jaxmem._model.tags.tag import (
@@ -198,6 +200,69 @@ def policy_for(decided: Decisions, label: str, *, layers: int = 0) -> Policy:
         return Policy(label, None, layers)
     chosen = ((tag, Choice(c.action, c.codec)) for tag, c in choices.items())
     return Policy(label, tuple(sorted(chosen)), layers)
+
+
+def groups_of(plan, block: str, layers: int) -> dict[range, Policy]:
+    """Returns the groups into which a plan divides `layers` layers, in order, with the policy of
+    each group. If the plan has one decision for all layers, they are one group.
+
+    Raises TagError if the plan's groups do not cover layers 0 to `layers`, each once, and for a
+    plan that `remat_policy` refuses.
+    """
+    check_remat3()
+    decided = decisions(plan)
+    found = decided.groups(block)
+    if not found:
+        return {range(layers): policy_for(decided, block, layers=layers)}
+    # Each group must start where the one before it stops, the first at 0, the last at the end.
+    ends = [0, *(stop for _, stop in found)]
+    if [start for start, _ in found] != ends[:-1] or ends[-1] != layers:
+        raise TagError(
+            "remat_policy: `plan` has groups of layers"
+            f" {', '.join(group_label(block, *r) for r in found)}, and there are {layers} layers;"
+            f" the groups must be layers 0 to {layers}, each once: plan this model anew"
+        )
+    policy_of = lambda label: policy_for(decided, label, layers=layers)
+    return {range(*r): policy_of(group_label(block, *r)) for r in found}
+
+
+def remat_policy(plan, *, block: str | None = None, layer: tuple[int, int] | None = None) -> Policy:
+    """Makes a policy for `jax.checkpoint`, `flax.linen.remat` or `flax.nnx.remat` from a plan.
+
+    plan: a `jaxmem.Plan` or a `jaxmem.plans.Assignment`. None keeps everything. `jax.checkpoint`
+      cannot save complex values without a tag, so untagged complex values are recomputed in any
+      case.
+    block: the label of the block. Blocks with one label share their decisions. Use several labels
+      if a plan should decide about several kinds of blocks separately. None means "block".
+    layer: (i, L) for layer i, counted from 0, of L layers that a Python loop repeats. A plan may
+      then decide about the first and the last layers separately. None means that all layers share
+      one decision.
+
+    Raises TagError for an argument of another type, and if the plan has no block of this label.
+    Raises TagError also if the plan has separate decisions for groups of layers and `layer` is
+    None, and if JAX's option jax_remat3 is on.
+    """
+    check_remat3()
+    block = "block" if block is None else block
+    if not isinstance(block, str) or not block:
+        raise TagError(f"remat_policy: `block` is {block!r}; expected a non-empty string")
+    if layer is None:
+        return policy_for(decisions(plan), block)
+    if not _is_layer(layer):
+        raise TagError(
+            f"remat_policy: `layer` is {layer!r}; expected (i, L) for layer i of L layers, such as"
+            " (0, 12) for the first of twelve"
+        )
+    number, layers = layer
+    groups = groups_of(plan, block, layers)
+    return next(policy for group, policy in groups.items() if number in group)
+
+
+def _is_layer(layer) -> bool:
+    if not isinstance(layer, tuple) or len(layer) != 2:
+        return False
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in layer)
+    return whole and 0 <= layer[0] < layer[1]
 
 
 def _named(value) -> str:
