@@ -8,8 +8,11 @@ from jaxmem_kernels.capability import references as references
 from jaxmem_kernels.channels import quantize_channelwise as quantize_channelwise
 from jaxmem_kernels.channels import quantize_separated as quantize_separated
 from jaxmem_kernels.dispatch import reference_of as reference_of
+from jaxmem_kernels.layout import as_rows as as_rows
+from jaxmem_kernels.layout import channels_of as channels_of
 from jaxmem_kernels.layout import fitted as fitted
 from jaxmem_kernels.layout import folded as folded
+from jaxmem_kernels.layout import undivided as undivided
 from jaxmem_kernels.ops import dequantize as dequantize
 from jaxmem_kernels.ops import dequantize_by as dequantize_by
 from jaxmem_kernels.ops import dequantize_offset as dequantize_offset
@@ -23,6 +26,3 @@ from jaxmem_kernels.ops import unpack_bits as unpack_bits
 from jaxmem_kernels.rounding import greatest as greatest
 from jaxmem_kernels.rounding import scale_of as scale_of
 from jaxmem_kernels.rounding import wide_dtype as wide_dtype
-from jaxmem_kernels.typed import as_rows as as_rows
-from jaxmem_kernels.typed import channels_of as channels_of
-from jaxmem_kernels.typed import undivided as undivided

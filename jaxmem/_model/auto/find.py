@@ -33,11 +33,11 @@ _PLACES = {
 
 
 class Finder:
-    """Makes blocks of layers, decided by `plan`.
+    """Makes blocks of layers, under the decisions of `plan`.
 
     plan: an object that makes decisions.
-    first: how many labels are taken already, by other functions of the same step.
-    found: the layers, in order; those of one stretch of equal layers have one label.
+    first: number of labels that other functions of the step have taken.
+    found: the layers, in order. Equal layers of one stretch have one label.
     """
 
     def __init__(self, plan, first: int = 0):
@@ -47,8 +47,9 @@ class Finder:
         self._started: dict[int, int] = {}
 
     def with_blocks(self, program: Program) -> Program:
-        """`program` with its layers as blocks: scans over layers, else the layers of Python loops,
-        else what is inside conditionals and calls that stay whole.
+        """Returns `program` with its layers as blocks. The layers are the iterations of scans. If
+        there are none, they are the layers of Python loops, and if there are none of these either,
+        the layers inside conditionals and `shard_map`s.
         """
         before = self.labels
         graph = LayerGraph(program, ())
@@ -62,11 +63,11 @@ class Finder:
         return auto_label(self.labels)
 
     def _loop(self, node: Node, graph: LayerGraph) -> Node:
-        """A scan over layers with each turn a block, what holds such scans with them as blocks, and
-        any other node as it is.
+        """Returns a scan over layers with each iteration as a block; a node that contains such
+        scans, with blocks inside; and any other node unchanged.
         """
         if is_block(node.eqn) or _holds_blocks(node):
-            return node  # the user's own blocks are taken as they are
+            return node  # the user's own blocks are not changed
         if inner := branches(node):
             return with_branches(node, [lambda *x, c=c: self._run(c, x) for c in inner])
         if not is_loop(node):
@@ -84,7 +85,7 @@ class Finder:
         return with_bodies(node, layer.blocks(groups, prevent_cse=False))
 
     def _unrolled(self, program: Program, stretches: list[range]) -> Program:
-        """The layers of Python loops as blocks: those of one stretch share their decisions."""
+        """Makes blocks of the layers of Python loops. The layers of one stretch share decisions."""
         nodes: list[Node] = []
         done = 0
         for stretch in stretches:
@@ -107,9 +108,9 @@ class Finder:
         return dataclasses.replace(program, nodes=(*nodes, *program.nodes[done:]))
 
     def _run(self, closed, operands) -> list:
-        """A program inside another, with its layers as blocks. It is read while it is traced, since
-        only then its mesh axes have a meaning. JAX may trace it again: the layers' labels are then
-        those of the first time.
+        """Runs an inner program with its layers as blocks. The program is read while it is traced,
+        since only then its mesh axes have a meaning. If JAX traces it again, its layers get the
+        labels of the first trace.
         """
         highest = self.labels
         self.labels = self._started.setdefault(id(closed), highest)
@@ -119,7 +120,7 @@ class Finder:
 
 
 def _segment(last: Node, layer: Layer, block: Callable) -> Node:
-    """One node that runs `block` in the place of a layer's nodes.
+    """Returns one node that runs `block` in place of a layer's nodes.
 
     last: the last node of the layer.
     block: the layer as a function of its inputs.
@@ -130,7 +131,7 @@ def _segment(last: Node, layer: Layer, block: Callable) -> Node:
 
 
 def read(closed: ClosedJaxpr) -> Program:
-    """A trace as a program, in which the blocks that a plan decides already stay whole."""
+    """Returns a trace as a program. Blocks that a plan already decides are single nodes."""
     return program_of(closed, is_block)
 
 
@@ -139,8 +140,8 @@ def _holds_blocks(node: Node) -> bool:
 
 
 def is_loop(node: Node) -> bool:
-    """Whether the node is a scan of at least two turns whose body multiplies matrices,
-    and neither reads nor writes a `jax.Ref`.
+    """Whether the node is a scan of at least two iterations that multiply matrices, and neither
+    reads nor writes a `jax.Ref`.
     """
     turns = node.eqn.params["length"] if node.primitive == "scan" else 0
     return turns > 1 and flops(node) > 0 and not uses_references(node)
@@ -168,19 +169,21 @@ def turn(node: Node, graph: LayerGraph) -> tuple[Program, list[int]]:
 
 
 def _computed(graph: LayerGraph, value) -> bool:
-    """Whether an operation made the value, and did not only view an input."""
+    """Whether an operation other than a view makes the value."""
     source, _ = through(graph, value, lambda made: made.primitive in VIEWS)
     return source in graph.maker
 
 
 def holds_layers_within(program: Program) -> bool:
-    """Whether most of a turn is another loop over layers: the turn is a microbatch, say."""
+    """Whether most FLOPs of an iteration are an inner loop over layers: the iteration is then a
+    microbatch, for example.
+    """
     total = sum(map(flops, program.nodes))
     return any(is_loop(n) and _slices(n) and flops(n) > SHARE * total for n in program.nodes)
 
 
 def _slices(node: Node) -> bool:
-    """Whether a scan reads something a slice a turn, as layers read their parameters."""
+    """Whether a scan reads a slice of an array in each iteration, as layers read parameters."""
     scan = as_scan(node.eqn)
     assert scan is not None
     return scan.consts + scan.carry < len(node.inputs)
@@ -226,7 +229,9 @@ def with_bodies(node: Node, bodies: Mapping[range, Callable]) -> Node:
 
 
 def _body(step: Callable, whole: Sequence, carry: int) -> Callable:
-    """A scan's body of `step`, which takes what is read whole, what is carried, and the slices."""
+    """Returns a scan's body that calls `step(*whole, *carried, *sliced)`. `whole` are the arrays
+    that every iteration reads, and `carry` is the number of carried arrays.
+    """
 
     def body(carried, sliced):
         results = step(*whole, *carried, *sliced)
@@ -256,14 +261,14 @@ def repeats(program: Program) -> list[range]:
 
 
 def _kinds(program: Program) -> np.ndarray:
-    """A number for each node, equal for equal operations on equal shapes."""
+    """Returns a number for each node. Equal operations on equal shapes have equal numbers."""
     known: dict[tuple, int] = {}
     return np.array([known.setdefault(_kind(program, n), len(known)) for n in program.nodes], int)
 
 
 def _kind(program: Program, node: Node) -> tuple:
     if uses_references(node):
-        return (id(node),)  # like no other: it is in no layer
+        return (id(node),)  # unlike all other nodes, so that it is in no layer
     aval = lambda v: v.aval if isinstance(v, Literal) else program.avals[v]
     shapes = [(aval(v).str_short(), isinstance(v, Literal)) for v in node.inputs]
     results = [aval(v).str_short() for v in node.outputs]
@@ -272,8 +277,8 @@ def _kind(program: Program, node: Node) -> tuple:
 
 
 def _longest(kinds: np.ndarray, work: np.ndarray) -> tuple[int, int, int] | None:
-    """(start, period, length) of the periodic stretch with most FLOPs; of equal ones the one with
-    the shortest period.
+    """Returns (start, period, length) of the periodic stretch with most FLOPs. If several have
+    equally many FLOPs, it is the stretch with the shortest period.
     """
     total = np.concatenate([[0.0], np.cumsum(work)])
     best, found = 0.0, None
@@ -306,7 +311,9 @@ def _cut(start: int, period: int, length: int, work, crossing) -> range:
 
 
 def _crossing(program: Program) -> np.ndarray:
-    """By position, the bytes that nodes before it made and nodes from it on read."""
+    """Returns, for each position, the bytes of the values that earlier nodes make and that later
+    nodes read.
+    """
     graph = LayerGraph(program, ())
     last = {v: i for i, node in enumerate(program.nodes) for v in node.reads}
     last |= dict.fromkeys(graph.outputs, len(program.nodes))
@@ -319,9 +326,9 @@ def _crossing(program: Program) -> np.ndarray:
 
 
 def between(program: Program, layers: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """By layer, the values that it takes from the layer before: its activations.
+    """Returns for each layer its activations: the values that it takes from the previous layer.
 
-    They are found in the second layer, and are at the same places in the others.
+    They are found in the second layer, and have the same positions in the other layers.
     """
     nodes = program.nodes
     (start, stop), (second, end) = layers[:2]
@@ -338,7 +345,9 @@ def between(program: Program, layers: Sequence[tuple[int, int]]) -> list[list[in
 
 
 def part(program: Program, low: int, high: int) -> Program:
-    """Nodes `low` to `high` as a program of what they read and what is read of them later."""
+    """Returns nodes `low` to `high` as a program. Its inputs are the values that the nodes read,
+    and its outputs are the values that later nodes read.
+    """
     nodes = program.nodes[low:high]
     inside = {v for node in nodes for v in node.outputs}
     reads = dict.fromkeys(v for node in nodes for v in node.reads if v not in inside)

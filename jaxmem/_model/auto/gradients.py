@@ -33,28 +33,29 @@ NAMES = ("grad", "value_and_grad", "vjp")  # of `jax`
 _DEPTH = 3  # functions of the user that call each other
 _JAX = ("jax.", "jaxlib.")  # modules of JAX itself call each other as before
 
-# What is put in the place of a function that is differentiated, as a weak reference, since jit's
-# caches hold their keys for as long as there are such caches; None where nothing is.
+# The method that returns the replacement of a differentiated function, as a weak reference, since
+# jit's caches keep their keys alive; None if functions are not replaced.
 _instead = jax.make_user_context(default_value=None)
 
 
 class _Differentiators:
-    """Where modules name the functions that differentiate, and what stands there now.
+    """The names of JAX's gradient functions in all modules, and their current values.
 
-    To look through all modules takes milliseconds, so it is done again only where there are others.
+    A search through all modules takes milliseconds, so it is repeated only if there are new
+    modules.
     """
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._calls = 0  # how many of them want the wrappers there
+        self._calls = 0  # number of calls that need the wrappers now
         self._modules = 0
         self._found: list[tuple[dict, str]] = []  # in modules
-        self._also: list[tuple[dict, str]] = []  # in what the calls of now named
+        self._also: list[tuple[dict, str]] = []  # in the namespaces that current calls passed
 
     def enter(self, also: dict, look: bool) -> None:
-        """Puts the wrappers where JAX's own functions are.
+        """Replaces JAX's own functions by the wrappers.
 
-        look: whether to look through all modules in any case.
+        look: whether to search all modules in any case.
         """
         with self._lock:
             self._calls += 1
@@ -63,7 +64,9 @@ class _Differentiators:
             self._put(_originals(), _wrappers())
 
     def leave(self) -> None:
-        """Puts JAX's own functions back after the last call, in modules imported meanwhile too."""
+        """Restores JAX's own functions after the last call, also in modules that were imported
+        during the call.
+        """
         with self._lock:
             self._calls -= 1
             if not self._calls:
@@ -79,7 +82,7 @@ class _Differentiators:
     def _put(self, old: dict[str, Any], new: dict[str, Any]) -> None:
         by_id = {id(old[name]): new[name] for name in NAMES}
         for names, name in (*self._found, *self._also):
-            if id(names.get(name)) in by_id:  # else the user has put something else there
+            if id(names.get(name)) in by_id:  # otherwise the user has changed the name's value
                 names[name] = by_id[id(names[name])]
 
 
@@ -90,7 +93,7 @@ def _namespaces() -> Iterator[dict]:
 
 
 def _named_in(namespaces: Iterable[dict]) -> list[tuple[dict, str]]:
-    """Where one of the functions, or of their wrappers, has a name."""
+    """Returns each namespace and name of a gradient function or of a wrapper."""
     wanted = {id(f) for f in (*_originals().values(), *_wrappers().values())}
     return [(d, name) for d in namespaces for name, f in list(d.items()) if id(f) in wanted]
 
@@ -100,15 +103,14 @@ _places = _Differentiators()
 
 @contextlib.contextmanager
 def differentiating(instead: types.MethodType, also: dict, look: bool = False) -> Iterator[None]:
-    """For as long as it is entered, this thread's gradients of f are those of `instead(f)`.
+    """A context in which this thread differentiates `instead(f)` in place of f.
 
-    Only the outermost ones are: a function that is differentiated may differentiate others.
+    Only outermost gradients are replaced: a differentiated function may differentiate others.
 
-    instead: a method that takes a function and returns what is differentiated in its place. Its
-      object's identity is part of the keys of jit's caches, so what was traced without it is not
-      taken for what is traced with it.
-    also: a module's names that may not be among Python's modules, such as a notebook's.
-    look: whether to look through all modules in any case.
+    instead: a method from a function to its replacement. The identity of the method's object is
+      part of the keys of jit's caches, so jit does not reuse a trace that was made without it.
+    also: a namespace that may not be among Python's modules, such as a notebook's.
+    look: whether to search all modules in any case.
     """
     _places.enter(also, look)
     try:
@@ -130,7 +132,7 @@ def _wrappers() -> dict[str, Any]:
 
 
 def _of_a_function(differentiate: Callable) -> Callable:
-    """jax.grad and jax.value_and_grad, which return a function."""
+    """Wraps jax.grad and jax.value_and_grad, which return a function."""
 
     @functools.wraps(differentiate)
     def wrapped(fun, *args, **kwargs):
@@ -150,7 +152,7 @@ def _of_a_function(differentiate: Callable) -> Callable:
 
 
 def _of_a_call(differentiate: Callable) -> Callable:
-    """jax.vjp, which calls the function at once."""
+    """Wraps jax.vjp, which calls the function at once."""
 
     @functools.wraps(differentiate)
     def wrapped(fun, *primals, **kwargs):
@@ -164,14 +166,14 @@ def _of_a_call(differentiate: Callable) -> Callable:
 
 
 def made_before(step: Callable) -> list[str]:
-    """Gradient functions that a step's code names, such as "grad_fn (of loss, train.py:12)"."""
+    """Returns the gradient functions in a step's code, such as "grad_fn (of loss, train.py:12)"."""
     found: dict[str, None] = {}
     _search(step, _DEPTH, found, set())
     return list(found)
 
 
 def innermost(function):
-    """The function that decorators and partials wrap."""
+    """Returns the function inside all decorators and partials."""
     return _wrapped(function)[-1]
 
 
@@ -192,7 +194,9 @@ def _search(function, depth: int, found: dict[str, None], seen: set[int]) -> Non
 
 
 def _named_by(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    """What a function's code reads by name: module variables, and variables round it."""
+    """Yields the variables that a function's code reads by name: module variables, and variables of
+    enclosing functions.
+    """
     codes = [function.__code__]
     for code in codes:
         codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
@@ -206,13 +210,13 @@ def _named_by(function: types.FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def _is_of_the_user(value, function: types.FunctionType) -> bool:
-    """Whether a function comes from the module, or the package, of another one."""
+    """Whether a function `value` comes from the package of `function`."""
     package = lambda f: (getattr(f, "__module__", None) or "").partition(".")[0]
     return package(value) == package(function)
 
 
 def _wrapped(function) -> list:
-    """The function, and those in it that decorators and partials wrap."""
+    """Returns the function, and the functions that its decorators and partials wrap."""
     chain = []
     while function is not None and len(chain) < 20:
         chain.append(function)
@@ -225,7 +229,9 @@ def _wrapped(function) -> list:
 
 
 def _differentiated(value):
-    """The function of which `value` is the gradient, as JAX makes it; None if it is none."""
+    """Returns the function that a gradient function of JAX differentiates; None if `value` is not a
+    gradient function.
+    """
     chain = _wrapped(value)
     for outer, inner in itertools.pairwise(chain):
         if getattr(outer, "__code__", None) in _codes_of_gradients():
@@ -234,7 +240,9 @@ def _differentiated(value):
 
 
 def _partial_of(value) -> str | None:
-    """The name of the function of JAX's that a `functools.partial` differentiates by, if any."""
+    """Returns the name of the JAX function in a `functools.partial` of jax.grad, value_and_grad or
+    vjp; else None.
+    """
     ways = {"grad": jax.grad, "value_and_grad": jax.value_and_grad, "vjp": jax.vjp}
     if not isinstance(value, functools.partial):
         return None
@@ -243,11 +251,11 @@ def _partial_of(value) -> str | None:
 
 @functools.cache
 def _codes_of_gradients() -> frozenset:
-    """The code of the functions that jax.grad and jax.value_and_grad return."""
+    """Returns the code of the functions that jax.grad and jax.value_and_grad return."""
     found = set()
     for has_aux in (False, True):
         for differentiate in (jax.grad, jax.value_and_grad):
-            # The last one but the function itself: those round it belong to other functions too.
+            # The wrapper next to the function itself: outer wrappers belong to other functions too.
             found.add(_wrapped(differentiate(_nothing, has_aux=has_aux))[-2].__code__)
     return frozenset(found)
 

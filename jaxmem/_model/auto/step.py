@@ -21,8 +21,8 @@ _SHOWN = 3  # loops
 
 
 def build_of(step: Callable) -> Callable:
-    """The function that `jaxmem.plan` takes: from a plan to the step under it, and from None, or a
-    plan that leaves the step as it is written, to the step itself.
+    """Returns the function `build` for `jaxmem.plan`: `build(plan)` is the step under a plan. For
+    None, and for a plan that leaves the step as written, it is the step itself.
     """
 
     def auto(plan, *others):
@@ -42,44 +42,44 @@ def build_of(step: Callable) -> Callable:
 def planned_step(
     step: Callable, decided: Decisions, layers: list[Layer] | None = None
 ) -> "PlannedStep":
-    """The step under a plan; one that is jitted keeps what was said to jit. `layers` is where those
-    that are found are put, for who wants to see them.
+    """Returns the step under a plan. A jitted step keeps the options of its jit. The layers that
+    are found are appended to `layers`.
     """
     return (JittedStep if hasattr(step, "trace") else PlannedStep)(step, decided, layers)
 
 
 class PlannedStep:
-    """A step in which every function that it differentiates has its layers as blocks."""
+    """A step with blocks of the layers of every function that it differentiates."""
 
     def __init__(self, step: Callable, decided: Decisions, layers: list[Layer] | None = None):
-        """layers: where those that are found are put, for who wants to see them."""
+        """layers: the list to which the layers that are found are appended."""
         self._step = step
         self._rewriter = Rewriter(decided, layers)
         functools.update_wrapper(self, step, updated=())
 
     @property
     def found(self) -> bool:
-        """Whether a layer was found until now."""
+        """Whether a layer has been found."""
         return self._rewriter.found
 
     def __call__(self, *args, **kwargs):
         return self._checked(self._step, args, kwargs)
 
     def within(self, function: Callable, *args, **kwargs):
-        """Calls `function`, with the gradients that it takes being those of the planned step."""
+        """Calls `function`. The functions that it differentiates have blocks of their layers."""
         names = getattr(innermost(self._step), "__globals__", {})
         with differentiating(self._rewriter.with_blocks, names, look=not self.found):
             return function(*args, **kwargs)
 
     def _checked(self, function: Callable, args: tuple, kwargs: dict):
-        """Calls the step, or what traces it. Raises StepError where no layer is found in it."""
+        """Calls the step, or its `trace` or `lower`. Raises StepError if no layer is found."""
         result = self.within(function, *args, **kwargs)
         if not self.found:
             raise self.no_layers()
         return result
 
     def no_layers(self) -> StepError:
-        """The error of a step in which no layer was found."""
+        """Returns the error for a step without layers."""
         if self._rewriter.error is not None:
             return self._rewriter.error
         name = getattr(self._step, "__name__", type(self._step).__name__)
@@ -94,7 +94,7 @@ class PlannedStep:
 
 
 class JittedStep(PlannedStep):
-    """A step of `jax.jit` or `nnx.jit`, which is traced and lowered as before."""
+    """A step of `jax.jit` or `nnx.jit`, with its `trace` and `lower`."""
 
     def trace(self, *args, **kwargs):
         return self._checked(self._step.trace, args, kwargs)  # pyright: ignore
@@ -104,17 +104,18 @@ class JittedStep(PlannedStep):
 
 
 class Rewriter:
-    """Rewrites the functions of one loss or step, so that their layers have labels of their own.
+    """Rewrites the functions of one loss or step. The layers of different functions have different
+    labels.
 
-    It keeps no program: a training loop may call it in every step.
+    It stores no program: a training loop may call it in every step.
 
-    found: whether a layer was found until now.
-    error: what to say where none is, of the largest function that was looked through; None where
-      there was no function.
+    found: whether a layer has been found.
+    error: the error for a step without layers, about the function with most FLOPs; None before the
+      first function.
     """
 
     def __init__(self, decided: Decisions, layers: list[Layer] | None = None):
-        """layers: where those that are found are put, for who wants to see them."""
+        """layers: the list to which the layers that are found are appended."""
         self.found = False
         self.error: StepError | None = None
         self._layers = layers
@@ -124,7 +125,7 @@ class Rewriter:
         self._first: dict[Any, int] = {}
 
     def with_blocks(self, function: Callable) -> Callable:
-        """`function` with its layers as blocks; itself in effect where it has none."""
+        """Returns `function` with its layers as blocks. It computes the same if there are none."""
 
         @functools.wraps(function, updated=())
         def rewritten(*args, **kwargs):
@@ -133,14 +134,14 @@ class Rewriter:
         return rewritten
 
     def result(self, function: Callable, call: Call):
-        """The result of a traced call of `function`, computed with its layers as blocks."""
+        """Computes the result of a traced call of `function`, with its layers as blocks."""
         program = read(call.closed)
-        # JAX may trace the function again, for other shapes say: its layers keep their labels.
+        # JAX may trace the function again, such as for other shapes: its layers keep their labels.
         code = getattr(inspect.unwrap(function), "__code__", type(function))
         operations = tuple(node.primitive for node in program.nodes)
         first = self._first.setdefault((code, operations), self._labels)
         finder = Finder(self._decided, first)
-        # What is inside a conditional or a shard_map is searched when that is traced: as it runs.
+        # Conditionals and shard_maps are searched when JAX traces them, in `run`.
         results = finder.with_blocks(program).run(call.arrays)
         self._labels = max(self._labels, finder.labels)
         self.found = self.found or bool(finder.found)
@@ -152,7 +153,7 @@ class Rewriter:
 
 
 def _no_layers(function: Callable, program: Program) -> StepError:
-    """The error, with the largest loops and why each is none over layers."""
+    """Returns the error, with the largest loops and why each is not a loop over layers."""
     name = getattr(function, "__name__", type(function).__name__)
     loops = [n for n in program.nodes if n.primitive in ("scan", "while")]
     largest = sorted(loops, key=_size, reverse=True)[:_SHOWN]
@@ -168,7 +169,7 @@ def _no_layers(function: Callable, program: Program) -> StepError:
 
 
 def _size(node: Node) -> float:
-    """FLOPs, or values where there are none: what makes a loop worth naming."""
+    """Returns the size of a loop: its FLOPs, or for a loop without FLOPs its number of values."""
     values = sum(math.prod(getattr(v.aval, "shape", ())) for v in node.eqn.outvars)
     return flops(node) or values * 1e-9
 

@@ -236,7 +236,7 @@ class ChannelwiseSymmetric(_ByRows):
     other channels. Outlier channels are not moved in memory. The tensor is read twice, because a
     scale is known only after the last token. A TPU reads the tensor once if a core's memory holds
     all values of some channels. A value that is not finite makes its whole channel NaN. The error
-    bounds and the supported dtypes are those of `GroupedSymmetric`.
+    bounds of `GroupedSymmetric` apply, and the same dtypes are supported.
     """
 
     name: ClassVar[str] = "channelwise_symmetric"
@@ -262,8 +262,8 @@ class NaivePerToken(_ByRows):
 
     scale: dtype of the stored scales, bfloat16 or float32. Scales are rounded up.
 
-    One outlier channel determines the scale of every token. The error bounds and the supported
-    dtypes are those of `GroupedSymmetric`.
+    One outlier channel determines the scale of every token. The error bounds of `GroupedSymmetric`
+    apply, and the same dtypes are supported.
     """
 
     name: ClassVar[str] = "naive_per_token"

@@ -29,9 +29,9 @@ class OutlierSeparated(NamedCodec):
     stochastic, seed: stochastic rounding of the other channels, as for `GroupedSymmetric`.
 
     By Cantelli's inequality, fewer than a tenth of the channels can be outliers, so the codec never
-    stores more channels exactly. The supported dtypes, and the error bound of the other channels,
-    are those of `GroupedSymmetric`. If a tensor has values that are not finite, no channel is
-    separated. `check` refuses a tensor with more than 2^31 − 1 channels.
+    stores more channels exactly. The error bounds of `GroupedSymmetric` apply to the other
+    channels, and the same dtypes are supported. If a tensor has values that are not finite, no
+    channel is separated. `check` refuses a tensor with more than 2^31 − 1 channels.
     """
 
     name: ClassVar[str] = "outlier_separated"

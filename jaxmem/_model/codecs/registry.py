@@ -38,7 +38,7 @@ _BY_KIND: dict[str, Codec] = {
     "mask": BitMask(),
     "residual": OutlierSeparated(),
 }
-_OF_UNKNOWN = GroupedSymmetric()  # assumes nothing about channels
+_OF_UNKNOWN = GroupedSymmetric()  # needs no knowledge about channels
 EXACT = "exact"
 KINDS = (*_BY_KIND, EXACT)
 """The kinds of tensor that `jaxmem.tag(..., kind=)` accepts.
@@ -74,7 +74,8 @@ def parse(text: str) -> Codec:
     Raises TagError for an unknown name, field or value; the message names the nearest known one.
     """
     codec, arguments = _named(text)
-    defaults = {f.name: f.default for f in dataclasses.fields(codec)}  # pyright: ignore[reportArgumentType]
+    fields = dataclasses.fields(codec)  # pyright: ignore[reportArgumentType]
+    defaults = {f.name: f.default for f in fields}
     values = {}
     for part in filter(None, (p.strip() for p in arguments.split(","))):
         field, equals, value = (s.strip() for s in part.partition("="))

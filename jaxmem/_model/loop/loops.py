@@ -23,8 +23,8 @@ from jaxmem._model.loop.layer import Residuals, forward
 from jaxmem._model.states.store import after, ahead, counted, put, streams, taken
 from jaxmem._model.tags.policy import Policy
 
-# (k, state of stack k, i, gradient of its layer i, that layer's parameters) -> (the layer's new
-# state, what is told of it)
+# (k, state of stack k, i, gradient of layer i of the stack, parameters of the layer) -> (new state
+# of the layer, results of the layer that the loop stacks)
 Into = Callable[[int, Any, Any, Any, Any], tuple[Any, Any]]
 
 
@@ -79,9 +79,7 @@ def runs_of(
 
 
 def fetched_first(stacks) -> list[list]:
-    """For each stack what of its first layer lies in host memory, fetched: what a forward begins
-    with.
-    """
+    """Prefetches the first layer of each stack, with which a forward begins."""
     return [ahead(stacked, 0) for stacked in stacks]
 
 
@@ -89,9 +87,9 @@ def fetched_first(stacks) -> list[list]:
 class Loops:
     """The forward and the backward loop of a stack, over all runs of its layers.
 
-    layer: `layer(own, x, common) -> (x, aux)`, where `own` (one layer's arrays) and `common` (those
-      that all layers read) are pairs: what is differentiated, and the rest.
-    own: `own(parameters, key, i)` makes such a pair of layer i's parameters and the stack's key.
+    layer: `layer(own, x, common) -> (x, aux)`. `own` (one layer's arrays) and `common` (the arrays
+      that all layers read) are pairs of the differentiated arrays and the other arrays.
+    own: `own(parameters, key, i)` makes such a pair from layer i's parameters and the stack's key.
     runs: the runs of layers, in order.
     """
 
@@ -100,8 +98,8 @@ class Loops:
     runs: tuple[LayerRun, ...]
 
     def plain(self, stacks, key, x, common):
-        """Returns the output, and every layer's auxiliary output, stacked. Saves nothing: this runs
-        where no gradient is asked for.
+        """Returns the output, and the auxiliary outputs of all layers, stacked. Saves nothing: it
+        runs when nothing is differentiated.
 
         stacks: the parameters' stacks, each a tree of arrays with a leading axis of layers.
         key: the layers' key, or None.
@@ -114,20 +112,20 @@ class Loops:
         return x, _joined(extras)
 
     def forward(self, stacks, key, x, common, held: list[list]):
-        """Returns what `plain` does, and what `backward` needs: `saved` and `held`.
+        """Returns the results of `plain`, and the arguments `saved` and `held` of `backward`.
 
-        `saved` has an entry for each run: the arrays saved of its layers, stacked; what it fetched
-        of their parameters, stacked, where the run is buffered; the arrays that are the same in
-        every layer; and the `Residuals` that say how the closures are rebuilt from these. `held`
-        has one for each stack: what was fetched of the layer whose turn is next.
+        `saved` has an entry for each run: the saved arrays of its layers, stacked; the fetched
+        parameters, stacked, if the run is buffered; the arrays that are equal in all layers; and
+        the `Residuals`, which rebuild the closures. `held` has the prefetched arrays of the next
+        layer of each stack.
 
-        held: the same of each stack's first layer, as `fetched_first` returns it, or `backward` of
-          the microbatch before.
+        held: the prefetched arrays of each stack's first layer, from `fetched_first` or from the
+          backward of the previous microbatch.
         """
         extras, saved, held, last = [], [], list(held), list(held)
         for run in self.runs:
             policy: Any = run.policy
-            # The loop keeps forward and backward apart, so no barrier against common-subexpression
+            # Forward and backward are separate loops, so no barrier against common-subexpression
             # elimination is needed.
             layer = jax.checkpoint(self.layer, policy=policy, prevent_cse=False)
             box: list[Residuals] = []  # one for each trace of `one`; the last trace runs
@@ -143,8 +141,8 @@ class Loops:
             )
             last[k] = last[k] if run.buffered else now
             extras.append(extra)
-            # What is shared is computed out here: as an output of the scan it would be stacked, a
-            # copy for each layer.
+            # Shared arrays are computed outside the scan: an output of the scan would be stacked,
+            # with a copy for each layer.
             shared = box[-1].shared(jax.tree.leaves(common))
             saved.append((kept, fetched, shared, box[-1]))
         return x, _joined(extras), saved, last
@@ -152,14 +150,16 @@ class Loops:
     def _through(self, run: LayerRun, stacks, key, x, one: Callable, held: list[list]):
         """Runs `x, y = one(own, x)` over the layers of a run.
 
-        Returns x; a pair of every y, stacked, and of what was fetched, if the run is buffered; what
-        was fetched of the layer after the run; and of the layer with which the backward begins it.
+        Returns x; a pair of every y, stacked, and of the fetched parameters, if the run is
+        buffered; the prefetched arrays of the layer after the run; and the prefetched arrays of the
+        layer with which the backward begins the run.
         """
         stacked, (start, stop) = stacks[run.stack], run.within
 
         def body(carry, i, _):
             x, held, _ = carry
-            # What lies in host memory is copied a layer ahead, beside this layer's compute.
+            # Arrays in host memory are copied one layer ahead, overlapped with this layer's
+            # compute.
             parameters, following = taken(stacked, held, i), ahead(stacked, i + 1)
             x, y = one(self.own(parameters, key, run.first + i), x)
             kept = [held if which else [] for which in (run.before_buffered, run.buffered)]
@@ -168,7 +168,7 @@ class Loops:
         first = held[run.stack]
         carry = x, first, first if run.before_buffered else []
         (x, following, own), ys = counted(body, carry, None, start, stop)
-        # After a stack's end `following` is its last layer again.
+        # After a stack's end, `following` is the last layer again.
         return x, ys, following, own if run.before_buffered else following
 
     def backward(
@@ -183,20 +183,21 @@ class Loops:
     ):
         """Runs the layers backward, from the last to the first.
 
-        Returns the cotangents of `x` and of `common[0]`; the stacks' states, of which each layer i
-        is replaced by what `into(k, state, i, gradient, parameters)` returns first; and for
-        each stack k what it returns second, stacked. Last comes what the next forward begins with,
-        if parameters are what they were.
+        Returns the cotangents of `x` and of `common[0]`; the states of the stacks, with layer i
+        replaced by the first result of `into(k, state, i, gradient, parameters)`; for each stack k
+        the second results of `into`, stacked; and the prefetched arrays with which the next forward
+        begins, if it has the same parameters.
 
-        parameters: `parameters(k, state)`, the stack k of parameters, of which a layer's own are
-          read again; `state` is that stack's. What `into` replaces must be read from there.
+        parameters: `parameters(k, state)` returns stack k of the parameters, of which layers are
+          read again. `state` is the state of the stack: parameters that `into` replaces must be
+          read from the state.
         key: the layers' key, or None.
-        saved, held: what `forward` returned.
-        cotangents: of the output; of the stacked auxiliary outputs; and zeros like `common[0]`, to
-          which every layer's share is added.
-        states: what gathers the layers' gradients, for each stack: a buffer for all of them, or
-          moments.
-        into: what becomes of a layer's gradient, which is not referred to after it.
+        saved, held: the results of `forward`.
+        cotangents: the cotangents of the output and of the stacked auxiliary outputs, and zeros
+          like `common[0]`, to which every layer's cotangent is added.
+        states: for each stack, the arrays that receive the layers' gradients: a buffer for all
+          gradients, or moments.
+        into: uses a layer's gradient, which nothing else reads.
         """
         states, told, held = list(states), [[] for _ in states], list(held)
         d_x, d_extra, d_common = cotangents
@@ -204,8 +205,8 @@ class Loops:
             stacked_of = lambda state, k=run.stack: parameters(k, state)
             start, stop = run.within
 
-            # The state is carried, so that XLA updates it in place. As a stacked output of the scan
-            # it would be held twice.
+            # The loop carries the state, so that XLA updates the state in place. A stacked output
+            # of the scan would be stored in addition to the old state.
             def body(
                 carry, i, one, run=run, shared=shared, residuals=residuals, stacked_of=stacked_of
             ):
@@ -231,7 +232,7 @@ class Loops:
                 body, carry, (kept, fetched, of_run), start, stop, reverse=True
             )
             if not run.buffered:
-                held[k] = following  # before a stack's first layer, that layer
+                held[k] = following  # before a stack's first layer, the first layer again
             elif start == 0:
                 held[k] = jax.tree.map(lambda a: a[0], fetched)
             told[k].insert(0, tells)
@@ -239,5 +240,5 @@ class Loops:
 
 
 def _joined(parts):
-    """Joins what the runs returned, stacked by layer, into one stack of all layers."""
+    """Joins the results of the runs, stacked by layer, to one stack of all layers."""
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *parts)

@@ -81,7 +81,7 @@ def compress_residuals(
 
 
 def _with_codes(function, codec, raw: list[bool]):
-    """Gives a function of arrays a derivative rule that stores its residuals by `codec`.
+    """Returns a function of arrays with a derivative rule that stores its residuals by `codec`.
 
     raw: for each array, whether it is stored uncompressed if it is a residual itself.
     """

@@ -49,13 +49,13 @@ from jaxmem._optim.released.model import Model, metrics_of
 from jaxmem._trace.vary import varying
 from jaxmem.errors import OptimizerError
 
-MOVED = "mu", "nu"  # what placements move of a state
+MOVED = "mu", "nu"  # the entries of a state that placements move
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Accumulated:
-    """The optimizer of a released step that folds microbatches into moments. The methods are those
-    of `step.Optimizer`.
+    """The optimizer of a released step that folds microbatches into moments. `model.Optimizer`
+    documents the methods.
 
     tx: the transformation.
     """
@@ -67,11 +67,12 @@ class Accumulated:
         return self.tx.rule.axis_name
 
     def init(self, model: Model, params):
-        """The first state. Its rows are in one array for all layers, wherever states lie."""
+        """Returns the first state. The rows of all layers are in one array, whatever the placement.
+        """
         state: Any = self.tx.init(params)
         if isinstance(state, AdamAState):
             return state
-        # A stack of numbers has a row for each layer, as all other stacks have.
+        # A stack of scalars has a row for each layer, as all other stacks have.
         is_number = jax.tree.map(lambda a: jnp.ndim(a) == 1, params[model.layers])
         each = lambda rows, is_number, a: jnp.zeros(a.shape, rows.dtype) if is_number else rows
 
@@ -119,10 +120,10 @@ class Accumulated:
         everywhere = jax.tree.map(lambda _: everything, params)
         moments = dict(everywhere if divided == "nothing" else parts)
         layers = moments[model.layers]
-        moments[model.layers] = as_layers(layers, masters_of(layers))  # which have no copies
+        moments[model.layers] = as_layers(layers, masters_of(layers))  # moments have no copies
         if self.tx.rule.second_moment != "row":
             return AdamAState(everything, everything, moments, moments)
-        # Rows are divided where the axis that is divided is one that they are counted by.
+        # Rows are divided if the divided axis is one of the axes that count rows.
         stack_of = {k: masters_of(v)[0] if k == model.layers else v for k, v in moments.items()}
         whole = {k: joined_shapes(v) if k == model.layers else v for k, v in params.items()}
         numbered = jax.eval_shape(functools.partial(self.init, model), whole).square
@@ -139,29 +140,30 @@ class Accumulated:
         if isinstance(old, RowState):
             square, sketch = (model.parted(params, rows) for rows in (old.square, old.sketch))
             old = old._replace(square=square, sketch=sketch)
-        # Divided moments are told by their shapes; no layout is stored beside the state.
+        # Divided moments are recognised by their shapes; the state stores no layout.
         zero1 = any(
             a.shape != b.shape
             for a, b in zip(model.masters(like), jax.tree.leaves(old.mu), strict=True)
         )
-        # Divided moments are folded with the devices' mean gradient, and never reduced. So nu must
-        # not start as a multiple of itself, as it does where the devices' own moments are summed.
+        # The mean gradient over devices is folded into divided moments, which are never reduced. So
+        # nu must not start as a multiple of itself, as it does if the devices' moments are summed.
         begin = dataclasses.replace(rule, axis_name=None).decays if zero1 else rule.decays
         mean_over = rule.axis_name if zero1 else None
-        # Microbatches are counted on from device to device, so that each has a key of its own.
+        # The numbers of microbatches continue from device to device, so that each microbatch has a
+        # key of its own.
         first = 0 if rule.axis_name is None else jax.lax.axis_index(rule.axis_name) * n
         numbered = first + jnp.arange(n, dtype=jnp.int32), _microbatches(batch, n)
         key_of = lambda i: None if key is None else jax.random.fold_in(key, i)
 
         def fold_of(i, update=None):
-            # The first fold of the minibatch also decays the moments, which saves a pass over them.
+            # The first fold of a minibatch also decays the moments, which saves a pass over them.
             b1, b2 = (jnp.where(i == first, b, 1.0) for b in begin)
             use = Gathering(rule, old.count, (b1, b2), update, mean_over)
             return Fold(use, clip, mean_over=mean_over)
 
         if by_layer or streams((params, old)):
-            # Each device updates what it has: whole parameters of which it has a part of the
-            # moments, or moments that are to be reduced first, would cross once more.
+            # Each device updates its own parts. Whole parameters with divided moments, or moments
+            # that are reduced first, would be copied between host and device once more.
             parts = zip(model.masters(params), jax.tree.leaves(old.mu), strict=True)
             several = rule.axis_name and jax.lax.axis_size(rule.axis_name) > 1
             if several and not (zero1 and all(p.shape == m.shape for p, m in parts)):
@@ -185,8 +187,8 @@ class Accumulated:
             return backward(model, folds, own, moments, part, key_of(i))[:2]
 
         (outer, stacks), losses = jax.lax.scan(one, moments, numbered)
-        # XLA takes a loop of one turn apart. Behind a barrier, as behind the end of a longer loop,
-        # the update is not fused with the fold, and rounds as that of a step that streams.
+        # XLA inlines a loop of one iteration. Behind a barrier, as behind the end of a longer loop,
+        # the update is not fused with the fold, and rounds as the update of a streamed step.
         apart = lambda m: jax.lax.optimization_barrier(m) if m["skipped"].shape == (1,) else m
         moments = outer, [*map(apart, stacks)]
         joined = {name: model.joined(params, moments, name) for name in entries(old.moments)}
@@ -201,7 +203,7 @@ class Accumulated:
 
 
 def _stored(model: Model, new, old):
-    """The new state with its rows in one array for all layers, and in the dtypes of the old one."""
+    """Returns the new state with the rows of all layers in one array, in the dtypes of `old`."""
     params, state = new
     if isinstance(state, RowState):
         square, sketch = map(model.united, (state.square, state.sketch))
@@ -210,8 +212,8 @@ def _stored(model: Model, new, old):
 
 
 def _microbatches(batch, n: int):
-    """The batch's arrays as (microbatches, size of one, ...). Raises OptimizerError where `n` does
-    not divide the leading axis.
+    """Reshapes the batch's arrays to (microbatches, size of a microbatch, ...). Raises
+    OptimizerError if `n` does not divide the leading axis.
     """
 
     def one(path, a):
@@ -239,16 +241,16 @@ def _streamed(
     """Runs a minibatch whose layers' states are stored in host memory. Returns ((params, state),
     moments with their tallies, losses (microbatches,)).
 
-    fold_of: the `Fold` of the microbatch of a number, and of what makes a component's new
-      parameters, or None.
+    fold_of: `fold_of(i, update)` returns the `Fold` of microbatch i. `update` makes a component's
+      new parameters, or is None.
     like: the parameters with their whole shapes.
-    state: the pair (params, state), of whose arrays a device may have a part (ZeRO-3): it then
-      gathers a layer as it comes to it, and updates its own part. Rows are in as many stacks as
-      the moments.
+    state: the pair (params, state). If a device has parts of arrays (ZeRO-3), it gathers a layer
+      when the loop comes to the layer, and updates its own part. Rows are in as many stacks as the
+      moments.
+    microbatches: a pair of the microbatches' numbers and the batch's arrays, each with a leading
+      axis of microbatches.
+    key_of: `key_of(i)` returns the random key of microbatch i, or None.
     divided: whether a device has a part of the moments.
-    microbatches: a pair of numbers and of the batch's arrays, each with a leading axis of
-      microbatches.
-    key_of: the random key of the microbatch of a number, or None.
     """
     params, old = state
     moments = model.started(params, entries(old.moments))
@@ -264,26 +266,26 @@ def _streamed(
     gathered = whole_outside(model, params, like, rule.axis_name)
 
     def update(own, new, shapes):
-        # The update reads the moments that are stored. Fused with their fold, XLA would compute
-        # them once more, and may round them otherwise.
+        # The update reads the stored moments. If XLA fused the update with the fold, it would
+        # compute the moments once more, and might round them otherwise.
         return updated(own, jax.lax.optimization_barrier(new), layer_mask, shapes, False)
 
     def one(carry, numbered, update=None):
         (moments, held), (i, part) = carry, numbered
         own = gathered
         if update is not None:
-            # Parameters that are replaced are read from the loop's carry by the forward too: read
-            # from outside of it, their stacks in host memory would be copied.
+            # The forward reads the updated parameters from the loop's carry too. If it read them
+            # from outside the loop, XLA would copy their stacks in host memory.
             stacks = as_layers(params[model.layers], [m["params"] for m in moments[1]])
             own = gathered | {model.layers: stacks}
-        # Nothing is folded yet, so that this is the fold of microbatch i. But XLA does not know it:
-        # where it knew that the last one's decays are 1, it would round otherwise.
+        # `old.folded` is 0, so this is the fold of microbatch i. XLA does not know that. If XLA
+        # knew that the decays of the last microbatch are 1, it would round otherwise.
         number = i + old.folded
         folds = Folds([fold_of(number)] * len(moments[0]), fold_of(number, update))
         moments, loss, held = backward(model, folds, own, moments, part, key_of(i), whole, held)
         return (moments, held), loss
 
-    # All microbatches but the last fold alone, and read the parameters from outside of their loop.
+    # All microbatches but the last only fold, and read the parameters from outside their loop.
     before, last = (jax.tree.map(lambda a, s=s: a[s], microbatches) for s in (slice(-1), -1))
     carry = moments, fetched_first(read_of(gathered[model.layers]))
     if not rule.single:
@@ -301,8 +303,8 @@ def _streamed(
 
     stacks = as_layers(params[model.layers], [m["params"] for m in layers])
     moments = {k: model.joined(params, (outer, layers), k) for k in entries(old.moments)}
-    # One call for all: XLA multiplies by the reciprocal where a scalar divides one array alone, so
-    # that a call for each would round otherwise than the resident step.
+    # One call updates all arrays: if a scalar divides only one array, XLA multiplies by the
+    # reciprocal, so a call for each array would round otherwise than the resident step.
     of_outer = Moments(**{k: model.outer(tree) for k, tree in moments.items()})
     outside: Any
     outside, settled = updated(
@@ -317,16 +319,18 @@ def _streamed(
 
 
 def _once(body: Callable, carry, given):
-    """`body(carry, given)`, as a loop of one turn, which XLA does not take apart, since it cannot
-    tell how many turns there are.
+    """Runs `body(carry, given)` in a loop of one iteration that XLA does not inline, since XLA does
+    not know the number of iterations.
 
-    Taken apart, the last microbatch would stand beside the others, and XLA would hold the stacks of
-    what it saves together with theirs: they begin as zeros, which wait for nothing. Nor is it fused
-    with what came before, as behind the end of a longer loop, in a resident step.
+    If XLA inlined the loop, the last microbatch would be part of the same program as the others,
+    and XLA would store the saved tensors of both: their stacks begin as zeros, which wait for no
+    other value. The loop also keeps XLA from fusing the last microbatch with earlier operations, as
+    the end of a longer loop does in a resident step.
     """
 
     def turn(i, carry):
-        # What is computed of `given` alone would be computed before the loop.
+        # Without the barrier, values that depend on `given` alone would be computed before the
+        # loop.
         _, here = jax.lax.optimization_barrier((i, given))
         return body(carry, here)
 
@@ -334,16 +338,16 @@ def _once(body: Callable, carry, given):
 
 
 def _masks(rule: Rule, model: Model, params) -> tuple[Any, Any]:
-    """Which weights decay outside the layers, and in a layer: as the mask says of the whole
-    parameters, where the layers are stacked in one.
+    """Returns the mask of weight decay for the arrays outside the layers, and for a layer. Both are
+    parts of the mask of the whole parameters with all layers in one stack.
     """
     whole = {k: joined_shapes(v) if k == model.layers else v for k, v in params.items()}
     mask: Any = rule.mask
     if callable(mask):
-        # It is shown what it is shown in a resident step: traced arrays of these shapes.
+        # As in a resident step, the mask's function receives traced arrays of these shapes.
         box: Any = []
         jax.eval_shape(lambda params: box.append(rule.mask(params)), whole)
         mask = box[0]
-    if not isinstance(mask, dict):  # one word for all, or None
+    if not isinstance(mask, dict):  # one boolean for all weights, or None
         return mask, mask
     return model.outer(mask), mask[model.layers]

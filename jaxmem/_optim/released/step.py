@@ -218,13 +218,15 @@ class ReleasedStep:
 
     def __call__(self, state, batch, key=None):
         check_pair(self.model, state)
-        if self.optimizer.axis_name is None:  # else it runs where a device may have parts of arrays
+        if self.optimizer.axis_name is None:  # in `shard_map`, a device may have parts of arrays
             self._check(state)
         self._check_split(state)
         return self._step(state[0], state, batch, key)
 
     def _of_arrays(self, name: str, state):
-        """The state with an array in the place of what can be made one; `name` is the method's."""
+        """Converts the leaves of the state to arrays, and checks the state. `name` is the method's
+        name.
+        """
         check_untraced(name, "state", state)
         state = jax.tree.map(_array, state)
         self._check(state)
@@ -241,7 +243,8 @@ class ReleasedStep:
     def _step(self, like, state, batch, key=None, by_layer: bool = False):
         """Runs one minibatch, on one device or inside `jax.shard_map` on each of several.
 
-        `like` has the whole parameters' shapes; of the arrays of `state` a device may have a part.
+        `like` has the shapes of the whole parameters. A device may have parts of the arrays of
+        `state`.
         """
         check_clip(self.clip, like)
         return self.optimizer.minibatch(self.model, self.clip, like, state, batch, key, by_layer)
@@ -287,14 +290,14 @@ class ReleasedStep:
             keys = () if key is None else (key,)
             call = lambda state, batch, key=None: self._step(like, state, batch, key, by_layer)
             specs, out = (layout, over, *(everything for _ in keys)), (layout, everything)
-            # Unchecked, since a model's own loops would have to tell which of their carries vary.
+            # Unchecked: otherwise the loops of a model would have to declare which carries vary.
             mapped = jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
             return mapped(*placed((state, batch, *keys), specs, mesh))
 
         return step
 
     def _axis(self, method: str, mesh) -> str:
-        """The axis of `mesh` that is the optimizer's. Raises OptimizerError if it has none."""
+        """Returns the optimizer's `axis_name`. Raises OptimizerError if `mesh` has no such axis."""
         axis = self.optimizer.axis_name
         if axis is None or axis not in mesh.shape:
             raise OptimizerError(
@@ -331,8 +334,8 @@ class ReleasedStep:
         check_stacks(self.model, params)
         if divided != "nothing":
             check_divided(self.model, params, devices)
-        # A layer is read by its index, so stacked arrays are divided along a later axis than the
-        # first.
+        # A loop reads a layer by its index, so stacked arrays are not divided along their first
+        # axis.
         parts = {
             k: shards(v, devices, axis, first=int(k == self.model.layers))
             for k, v in params.items()
@@ -343,12 +346,14 @@ class ReleasedStep:
 
 
 def opened(step) -> tuple[Any, Callable[[Any], Any]]:
-    """The released step in what a `build` returned, and what takes its pair out of a state."""
+    """Returns the released step in the result of a `build`, and the function that gets the released
+    step's pair from a state.
+    """
     if isinstance(step, Within):
         return step.released, step.get
     return step, lambda state: state
 
 
 def _array(a):
-    """An array on a device, or a shape as it is."""
+    """Converts a value to an array on a device. A shape is returned unchanged."""
     return a if isinstance(a, jax.Array | jax.ShapeDtypeStruct) else jnp.asarray(a)
