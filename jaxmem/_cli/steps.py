@@ -21,7 +21,7 @@ from jaxmem._core.files import read_json, write_json
 from jaxmem._core.progress import LOG
 from jaxmem._model.auto.auto import auto
 from jaxmem._model.auto.seen import seen
-from jaxmem._model.codecs.forms import parse
+from jaxmem._model.codecs.registry import parse
 from jaxmem._planner.explain.explain import explain as make_explanation
 from jaxmem._planner.hand.estimate import estimate as make_estimate
 from jaxmem._planner.hand.price import price

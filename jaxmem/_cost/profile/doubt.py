@@ -23,7 +23,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxmem._core.profile import BlockClass, Option, Tag
-from jaxmem._model.codecs.forms import parse
+from jaxmem._model.codecs.registry import is_lossless
 
 # The share of a step's time that each lossy tag must gain in any case, where the user asked for
 # codecs: a step's own time is known to about 1 % after 25 rounds of the result time_rank.
@@ -74,4 +74,4 @@ def _doubted(tag: Tag, uncertainty: float, seen: float) -> Tag:
 
 def _loses(option: Option) -> bool:
     """Whether the backward reads other numbers than the forward made."""
-    return option.choice.codec is not None and not parse(option.choice.codec).lossless
+    return option.choice.codec is not None and not is_lossless(option.choice.codec)

@@ -10,8 +10,8 @@ from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.progress import LOG
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS
-from jaxmem._model.states.within import opened
 from jaxmem._optim.released.direct import Direct
+from jaxmem._optim.released.step import opened
 from jaxmem._planner.outcome.placed import infeasible, outcome
 from jaxmem._planner.placement.front import front
 from jaxmem._planner.placement.layer import (

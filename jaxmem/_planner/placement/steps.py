@@ -12,11 +12,10 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from jaxmem._core.assignment import Assignment
+from jaxmem._model.states.layout import masters_of
 from jaxmem._model.states.places import HOST, Places
-from jaxmem._model.states.stacks import masters_of
-from jaxmem._model.states.within import opened
 from jaxmem._optim.released.form import check_pair
-from jaxmem._optim.released.step import ReleasedStep
+from jaxmem._optim.released.step import ReleasedStep, opened
 from jaxmem._planner.placement.layer import States
 from jaxmem._planner.placement.mesh import Divided, mesh_of
 from jaxmem._planner.search.compile import CompiledStep

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from jaxmem._core.actions import Action, Choice
 from jaxmem._core.files import read_json
 from jaxmem._core.reader import Broken, Reader, is_size, named
-from jaxmem._model.codecs.forms import parse
+from jaxmem._model.codecs.registry import parse
 from jaxmem._model.states.places import DEVICE, HOST, Places
 from jaxmem._result.plan.rows import NAMED_ACTIONS, Bytes
 from jaxmem._result.plan.timeline import Pass

@@ -13,7 +13,7 @@ import numpy as np
 from jaxmem._train.checkpoints import stored
 from jaxmem._train.checkpoints.manifest import Leaf
 
-# The path of a stack in `jaxmem._model.states.stacks`, and the form of its parameters: a copy in
+# The path of a stack in `jaxmem._model.states.layout`, and the form of its parameters: a copy in
 # the dtype of compute, or the master.
 _PART = re.compile(r"\.parts\[(\d+)\](\.copy|\.master)?")
 Shapes = Sequence[tuple[str, tuple[int, ...]]]

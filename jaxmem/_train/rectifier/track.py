@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmem._model.codecs.forms import THRESHOLD
-from jaxmem._model.codecs.outlier import z_scores
+from jaxmem._model.codecs.outlier import THRESHOLD, z_scores
 from jaxmem._model.states.places import HOST
 from jaxmem._trace.arguments import shard_bytes
 from jaxmem._trace.filtered import is_array
