@@ -1,5 +1,5 @@
-"""An assignment of choices to tags with its price, by the cost model that the mixed-integer program
-does not share.
+"""An assignment of choices to tags with its price. The price comes from the cost model (`cost.py`),
+which shares no code with the mixed-integer program.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ ROUNDING = 0.5  # bytes by which rounding may move the working memory of a solut
 class Solution:
     """An assignment and its price.
 
-    actions: choices for every tag; those that nothing demands are recomputed.
+    actions: choices for every tag. Tags that are not demanded are recomputed.
     cost: the price by `evaluate`.
-    working_bytes: working memory beyond the model's reference; may be negative.
-    solve_seconds: what solving took.
-    gap: by what share of its time the optimum may be faster, of what the solver proved; 0 is an
-      optimum, infinity no proof at all.
+    working_bytes: working memory beyond the memory model's reference; may be negative.
+    solve_seconds: seconds that the solver took.
+    gap: the share of the solution's time by which the optimum may be faster, as proven by the
+      solver: 0 for a proven optimum, infinity if the solver proved no bound.
     """
 
     actions: Actions
@@ -45,23 +45,25 @@ class Solution:
 
     @property
     def cautious_seconds(self) -> float:
-        """What solutions are ranked by."""
+        """The seconds by which solutions are ranked (`Cost.cautious_seconds`)."""
         return self.cost.cautious_seconds
 
     @property
     def bytes(self) -> int:
-        """What `Problem.room` limits: saved bytes and working memory beyond the reference."""
+        """The bytes that `Problem.room` limits: saved bytes, and working memory beyond the
+        reference.
+        """
         return self.saved_bytes + self.working_bytes
 
 
 def priced(problem: Problem, actions: Actions, solve_seconds=0.0, gap=0.0) -> Solution:
-    """Returns any assignment as a Solution, whether it meets the problem's limits or not.
+    """Returns an assignment as a Solution, whether or not it meets the problem's limits.
 
-    problem: gives the profile and the working memory of each choice.
+    problem: the profile, and the working memory of each choice.
     actions: the assignment, which need not name every tag.
-    solve_seconds, gap: what the Solution says of its solving.
+    solve_seconds, gap: the fields of the Solution.
 
-    Raises TagError if the assignment names what the profile lacks.
+    Raises TagError if the assignment names a block, tag or choice that the profile lacks.
     """
     cost = evaluate(problem.profile, actions)
     actions = effective(problem.profile, actions, cost)
@@ -72,9 +74,7 @@ def priced(problem: Problem, actions: Actions, solve_seconds=0.0, gap=0.0) -> So
 
 
 def corrected_seconds(problem: Problem, solution: Solution) -> float:
-    """Returns the seconds of a solution with what its choices take longer by the problem's
-    corrections.
-    """
+    """Returns the seconds of a solution plus the problem's corrections of its choices."""
     keys = ((b, t, c) for b, tags in solution.actions.items() for t, c in tags.items())
     return math.fsum([solution.seconds, *(problem.corrections.get(key, 0.0) for key in keys)])
 
@@ -87,10 +87,10 @@ def fits(solution: Solution, problem: Problem) -> bool:
 
 
 def demanded(profile: Profile, solution: Solution, block: str, tag: str) -> bool:
-    """Whether the tag's tensor is saved, or would be if its choice were another.
+    """Whether the tag's tensor is saved, or would be saved under another choice.
 
-    A tag that is recomputed looks the same whether its choice says so or nothing demands it. What
-    tells the two apart is whether another choice would take effect.
+    The effective choice is RECOMPUTE both for a tag whose choice is RECOMPUTE and for a tag that is
+    not demanded. Only a demanded tag is saved under another choice.
     """
     if solution.actions[block][tag] != RECOMPUTE:
         return True
