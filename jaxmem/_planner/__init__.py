@@ -6,8 +6,8 @@ A plan is made in six steps. Each step makes one object, in one place:
 
     TracedStep      read.py             the user's step, traced, with its blocks priced (Profile)
     Search          search/state.py     the limits, the compiles, and the models fitted to them
-    Problem         solve/problem.py    the input of the solver: choices, prices, byte limits
-    Solution        solve/solution.py   an assignment of choices with its price
+    ActionProblem   solve/problem.py    the input of the solver: choices, prices, byte limits
+    ActionSolution  solve/solution.py   an assignment of choices with its price
     Trial           search/trial.py     a compiled solution (CompiledStep)
     Plan            outcome/            the fastest trial that fits, as the user gets it
 

@@ -22,7 +22,7 @@ from jaxmem._planner.search.candidates import fastest
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import LEAST_GAIN
 from jaxmem._planner.search.trial import Trial
-from jaxmem._planner.solve.solution import Solution
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._trace.arguments import divisors, on_host
 from jaxmem._trace.jaxpr import nbytes
 from jaxmem.errors import StepError
@@ -63,7 +63,7 @@ def would_save(search: Search, best: Trial, wider: Callable[[], Profile]) -> tup
     return (f"compressing {names} is predicted to spare {spared * 1e3:.2f} ms a step; {ASK}",)
 
 
-def _solved(search: Search, wider: Callable[[], Profile]) -> tuple[Solution, str] | None:
+def _solved(search: Search, wider: Callable[[], Profile]) -> tuple[ActionSolution, str] | None:
     """The fastest assignment with codecs for all values, and, as a phrase, the values that it
     compresses and that the search could not compress. None if no assignment fits, or if there are
     no such values.

@@ -12,7 +12,7 @@ from jaxmem._planner.search.divide import Division, Groups
 from jaxmem._planner.search.search import Found
 from jaxmem._planner.search.trial import Limits, Trial, cost_as_written
 from jaxmem._planner.solve.cost import everything
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solution import priced
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
@@ -67,5 +67,5 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
 
 
 def _division(profile: Profile, actions: Actions) -> Division:
-    problem = Problem(profile)
+    problem = ActionProblem(profile)
     return Division(Groups(profile), problem, priced(problem, actions), 0)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions
 from jaxmem._core.profile import Profile
 from jaxmem._planner.solve.cost import Cost, everything
-from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.solve.solution import Solution
+from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._planner.solve.solve import least_bytes, solve
 from jaxmem._result.plan.rows import Point
 
@@ -14,7 +14,7 @@ POINTS = 12  # budgets for which the program is solved, both ends of the curve i
 
 
 def curve(
-    problem: Problem,
+    problem: ActionProblem,
     total: Callable[[int], int],
     seconds: Callable[[Cost], float],
     uncertain: Callable[[Cost], float],
@@ -33,7 +33,7 @@ def curve(
     least, fastest = least_bytes(problem), solve(problem.within(None))
     if least is None or fastest is None:
         return ()
-    solved: list[Solution] = [least, fastest]
+    solved: list[ActionSolution] = [least, fastest]
     for i in range(1, POINTS - 1):
         room = least.bytes + (fastest.bytes - least.bytes) * i // (POINTS - 1)
         if (between := solve(problem.within(room))) is not None:

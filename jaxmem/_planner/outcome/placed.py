@@ -23,7 +23,7 @@ from jaxmem._planner.placement.program import (
 from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch
 from jaxmem._planner.search.step_time import outside_blocks
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes, Point
 from jaxmem._result.plan.timeline import Timeline
@@ -84,7 +84,7 @@ def outcome(
         baseline_parts=Bytes.of(
             baseline, problem.states.resident, block.layers * kept.device_bytes
         ),
-        rows=rows(Problem(decided, saved.saved_bytes), chosen, TAKEN, KEPT),
+        rows=rows(ActionProblem(decided, saved.saved_bytes), chosen, TAKEN, KEPT),
         points=_curve(search, outside),
         notes=(*notes, *search.notes, NOT_COMPILED, *option_notes(best.step.compiled.options)),
         compiler_options=best.step.compiled.options,

@@ -18,7 +18,7 @@ from jaxmem._planner.search.search import Found
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import StepTime
 from jaxmem._planner.search.trial import Limits, Trial
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes, Measured, WrittenStep
 from jaxmem._target.devices.target import Target
@@ -102,7 +102,7 @@ def outcome(
     ).with_step(best.step.compiled.executable)
 
 
-def _lossy(search: Search, best: Trial, step_time: StepTime, problem: Problem) -> str:
+def _lossy(search: Search, best: Trial, step_time: StepTime, problem: ActionProblem) -> str:
     """A phrase that names the tensors that the plan saves with a loss, and the time of the best
     lossless plan. Empty for a lossless plan.
     """

@@ -5,14 +5,14 @@ import dataclasses
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, Choice, keeps_everything
 from jaxmem._core.profile import BlockClass, Option, Profile
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.solve.solution import Solution, demanded, priced
+from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.solution import ActionSolution, demanded, priced
 from jaxmem._planner.solve.solve import runner_up
 from jaxmem._result.plan.rows import Row
 
 
 def rows(
-    problem: Problem, actions: Actions, taken: str | None = None, kept: str | None = None
+    problem: ActionProblem, actions: Actions, taken: str | None = None, kept: str | None = None
 ) -> tuple[Row, ...]:
     """Returns a line for each tag of each label.
 
@@ -37,7 +37,9 @@ def rows(
     return tuple(_row(profile, problem, solution, actions, *key, *reasons) for key in keys)
 
 
-def _without_whole_blocks(problem: Problem, solution: Solution) -> tuple[Problem, Solution]:
+def _without_whole_blocks(
+    problem: ActionProblem, solution: ActionSolution
+) -> tuple[ActionProblem, ActionSolution]:
     """The problem and the solution without the blocks that keep everything, and without the bytes
     of these blocks. So the table compares choices of tags with each other, and not with a block
     without a checkpoint.
@@ -56,8 +58,8 @@ def _without_whole_blocks(problem: Problem, solution: Solution) -> tuple[Problem
 
 def _row(
     profile: Profile,
-    problem: Problem,
-    solution: Solution,
+    problem: ActionProblem,
+    solution: ActionSolution,
     actions: Actions,
     label: str,
     name: str,
@@ -131,7 +133,9 @@ def _own_seconds(profile: Profile, actions: Actions, block: str, tag: str, choic
     return max(0.0, saved / runs + sum(o.seconds for o in kept))
 
 
-def _why(problem: Problem, solution: Solution, block: str, tag: str, why_slower: str) -> str:
+def _why(
+    problem: ActionProblem, solution: ActionSolution, block: str, tag: str, why_slower: str
+) -> str:
     """Returns, as a sentence of the table, the tag's action in the best plan without this choice,
     and the time by which this plan is slower.
     """

@@ -8,7 +8,7 @@ from jaxmem._core.actions import KEEP, REST, Choice
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._planner.placement.layer import LayerPolicy
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import least_bytes, solve
 
 SOLVES = 6  # intervals between the least and the most bytes; the solver is run for each boundary
@@ -27,7 +27,7 @@ def front(profile: Profile, block: BlockClass) -> tuple[LayerPolicy, ...]:
     candidates: list[dict[str, Choice]] = [{}, {REST: KEEP}]
     # Without offload, and with offload: offloaded tensors compete with states for the link.
     for host_room in (0, None):
-        problem = Problem(alone, None, host_room, time_limit=10.0)
+        problem = ActionProblem(alone, None, host_room, time_limit=10.0)
         least, fastest = least_bytes(problem), solve(problem)
         if least is None or fastest is None:
             continue

@@ -31,7 +31,7 @@ from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem._planner.read import read_step
 from jaxmem._planner.search.candidates import fastest
 from jaxmem._planner.search.trial import Limits
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.target import Target
@@ -217,5 +217,7 @@ def _stack_of(profile: Profile, steps: PlacedSteps) -> BlockClass:
 def _others(profile: Profile, block: BlockClass) -> Actions:
     """The actions of the blocks other than the stack: the fastest assignment without limits."""
     blocks = tuple(b for b in profile.blocks if b is not block)
-    solution = fastest(Problem(dataclasses.replace(profile, blocks=blocks))) if blocks else None
+    solution = (
+        fastest(ActionProblem(dataclasses.replace(profile, blocks=blocks))) if blocks else None
+    )
     return {} if solution is None else dict(solution.actions)

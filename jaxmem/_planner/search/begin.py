@@ -30,8 +30,8 @@ from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Trial, cost_as_written
 from jaxmem._planner.solve.cost import everything
 from jaxmem._planner.solve.memory import Expected
-from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.solve.solution import Solution, priced
+from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.solution import ActionSolution, priced
 from jaxmem._planner.solve.solve import least_bytes
 from jaxmem._target.devices.support import misreading
 from jaxmem.errors import BudgetError, StepError
@@ -85,7 +85,7 @@ def begin(search: Search, arguments: int) -> None:
         (guessed,) = search.try_compile(guess.actions, least=search.baseline.total)
     if isinstance(guessed, StepError):
         search.refused.append(guess.actions)
-        guess = priced(Problem(profile), profile.everything_recomputed)
+        guess = priced(ActionProblem(profile), profile.everything_recomputed)
         (guessed,) = search.compile(guess.actions, least=search.baseline.total)
     search.tried.append(Trial(guessed, guess.cost, search.expected(guess), guess.gap))
 
@@ -141,7 +141,7 @@ def _as_here(profile: Profile, step: CompiledStep) -> CompiledStep:
     return CompiledStep(actions, dataclasses.replace(step.compiled, total_bytes=total))
 
 
-def _first_guess(search: Search, known: list[Trial], static: int) -> Solution:
+def _first_guess(search: Search, known: list[Trial], static: int) -> ActionSolution:
     """Returns the fastest plan that estimates expect to fit. If they expect no plan to fit, returns
     the plan that exceeds the room by the fewest bytes.
 
@@ -157,9 +157,9 @@ def _first_guess(search: Search, known: list[Trial], static: int) -> Solution:
     def model() -> Expected:
         return estimates.model([(t.actions, t.working) for t in known])
 
-    def solve(model: Expected) -> Solution | None:
+    def solve(model: Expected) -> ActionSolution | None:
         room = limits.usable_bytes - static - int(model.reference)
-        problem = Problem(profile, room, limits.host_bytes, model.working)
+        problem = ActionProblem(profile, room, limits.host_bytes, model.working)
         return candidates.fastest(problem) or least_bytes(problem)
 
     available = limits.usable_bytes - static
@@ -176,14 +176,14 @@ def _first_guess(search: Search, known: list[Trial], static: int) -> Solution:
     fits = solution.saved_bytes + model().predict(solution.actions) <= available
     if best is not None:
         faster = fits and solution.cautious_seconds < best.cost.cautious_seconds
-        return solution if faster else priced(Problem(profile), best.actions)
+        return solution if faster else priced(ActionProblem(profile), best.actions)
     if not fits:
         expected = estimates.expecting([(t.actions, t.working) for t in known])
         smallest, *_ = least(search)
         size = expected(smallest.actions)
         if size is not None and size > available:  # every other plan exceeds the room by more
             return smallest
-        problem = Problem(profile, None, limits.host_bytes)
+        problem = ActionProblem(profile, None, limits.host_bytes)
         starts = [solution.actions, nothing, smallest.actions]
         solution = local_search(starts, problem, expected, available) or solution
     return solution

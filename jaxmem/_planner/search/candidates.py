@@ -16,8 +16,8 @@ from jaxmem._planner.search.local_search import local_search
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.cost import Cost, evaluate, tag_at
-from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.solve.solution import Solution, priced
+from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.solution import ActionSolution, priced
 from jaxmem._planner.solve.solve import least_bytes, solve
 from jaxmem.errors import TagError
 
@@ -29,7 +29,7 @@ SHARES = (1.0, 0.985, 0.96)
 NEARLY = 1.002
 
 
-def fastest(problem: Problem) -> Solution | None:
+def fastest(problem: ActionProblem) -> ActionSolution | None:
     """Returns the solver's solution with its actions `settled`; None if no assignment fits."""
     solution = solve(problem)
     if solution is None:
@@ -37,7 +37,7 @@ def fastest(problem: Problem) -> Solution | None:
     return priced(problem, settled(problem.profile, solution), solution.solve_seconds, solution.gap)
 
 
-def within_budget(search: Search, count: int) -> list[Solution]:
+def within_budget(search: Search, count: int) -> list[ActionSolution]:
     """Returns the fastest assignment for each of the first `count` of `SHARES` of the usable bytes.
     Each share but the first is reduced by the largest underprediction of this search. Assignments
     that estimates do not expect to fit are left out.
@@ -58,7 +58,7 @@ def _short(search: Search) -> float:
     return max([0.0, *(error - (1 - SHARES[1]) for error in errors)])
 
 
-def nearest(search: Search) -> list[Solution]:
+def nearest(search: Search) -> list[ActionSolution]:
     """Returns, for a search in which no trial fits yet, at least one assignment that may fit: first
     the assignments that local search finds by estimates, then the assignment of fewest bytes by the
     memory model, and full recomputation. The latter two differ from the first, for which estimates
@@ -80,7 +80,9 @@ def nearest(search: Search) -> list[Solution]:
     return [first, *([] if second is None else [second]), *alternatives]
 
 
-def _descended(search: Search, starts: Sequence[Actions], share: float = 1.0) -> Solution | None:
+def _descended(
+    search: Search, starts: Sequence[Actions], share: float = 1.0
+) -> ActionSolution | None:
     """The fastest plan that estimates expect to fit a `share` of the usable bytes, found by small
     changes of `starts`. If no plan is expected to fit, the plan that exceeds the share by the
     fewest bytes; None once the limit of estimates is reached.
@@ -92,8 +94,8 @@ def _descended(search: Search, starts: Sequence[Actions], share: float = 1.0) ->
 
 
 def recalled(
-    search: Search, problem: Problem, seconds: Callable[[Trial], float]
-) -> Solution | None:
+    search: Search, problem: ActionProblem, seconds: Callable[[Trial], float]
+) -> ActionSolution | None:
     """Returns the fastest plan that an earlier search compiled to bytes within this budget, if no
     trial of this search is as fast yet. `seconds` returns the seconds by which trials are ranked.
     """
@@ -111,7 +113,7 @@ def recalled(
     return priced(problem, min(faster, key=seconds).actions)
 
 
-def settled(profile: Profile, solution: Solution) -> Actions:
+def settled(profile: Profile, solution: ActionSolution) -> Actions:
     """Returns actions of the same price in which a tag is KEEP if its tensor is stored in any case.
     An example is a tag of the block's input.
 
@@ -138,7 +140,7 @@ def price_of(profile: Profile, actions: Actions) -> Cost | None:
         return None
 
 
-def is_among(actions: Actions, others: Sequence[Trial | Solution | CompiledStep]) -> bool:
+def is_among(actions: Actions, others: Sequence[Trial | ActionSolution | CompiledStep]) -> bool:
     """Whether the assignment equals the assignment of one of `others`."""
     return any(alike(actions, other.actions) for other in others)
 

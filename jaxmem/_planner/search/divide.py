@@ -27,13 +27,13 @@ from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.memory import Expected
-from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.solve.solution import Solution, priced
+from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.solution import ActionSolution, priced
 from jaxmem._planner.solve.solve import solve
 from jaxmem.errors import StepError
 
 MOST_DIVISIONS = 16  # boundaries that are tried, evenly spaced over the layers
-Working = Mapping  # working memory by (block, tag, choice), as `Problem.working`
+Working = Mapping  # working memory by (block, tag, choice), as `ActionProblem.working`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +73,12 @@ class Division:
     """
 
     groups: Groups
-    problem: Problem
-    solution: Solution
+    problem: ActionProblem
+    solution: ActionSolution
     bytes: int
 
 
-def best_division(problem: Problem, stored: float | None = None) -> Division | None:
+def best_division(problem: ActionProblem, stored: float | None = None) -> Division | None:
     """Returns the fastest division into two groups of layers, within the problem's room, of each
     stack for which a division is faster.
 
@@ -101,7 +101,7 @@ def best_division(problem: Problem, stored: float | None = None) -> Division | N
 
 
 def _divisions(
-    problem: Problem, groups: Groups, block: BlockClass, stored: float | None
+    problem: ActionProblem, groups: Groups, block: BlockClass, stored: float | None
 ) -> Iterator[Division | None]:
     """The fastest plan for each boundary in `block`; other blocks are divided as in `groups`."""
     layers = block.divisible
@@ -116,7 +116,7 @@ def _divisions(
             yield _solved(problem, groups.with_block(block, at, round(size)), block.name)
 
 
-def _solved(problem: Problem, groups: Groups, newest: str) -> Division | None:
+def _solved(problem: ActionProblem, groups: Groups, newest: str) -> Division | None:
     """Returns the fastest plan for the groups; None if no plan fits.
 
     The backward of a last group runs while all saved tensors are alive. The backward of a first
@@ -162,7 +162,7 @@ def _counted_for(working: Working, groups_of: Mapping[str, list]) -> dict:
     }
 
 
-def _peak(working: Working, groups: Groups, profile: Profile, solution: Solution) -> int:
+def _peak(working: Working, groups: Groups, profile: Profile, solution: ActionSolution) -> int:
     """Returns the peak of a divided plan. It is the largest of these peaks: the last groups'
     working memory plus all saved bytes; and for each first group, its working memory plus all saved
     bytes except the bytes that the last group of its block saved.

@@ -17,7 +17,7 @@ from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.memory import Expected
-from jaxmem._planner.solve.solution import Solution
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._trace.liveness.walk import runs_references
 from jaxmem._trace.rewrite import equations
 
@@ -164,11 +164,11 @@ class Estimates:
 
 
 def agreed(
-    solve: Callable[[Expected], Solution | None],
+    solve: Callable[[Expected], ActionSolution | None],
     model: Callable[[], Expected],
     available: float,
     estimates: Estimates,
-) -> Solution | None:
+) -> ActionSolution | None:
     """Solves and estimates in alternation, until an estimate agrees that the solution fits. Returns
     the last solution if more estimates do not help; None if the problem has no solution.
 

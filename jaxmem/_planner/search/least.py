@@ -18,12 +18,12 @@ from jaxmem._planner.search.factors import Factors, rescaled
 from jaxmem._planner.search.local_search import local_search
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Trial
-from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.solve.solution import Solution, priced
+from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.solution import ActionSolution, priced
 from jaxmem._planner.solve.solve import least_bytes
 
 
-def least(search: Search, refused: Sequence[Actions] = ()) -> list[Solution]:
+def least(search: Search, refused: Sequence[Actions] = ()) -> list[ActionSolution]:
     """Returns the assignment of least bytes by liveness estimates, full recomputation, and the
     assignment of fewest saved bytes, without duplicates. The first of them is stored for later
     searches.
@@ -44,7 +44,9 @@ def least(search: Search, refused: Sequence[Actions] = ()) -> list[Solution]:
     return _each(search, [*([] if known is None else [known]), *starts])
 
 
-def corrected(search: Search, known: Sequence[Trial], refused: Sequence[Actions]) -> list[Solution]:
+def corrected(
+    search: Search, known: Sequence[Trial], refused: Sequence[Actions]
+) -> list[ActionSolution]:
     """Returns the assignment of least bytes by liveness estimates that are corrected by compiles;
     empty if no assignment could be estimated.
 
@@ -57,13 +59,13 @@ def corrected(search: Search, known: Sequence[Trial], refused: Sequence[Actions]
     return _each(search, [] if smallest is None else [smallest.actions])
 
 
-def _timeless(search: Search, refused: Sequence[Actions]) -> Problem:
+def _timeless(search: Search, refused: Sequence[Actions]) -> ActionProblem:
     """The problem without a limit on device bytes, in which every price is 0."""
     profile = rescaled(search.profile, Factors(0.0, 0.0, 0.0))
-    return Problem(profile, None, search.limits.host_bytes, excluded=tuple(refused))
+    return ActionProblem(profile, None, search.limits.host_bytes, excluded=tuple(refused))
 
 
-def _each(search: Search, many: Sequence[Actions]) -> list[Solution]:
+def _each(search: Search, many: Sequence[Actions]) -> list[ActionSolution]:
     """Assignments with their prices, without duplicates."""
-    solutions = [priced(Problem(search.profile), actions) for actions in many]
+    solutions = [priced(ActionProblem(search.profile), actions) for actions in many]
     return [s for i, s in enumerate(solutions) if not is_among(s.actions, solutions[:i])]

@@ -17,8 +17,8 @@ import random
 from collections.abc import Callable, Iterable
 
 from jaxmem._core.actions import REST, Actions
-from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.solve.solution import Solution, fits, priced
+from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.solution import ActionSolution, fits, priced
 from jaxmem.errors import TagError
 
 PATIENCE = 40  # the most assignments that are tried after the best one
@@ -31,8 +31,8 @@ Bytes = Callable[[Actions], float | None]
 
 
 def local_search(
-    starts: Iterable[Actions], problem: Problem, bytes_of: Bytes, room: float
-) -> Solution | None:
+    starts: Iterable[Actions], problem: ActionProblem, bytes_of: Bytes, room: float
+) -> ActionSolution | None:
     """Returns the fastest assignment found that takes at most `room` bytes. If none does, returns
     the assignment that exceeds `room` by the fewest bytes. None if no start could be estimated. The
     gap of the solution is infinite, since no optimum is proven.
@@ -56,11 +56,11 @@ class _Descent:
     were tried.
     """
 
-    def __init__(self, problem: Problem, bytes_of: Bytes, room: float):
+    def __init__(self, problem: ActionProblem, bytes_of: Bytes, room: float):
         self.problem, self.bytes_of, self.room = problem, bytes_of, room
         self.choices = [(k, c) for k, c in problem.open_choices().items() if len(c) > 1]
-        self.best: tuple[tuple, Solution] | None = None
-        self.here: tuple[float, Solution] | None = None
+        self.best: tuple[tuple, ActionSolution] | None = None
+        self.here: tuple[float, ActionSolution] | None = None
         self.tried = {_key(actions) for actions in problem.excluded}
         self.ended = False
 
@@ -100,7 +100,7 @@ class _Descent:
         self.best = rank, solution
         return True
 
-    def _changed(self, solution: Solution, rng: random.Random) -> Actions | None:
+    def _changed(self, solution: ActionSolution, rng: random.Random) -> Actions | None:
         """A random small change of an assignment, which was not tried before; None if `DRAWS` draws
         find none.
         """
@@ -119,7 +119,7 @@ class _Descent:
                 return changed.actions
         return None
 
-    def _priced(self, actions: Actions) -> Solution | None:
+    def _priced(self, actions: Actions) -> ActionSolution | None:
         """The assignment with its price; None if it has no price, was tried before, or exceeds the
         limit of host memory.
         """
@@ -131,7 +131,7 @@ class _Descent:
         return solution if fitting and _key(solution.actions) not in self.tried else None
 
 
-def _slower(one: Solution, other: Solution) -> bool:
+def _slower(one: ActionSolution, other: ActionSolution) -> bool:
     return one.cautious_seconds > other.cautious_seconds
 
 

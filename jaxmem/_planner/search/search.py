@@ -26,8 +26,8 @@ from jaxmem._planner.search.state import Search, warn_left_out
 from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime
 from jaxmem._planner.search.trial import Trial, solve_and_compile
 from jaxmem._planner.search.whole_steps import refine_by_whole_steps
-from jaxmem._planner.solve.problem import Key, Problem
-from jaxmem._planner.solve.solution import Solution
+from jaxmem._planner.solve.problem import ActionProblem, Key
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem.errors import StepError
 
 # The largest share by which a full compile takes fewer bytes than a compile for buffers.
@@ -50,7 +50,7 @@ class Found:
     best: the fastest plan that fits, or None.
     division: how the best plan divides layers into groups; None if it divides no layers.
     corrections: by choice, the seconds in whole steps less the profile's seconds, as
-      `Problem.corrections`; empty if `refine_by_whole_steps` corrected no prices.
+      `ActionProblem.corrections`; empty if `refine_by_whole_steps` corrected no prices.
     """
 
     search: Search
@@ -139,7 +139,7 @@ def hasten(search: Search) -> None:
     the time of everything kept, which fits.
     """
 
-    problem = Problem(search.profile, None, search.limits.host_bytes)
+    problem = ActionProblem(search.profile, None, search.limits.host_bytes)
     best = search.solved(candidates.fastest, problem)
     most = search.baseline.cost.seconds - LEAST_GAIN * search.profile.step_seconds
     if best is None or best.cautious_seconds >= most:
@@ -155,14 +155,14 @@ def refine(search: Search) -> None:
     """Solves for the usable bytes by the memory model, compiles the solutions, and fits the model
     again, until no solution is worth a compile. The trials are added to the search.
     """
-    problem = Problem(search.profile, None, search.limits.host_bytes)
+    problem = ActionProblem(search.profile, None, search.limits.host_bytes)
     # No assignment of tags is faster than the best one without a limit on device bytes.
     best = search.solved(candidates.fastest, problem)
     least_seconds = best.cautious_seconds if best else 0.0
     solve_and_compile(search, lambda: _next_solutions(search, least_seconds))
 
 
-def _next_solutions(search: Search, least_seconds: float) -> list[Solution]:
+def _next_solutions(search: Search, least_seconds: float) -> list[ActionSolution]:
     """The solutions that `refine` compiles next, at most as many as compile at the same time.
 
     least_seconds: seconds of the best assignment without a limit on device bytes.
@@ -201,9 +201,9 @@ def _exceeds_by_far(search: Search, total: int) -> bool:
     return total > room + HOPELESS * (room - search.static)
 
 
-def _fresh(search: Search, picks: list[Solution]) -> list[Solution]:
+def _fresh(search: Search, picks: list[ActionSolution]) -> list[ActionSolution]:
     """The solutions that were neither compiled nor refused by XLA, without duplicates."""
-    fresh: list[Solution] = []
+    fresh: list[ActionSolution] = []
     for pick in picks:
         known = [t.actions for t in search.compiled] + search.refused
         known += [other.actions for other in fresh]

@@ -16,8 +16,8 @@ from jaxmem._planner.search.history import History
 from jaxmem._planner.search.step_time import StepTime, step_time_of
 from jaxmem._planner.search.trial import Limits, Trial
 from jaxmem._planner.solve.memory import Expected
-from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.solve.solution import Solution
+from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._target.compile.running import CannotRun
 from jaxmem.errors import StepError
 
@@ -211,7 +211,7 @@ class Search:
         """The trials that fit on the device and in host memory."""
         return [t for t in self.compiled if self.limits.allow(t)]
 
-    def compile_solutions(self, picks: Sequence[Solution]) -> list[Trial]:
+    def compile_solutions(self, picks: Sequence[ActionSolution]) -> list[Trial]:
         """Compiles solutions, if there are any. Returns their trials, and adds them to `tried`.
         Solutions that XLA does not compile are added to `refused`.
         """
@@ -262,7 +262,7 @@ class Search:
         known = [*self.compiled, *self.recalled]
         return self.estimates.model([(t.actions, t.working) for t in known])
 
-    def expected(self, solution: Solution) -> int:
+    def expected(self, solution: ActionSolution) -> int:
         """The compiled bytes that the memory model predicts for a solution, after a liveness
         estimate of the solution.
         """
@@ -270,8 +270,8 @@ class Search:
         return self.predicted(solution.saved_bytes + self.model().predict(solution.actions))
 
     def agreed(
-        self, solve: Callable[[Problem], Solution | None], share: float = 1.0
-    ) -> Solution | None:
+        self, solve: Callable[[ActionProblem], ActionSolution | None], share: float = 1.0
+    ) -> ActionSolution | None:
         """Returns the solution of `solve` for a `share` of the usable bytes. Solves again until a
         liveness estimate agrees that the solution fits, or until more estimates do not help.
         """
@@ -279,12 +279,12 @@ class Search:
         by_model = lambda model: solve(self.problem(model, share))
         return agreed(by_model, self.model, available, self.estimates)
 
-    def problem(self, model: Expected, share: float = 1.0) -> Problem:
+    def problem(self, model: Expected, share: float = 1.0) -> ActionProblem:
         """Returns the problem for the solver. Its room is a `share` of the usable bytes, less the
         arguments, and less the working memory of the memory model's reference.
         """
         room = int(self.limits.usable_bytes * share) - self.static - int(model.reference)
-        problem = Problem(
+        problem = ActionProblem(
             self.profile,
             room,
             self.limits.host_bytes,

@@ -27,7 +27,7 @@ class Trial:
     cost: the plan's price by the profile.
     predicted_bytes: the prediction of `total` before the compile.
     gap: the share of the plan's time by which the optimum may be faster, as proven by the solver
-      (`Solution.gap`).
+      (`ActionSolution.gap`).
     measured_seconds: measured seconds of the step; None if the step was not run.
     """
 

@@ -31,8 +31,8 @@ from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import Cost
-from jaxmem._planner.solve.problem import Key, Problem
-from jaxmem._planner.solve.solution import Solution
+from jaxmem._planner.solve.problem import ActionProblem, Key
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem.errors import SolverError
 
 MOST = 64  # the most compiles for buffers
@@ -47,7 +47,7 @@ def refine_by_whole_steps(search: Search) -> Mapping[Key, float]:
     """Compiles for buffers, and adds to the search, plans that may be faster than its best plan:
     policies that a user would write by hand, solutions of the program with corrected prices, and
     changes of one tag to keep or to recompute. It ends if no further plan is faster by the seconds
-    of whole steps. Returns the corrections of prices, as `Problem.corrections`.
+    of whole steps. Returns the corrections of prices, as `ActionProblem.corrections`.
 
     Does nothing, and returns no corrections, on a target that does not compile for buffers only.
     """
@@ -119,7 +119,7 @@ class _Refinement:
         gained = self.step_time.cautious(before) - self.step_time.cautious(self.best)
         return gained > FASTER * self.step_time.base
 
-    def _by_corrected_prices(self, best: Trial) -> Solution | None:
+    def _by_corrected_prices(self, best: Trial) -> ActionSolution | None:
         """The fastest assignment by corrected prices that was not compiled before; None if it is
         not expected to be faster than `best`.
         """
@@ -180,7 +180,7 @@ def _without_limit(search: Search) -> list[Actions]:
     """The fastest assignment by prices without a limit on device bytes. Its compiled bytes may fit.
     Changes of its tags reach other plans than changes of a plan that fills the budget.
     """
-    problem = Problem(
+    problem = ActionProblem(
         search.profile, None, search.limits.host_bytes, excluded=tuple(search.refused)
     )
     try:

@@ -3,11 +3,11 @@
 import math
 
 from jaxmem._core.profile import BlockClass
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem.errors import SolverError
 
 
-def check_problem(problem: Problem) -> None:
+def check_problem(problem: ActionProblem) -> None:
     """Raises SolverError at the first cost, size, limit or graph edge that no solver can use."""
     _check_limits(problem)
     profile = problem.profile
@@ -39,7 +39,7 @@ def check_problem(problem: Problem) -> None:
             )
 
 
-def _check_limits(problem: Problem) -> None:
+def _check_limits(problem: ActionProblem) -> None:
     for name, limit in (("room", problem.room), ("host_room", problem.host_room)):
         if limit is not None and not math.isfinite(limit):
             raise SolverError(f"`{name}` is {limit}; expected bytes, or None for no limit")

@@ -1,6 +1,6 @@
 """The input of the solver: a profile, and the limits that an assignment must meet.
 
-The solver takes one `Problem`. Before, the available bytes of the device and of the host,
+The solver takes one `ActionProblem`. Before, the available bytes of the device and of the host,
 working memory and refused choices were passed separately through nineteen signatures, and placed
 states would have added to each signature.
 """
@@ -15,7 +15,7 @@ Key = tuple[str, str, Choice]  # block, tag, choice
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class ActionProblem:
     """A profile and limits. Bytes are of all layers together, on one device.
 
     profile: the profile of the step.
@@ -41,15 +41,15 @@ class Problem:
     excluded: tuple[Actions, ...] = ()
     time_limit: float = 60.0
 
-    def within(self, room: int | None) -> "Problem":
+    def within(self, room: int | None) -> "ActionProblem":
         """The problem with another `room`."""
         return dataclasses.replace(self, room=room)
 
-    def without(self, block: str, tag: str, choice: Choice) -> "Problem":
+    def without(self, block: str, tag: str, choice: Choice) -> "ActionProblem":
         """The problem with one more refused choice."""
         return dataclasses.replace(self, refused=self.refused | {(block, tag, choice)})
 
-    def lossless(self) -> "Problem":
+    def lossless(self) -> "ActionProblem":
         """The problem with every lossy choice refused for which a lossless choice is open."""
         lossy = {
             (block.name, tag.name, option.choice)

@@ -16,7 +16,7 @@ from jaxmem._core.actions import RECOMPUTE, Actions, Choice
 from jaxmem._core.profile import BlockClass
 from jaxmem._planner.solve.cost import Cost, option_of
 from jaxmem._planner.solve.demand import ALWAYS, Demand, When, demand_of
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem.errors import SolverError
 
 # Recomputation is priced slightly above its time. At its exact time, a useless recomputation would
@@ -43,7 +43,7 @@ class Scale:
     seconds: float
 
     @staticmethod
-    def of(problem: Problem, choices: Choices) -> "Scale":
+    def of(problem: ActionProblem, choices: Choices) -> "Scale":
         """Bounds the step's bytes and seconds by the most expensive open option of every tag, all
         inputs kept raw, and every equation recomputed.
         """
@@ -75,7 +75,7 @@ class MixedIntegerProgram:
     follow from the choices, and are 0 or 1 without an integer constraint.
     """
 
-    def __init__(self, problem: Problem, choices: Choices, scale: Scale):
+    def __init__(self, problem: ActionProblem, choices: Choices, scale: Scale):
         """Builds the program without limits and goal, which `limit` and `minimise` add.
 
         problem: the profile, and the working memory of each choice.

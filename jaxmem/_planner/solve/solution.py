@@ -8,13 +8,13 @@ import math
 from jaxmem._core.actions import RECOMPUTE, Actions
 from jaxmem._core.profile import Profile
 from jaxmem._planner.solve.cost import Cost, effective, evaluate
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 
 ROUNDING = 0.5  # bytes by which rounding may move the working memory of a solution
 
 
 @dataclasses.dataclass(frozen=True)
-class Solution:
+class ActionSolution:
     """An assignment and its price.
 
     actions: choices for every tag. Tags that are not demanded are recomputed.
@@ -50,18 +50,18 @@ class Solution:
 
     @property
     def bytes(self) -> int:
-        """The bytes that `Problem.room` limits: saved bytes, and working memory beyond the
+        """The bytes that `ActionProblem.room` limits: saved bytes, and working memory beyond the
         reference.
         """
         return self.saved_bytes + self.working_bytes
 
 
-def priced(problem: Problem, actions: Actions, solve_seconds=0.0, gap=0.0) -> Solution:
-    """Returns an assignment as a Solution, whether or not it meets the problem's limits.
+def priced(problem: ActionProblem, actions: Actions, solve_seconds=0.0, gap=0.0) -> ActionSolution:
+    """Returns an assignment as an ActionSolution, whether or not it meets the problem's limits.
 
     problem: the profile, and the working memory of each choice.
     actions: the assignment, which need not name every tag.
-    solve_seconds, gap: the fields of the Solution.
+    solve_seconds, gap: the fields of the ActionSolution.
 
     Raises TagError if the assignment names a block, tag or choice that the profile lacks.
     """
@@ -70,23 +70,23 @@ def priced(problem: Problem, actions: Actions, solve_seconds=0.0, gap=0.0) -> So
     keys = ((b, t, c) for b, tags in actions.items() for t, c in tags.items())
     # fsum rounds once, so that the sum does not depend on the order of the tags.
     extra = math.fsum(problem.working.get(key, 0.0) for key in keys)
-    return Solution(actions, cost, round(extra), solve_seconds, gap)
+    return ActionSolution(actions, cost, round(extra), solve_seconds, gap)
 
 
-def corrected_seconds(problem: Problem, solution: Solution) -> float:
+def corrected_seconds(problem: ActionProblem, solution: ActionSolution) -> float:
     """Returns the seconds of a solution plus the problem's corrections of its choices."""
     keys = ((b, t, c) for b, tags in solution.actions.items() for t, c in tags.items())
     return math.fsum([solution.seconds, *(problem.corrections.get(key, 0.0) for key in keys)])
 
 
-def fits(solution: Solution, problem: Problem) -> bool:
+def fits(solution: ActionSolution, problem: ActionProblem) -> bool:
     """Whether the solution is within the problem's `room` and `host_room`."""
     room, host_room = problem.room, problem.host_room
     over = room is not None and solution.bytes > room + ROUNDING
     return not over and (host_room is None or solution.host_bytes <= host_room)
 
 
-def demanded(profile: Profile, solution: Solution, block: str, tag: str) -> bool:
+def demanded(profile: Profile, solution: ActionSolution, block: str, tag: str) -> bool:
     """Whether the tag's tensor is saved, or would be saved under another choice.
 
     The effective choice is RECOMPUTE both for a tag whose choice is RECOMPUTE and for a tag that is
@@ -94,7 +94,7 @@ def demanded(profile: Profile, solution: Solution, block: str, tag: str) -> bool
     """
     if solution.actions[block][tag] != RECOMPUTE:
         return True
-    options = Problem(profile).open_choices()[block, tag]
+    options = ActionProblem(profile).open_choices()[block, tag]
     other = next((c for c in options if c != RECOMPUTE), None)
     if other is None:
         return False

@@ -12,9 +12,9 @@ import pulp
 from jaxmem._core.actions import Choice
 from jaxmem._planner.solve.check import check_problem
 from jaxmem._planner.solve.cost import effective
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.program import MixedIntegerProgram, Scale
-from jaxmem._planner.solve.solution import Solution, corrected_seconds, demanded, fits, priced
+from jaxmem._planner.solve.solution import ActionSolution, corrected_seconds, demanded, fits, priced
 from jaxmem.errors import SolverError, TagError
 
 # How many assignments are refused because their exact bytes exceed a limit, before the program
@@ -23,7 +23,7 @@ ATTEMPTS = 20
 FEASIBLE = 2  # HiGHS's number for a solution that meets every limit
 
 
-def solve(problem: Problem) -> Solution | None:
+def solve(problem: ActionProblem) -> ActionSolution | None:
     """Returns the assignment of least time that meets the problem's limits, or None if no
     assignment meets them. Lossy codecs count at the upper end of their error bounds
     (`Cost.cautious_seconds`).
@@ -32,12 +32,12 @@ def solve(problem: Problem) -> Solution | None:
     is paid once, however many tags need it.
 
     Raises SolverError for numbers that the solver cannot use, and if `time_limit` runs out before
-    the solver finds an assignment. `Solution.gap` is 0 if the optimum was proven.
+    the solver finds an assignment. `ActionSolution.gap` is 0 if the optimum was proven.
     """
     return _search(problem, "time")
 
 
-def least_bytes(problem: Problem) -> Solution | None:
+def least_bytes(problem: ActionProblem) -> ActionSolution | None:
     """Returns the assignment of fewest saved and working bytes. Among several such assignments, it
     returns the fastest.
 
@@ -55,7 +55,7 @@ def least_bytes(problem: Problem) -> Solution | None:
 
 
 def runner_up(
-    problem: Problem, solution: Solution, block: str, tag: str
+    problem: ActionProblem, solution: ActionSolution, block: str, tag: str
 ) -> tuple[Choice, float] | None:
     """Returns the next best choice for one tag, and the seconds by which a step with this choice is
     slower: less than 0 for a lossy choice whose gain is within the error bounds of times.
@@ -84,7 +84,7 @@ def runner_up(
     return other.actions[block][tag], slower if is_less_certain else max(0.0, slower)
 
 
-def _search(problem: Problem, goal: str) -> Solution | None:
+def _search(problem: ActionProblem, goal: str) -> ActionSolution | None:
     """Returns the best assignment by `goal` ("time" or "bytes") whose exact bytes meet the limits.
 
     The program counts bytes in rounded units, so that its solution may exceed a limit by less than
