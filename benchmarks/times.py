@@ -49,7 +49,7 @@ from jaxmem._core.database import Database, Timing
 from jaxmem._core.profile import Profile
 from jaxmem._cost.profile.times import BUSY
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._target.compile.backend import Local
 from jaxmem._target.compile.timing import measure as time_piece
 from jaxmem._target.devices.target import Target
@@ -69,7 +69,7 @@ CASES = {"gpt_nano": "gpt_nano", "BERT": "Transformers, BERT", "ViT": "Transform
 
 def plans(made: Profile) -> dict[str, Actions]:
     """Assignments that differ, by name; everything kept first."""
-    choices = Problem(made).open_choices()
+    choices = ActionProblem(made).open_choices()
     found = {a.value: under(made, a) for a in (Action.KEEP, Action.RECOMPUTE, Action.COMPRESS)}
     lossy = frozenset((*key, c) for key, cs in choices.items() for c in cs if c.action.compresses)
     for share in SHARES:

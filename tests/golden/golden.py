@@ -25,7 +25,7 @@ from jaxmem._core.actions import ALL, Action, Choice
 from jaxmem._core.profile import BlockClass, Equation, Option, Profile, Tag
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._planner.read import read_step
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import least_bytes, solve
 from jaxmem._target.compile.backend import Local, backend_for
 from jaxmem._target.compile.protocol import Backend, Pricing
@@ -157,8 +157,8 @@ def solved(data: dict[str, Any]) -> list[dict[str, Any]]:
     """
     made = as_profile(data)
     kept = sum(block.layers * block.everything_bytes for block in made.blocks)
-    problems = [Problem(made, int(share * kept)) for share in SHARES]
-    answers = [*map(solve, problems), least_bytes(Problem(made))]
+    problems = [ActionProblem(made, int(share * kept)) for share in SHARES]
+    answers = [*map(solve, problems), least_bytes(ActionProblem(made))]
     return [_answer(answer) for answer in answers]
 
 
