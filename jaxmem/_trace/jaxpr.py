@@ -26,6 +26,11 @@ def nbytes(aval) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize
 
 
+def per_device(size: int, shards: int) -> int:
+    """The part of `size` bytes that one of `shards` devices stores, rounded up."""
+    return -(-size // shards)
+
+
 def _shape(atom) -> tuple[int, ...]:
     aval: Any = atom.aval
     return aval.shape

@@ -5,10 +5,9 @@ models apart.
 import hashlib
 import itertools
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from jaxmem._core.profile import BlockClass
-from jaxmem._cost.blocks.find import Instance, find_blocks
+from jaxmem._cost.blocks.find import Blocks, Instance
 from jaxmem._cost.blocks.segments import BlockGraph, graph_of
 from jaxmem._model.tags.named import is_tag
 from jaxmem._trace.jaxpr import describe
@@ -21,49 +20,26 @@ NO_BLOCK = (
 )
 
 
-class Class(NamedTuple):
-    """Blocks of one label whose graphs are equal.
+def classes_of(found: Blocks) -> list[BlockGraph]:
+    """The graphs of a step's blocks, one for all blocks of equal label and graph.
 
-    graph: that of the first of them.
-    instances: all of them, such as the layers of an unrolled loop.
+    Raises StepError if the step has no block.
     """
-
-    graph: BlockGraph
-    instances: list[Instance]
-
-
-class Blocks(NamedTuple):
-    """The blocks of a traced step.
-
-    classes: equal blocks together, in the order in which they are found.
-    tag_names: those of every tag of the step, inside blocks or not.
-    idle: labels of blocks that no gradient runs through.
-    """
-
-    classes: list[Class]
-    tag_names: set[str]
-    idle: tuple[str, ...]
-
-
-def blocks_of(jaxpr) -> Blocks:
-    """Finds the blocks of a traced step. Raises StepError where there is none."""
-    found = find_blocks(jaxpr.jaxpr)
     if not found.instances:
         undifferentiated = (
             "is differentiated: the blocks are there, but no gradient is taken through them"
         )
         why = undifferentiated if found.plain_labels else "is in it"
         raise StepError(NO_BLOCK.format(why=why))
-    classes: dict[tuple, Class] = {}
+    classes: dict[tuple, BlockGraph] = {}
     for instance in found.instances:
         graph = graph_of(instance)
         # Inputs that are charged belong to the key: the first layer of an unrolled loop reads the
         # step's own argument, which is in memory anyhow, where the others read a saved tensor.
         key = (instance.label, graph_key(graph), instance.charged)
-        classes.setdefault(key, Class(graph, [])).instances.append(instance)
-    labels = {instance.label for instance in found.instances}
-    idle = tuple(sorted(found.plain_labels - labels))
-    return Blocks(list(classes.values()), found.tag_names, idle)
+        before = classes.get(key)
+        classes[key] = graph if before is None else before.joined(instance)
+    return list(classes.values())
 
 
 def at_once(sizes: Iterable[tuple[Instance, int]]) -> int:

@@ -66,19 +66,32 @@ class Instance:
     def runs(self) -> int:
         return self.repeats.runs
 
+    @property
+    def stack(self) -> int:
+        """Number of layers in the stacked array that saves a tensor of the block; 0 if no loop
+        stacks the tensor.
+        """
+        return self.layers if self.repeats.loops else 0
+
 
 @dataclasses.dataclass(frozen=True)
-class FoundBlocks:
+class Blocks:
     """The blocks of a step's jaxpr.
 
-    instances: the block equations of the backward, in the order of the walk.
-    tag_names: every tag and checkpoint_name of the step, inside blocks or not.
-    plain_labels: labels of blocks outside the backward: their forward, or no gradient at all.
+    instances: the block equations of the backward pass, in program order.
+    tag_names: names of every tag and `checkpoint_name` of the step, inside and outside blocks.
+    plain_labels: labels of the blocks outside the backward pass: forward passes of blocks, and
+      blocks without a gradient.
     """
 
     instances: list[Instance]
     tag_names: set[str]
     plain_labels: set[str]
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Labels of blocks that no gradient runs through."""
+        return tuple(sorted(self.plain_labels - {i.label for i in self.instances}))
 
 
 def _small(eqn: JaxprEqn) -> bool:
@@ -86,7 +99,7 @@ def _small(eqn: JaxprEqn) -> bool:
     return all(math.prod(getattr(v.aval, "shape", ())) <= MOST_INDICES for v in eqn.outvars)
 
 
-def find_blocks(jaxpr: Jaxpr) -> FoundBlocks:
+def find_blocks(jaxpr: Jaxpr) -> Blocks:
     """Walks a step's jaxpr, its loops and calls included, and collects its blocks.
 
     What costs memory is told by where an input of a block's backward comes from: "free" is in
@@ -194,7 +207,7 @@ def find_blocks(jaxpr: Jaxpr) -> FoundBlocks:
         return [here(v) for v in jaxpr.outvars]
 
     walk(jaxpr, dict.fromkeys(jaxpr.invars, "free"), (), False)
-    return FoundBlocks(instances, names, plain_labels)
+    return Blocks(instances, names, plain_labels)
 
 
 def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:

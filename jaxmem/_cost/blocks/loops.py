@@ -78,6 +78,16 @@ class Operation:
         """The equation, where it is a tag."""
         return self.eqn if self.eqn is not None and is_tag(self.eqn) else None
 
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The equation's parameters."""
+        return {} if self.eqn is None else self.eqn.params
+
+    @property
+    def aval(self) -> Any:
+        """Shape and dtype of one tensor of the first result."""
+        return None if self.eqn is None else self.eqn.outvars[0].aval
+
 
 class Builder:
     """Collects the operations of a graph; loops in `closed`, by index, stay as they are.

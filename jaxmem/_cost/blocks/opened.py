@@ -9,6 +9,7 @@ there, each device its part.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -17,13 +18,16 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.warn import warn
 from jaxmem._cost.blocks.loops import Builder, Operation
 from jaxmem._cost.blocks.segments import BlockGraph
-from jaxmem._trace.jaxpr import JaxprEqn, nbytes
+from jaxmem._trace.jaxpr import JaxprEqn, nbytes, per_device
 
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
     """A graph whose loops and `jax.shard_map` with tags are opened.
 
+    graph: the block's graph, before loops are opened.
+    axes: size by name of the mesh axes that divide the block's tensors. Empty for a block inside
+      `jax.shard_map`, whose shapes are those of one device.
     operations: in topological order.
     sizes: bytes by number of a value, over all turns, before a mesh divides the value.
     needed: what the backward reads; of a value without bytes, that the backward's own run of the
@@ -33,11 +37,28 @@ class Opened:
       tag's bytes; the primitive is "" where it stands in the backward alone.
     """
 
+    graph: BlockGraph
+    axes: Mapping[str, int]
     operations: tuple[Operation, ...]
     sizes: Mapping[int, int]
     needed: tuple[int, ...]
     fixed: frozenset[int]
     hidden: Mapping[str, tuple[str, int]]
+
+    @property
+    def label(self) -> str:
+        """The block's label."""
+        return self.graph.instance.label
+
+    @property
+    def shards(self) -> int:
+        """The number of devices that divide the block's tensors, bytes and seconds."""
+        return math.prod(self.axes.values())
+
+    @property
+    def tags(self) -> list[Operation]:
+        """The operations that are tags."""
+        return [o for o in self.operations if o.tag is not None]
 
 
 def opened(
@@ -49,8 +70,9 @@ def opened(
     turns cannot be told apart.
 
     size_of: bytes of a value.
-    axes: size by name of the mesh axes that divide the block's tensors.
+    axes: size by name of the mesh axes that divide the step's batch.
     """
+    axes = {} if graph.instance.sharded else axes
     closed: set[int] = set()
     while True:
         builder = Builder(graph, closed, size_of, axes)
@@ -66,6 +88,8 @@ def opened(
             if fixed.issuperset(o.reads):
                 fixed.update(o.outputs)
         return Opened(
+            graph,
+            axes,
             tuple(operations),
             builder.sizes,
             (*graph.needed, *marks),
@@ -95,16 +119,14 @@ _PLACES = {
 }
 
 
-def hidden_tags(blocks: Iterable[tuple[str, Opened, int]]) -> set[str]:
+def hidden_tags(blocks: Iterable[Opened]) -> set[str]:
     """Names of tags that stand where nothing is decided about them, with a warning for each kind of
     such a place.
-
-    blocks: the label of each block class, its graph, and the number of devices that divide it.
     """
     places: dict[tuple[str, str], dict[str, int]] = {}
-    for label, inside, shards in blocks:
-        for name, (primitive, size) in inside.hidden.items():
-            places.setdefault((label, primitive), {})[name] = -(-size // shards)
+    for block in blocks:
+        for name, (primitive, size) in block.hidden.items():
+            places.setdefault((block.label, primitive), {})[name] = per_device(size, block.shards)
     for (label, primitive), names in sorted(places.items()):
         other = f"inside {primitive}", "tag what it returns, or what it reads"
         where, remedy = _PLACES.get(primitive, other)
@@ -124,7 +146,7 @@ def _hidden(
 ) -> dict[str, tuple[str, int]]:
     """Names of tags that stand where nothing is decided: see `Opened.hidden`."""
     flat, boundary = graph.instance.flat, graph.instance.boundary
-    decided = {o.tag.params["name"] for o in operations if o.tag is not None}
+    decided = {o.params["name"] for o in operations if o.tag is not None}
     found = {}
     for e in flat.equations[boundary:]:
         sizes = tag_bytes(e.eqn)

@@ -17,18 +17,28 @@ from jaxmem._trace.primitives import VIEWS
 
 @dataclasses.dataclass(frozen=True)
 class BlockGraph:
-    """What the backward of one block may need. Values are numbers of the instance's flat jaxpr.
+    """The part of a block's forward that the block's backward may need.
 
-    instance: the block equation that it was read from.
+    instances: the block equations that have this graph, such as the layers of an unrolled loop.
+      Values are numbers of the first one's flat jaxpr.
     equations: the forward's equations that lead to what the backward reads, in order.
     needed: the values of the forward that the backward reads, inputs included.
     materialized: those of them that a matrix product or a loop reads, which reads from memory.
     """
 
-    instance: Instance
+    instances: tuple[Instance, ...]
     equations: tuple[FlatEquation, ...]
     needed: tuple[int, ...]
     materialized: frozenset[int]
+
+    @property
+    def instance(self) -> Instance:
+        """The first block equation."""
+        return self.instances[0]
+
+    def joined(self, instance: Instance) -> "BlockGraph":
+        """This graph with one more block equation."""
+        return dataclasses.replace(self, instances=(*self.instances, instance))
 
     @functools.cached_property
     def fixed(self) -> frozenset[int]:
@@ -80,7 +90,7 @@ def graph_of(instance: Instance) -> BlockGraph:
             kept.append(e)
             live |= set(e.reads)
     return BlockGraph(
-        instance, tuple(reversed(kept)), tuple(sorted(needed)), frozenset(materialized)
+        (instance,), tuple(reversed(kept)), tuple(sorted(needed)), frozenset(materialized)
     )
 
 

@@ -12,7 +12,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._cost.blocks.find import find_blocks
 from jaxmem._cost.blocks.segments import graph_of
 from jaxmem._model.tags.named import is_tag
-from jaxmem._trace.jaxpr import Flat, FlatEquation, nbytes
+from jaxmem._trace.jaxpr import Flat, FlatEquation, nbytes, per_device
 from jaxmem._trace.primitives import VIEWS
 from jaxmem._trace.source import place_of
 
@@ -60,7 +60,7 @@ def unnamed(jaxpr, shards: int = 1) -> list[Unnamed]:
             array = f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
             key = instance.label, array, place_of(equation.eqn)
             primitives, size = here.get(key, ([], 0))
-            size += instance.layers * -(-nbytes(aval) // parts)
+            size += instance.layers * per_device(nbytes(aval), parts)
             here[key] = [*primitives, equation.eqn.primitive.name], size
         for key, (primitives, size) in here.items():
             found[key] = primitives, size + found.get(key, ([], 0))[1]

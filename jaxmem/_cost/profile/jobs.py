@@ -1,7 +1,8 @@
 """The pieces of work whose times a profile needs, by key.
 
-A profile is drafted before any time is known: whatever has a price holds the key of a job. When all
-jobs were timed together, the keys are looked up.
+The blocks of a profile are built before any time is known: each field of seconds holds an
+`Untimed`, the pieces of work to be timed. All jobs are timed together, so that equal jobs are timed
+once. Then `priced` in `price.py` replaces each `Untimed` by its seconds.
 
 A tensor that a loop keeps is priced as two copies: into the loop's stack and out of the stack
 (`Jobs.keep`, unless the device at hand can time the loop). By XLA's estimates of whole steps,
@@ -10,7 +11,7 @@ model with such estimates, one tag at a time.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,24 @@ from jaxmem._trace.job import Job
 
 # The size of the loop that tells what keeping costs: more than any cache, or allocator, holds.
 LAYERS, LAYER_BYTES = 32, 2**22
+
+
+class Untimed(float):
+    """The pieces of work of a field of seconds. As a number it is 0.0, since no piece is timed yet.
+
+    pieces: for each piece, the key of its job, and the factor of the job's seconds.
+    """
+
+    pieces: tuple[tuple[tuple, float], ...]
+
+    def __new__(cls, pieces: Iterable[tuple[tuple, float]] = ()):
+        made = super().__new__(cls)
+        made.pieces = tuple(pieces)
+        return made
+
+    def timed(self, seconds: Callable[[tuple], float]) -> float:
+        """The seconds of all pieces; `seconds` returns the seconds of the job under a key."""
+        return sum((factor * seconds(key) for key, factor in self.pieces), 0.0)
 
 
 class Jobs:

@@ -8,7 +8,16 @@ own. `benchmarks/walk.py` holds it against compiled steps.
 from collections import defaultdict
 from collections.abc import Callable, Collection
 
-from jaxmem._trace.jaxpr import Flat, Jaxpr, Scan, as_loop, call_body, flatten, subjaxprs
+from jaxmem._trace.jaxpr import (
+    Flat,
+    Jaxpr,
+    Scan,
+    as_loop,
+    call_body,
+    flatten,
+    per_device,
+    subjaxprs,
+)
 from jaxmem._trace.liveness.kernels import Body, Kernel, device_bytes, kernels_of, partial_sums
 from jaxmem._trace.liveness.order import ORDERS, as_written, with_fetches_first
 from jaxmem._trace.primitives import RENAMED
@@ -190,7 +199,7 @@ class _Walk:
 
 def _size_in(body: Body, shards: int) -> Callable[[int], int]:
     """Tells the bytes of a value on one device."""
-    return lambda v: -(-device_bytes(body.avals[v]) // shards)
+    return lambda v: per_device(device_bytes(body.avals[v]), shards)
 
 
 def _with_carried(body: Body, placed: set[int]) -> set[int]:
