@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 
-from jaxmem._trace.jaxpr import Flat, Jaxpr, Literal, flatten, run, subjaxprs
+from jaxmem._trace.jaxpr import Literal, equations
 from jaxmem._trace.primitives import POINTWISE, POINTWISE_DEAR, RANDOM
+from jaxmem._trace.rewrite import Program, flatten, leading_to, run
 
 Labels = frozenset[int]
 _NONE: Labels = frozenset()
@@ -37,7 +38,7 @@ class Alone:
     draws: whether it draws random numbers.
     """
 
-    flat: Flat
+    flat: Program
     names: tuple[str, ...]
     structure: Any
     owners: tuple[int | None, ...]
@@ -82,7 +83,7 @@ class Alone:
             tuple(map(bool, first)),
             pairs[0] if pairs else None,
             _mixed(flat, [*own, *own, *labels]),
-            _draws(traced.jaxpr),
+            any(e.primitive.name in RANDOM for e in equations(traced.jaxpr)),
         )
 
     def updated(self, gradients: dict, params: dict, state: dict, shared: dict):
@@ -103,31 +104,31 @@ class Alone:
         return dict(zip(params, new)), dict(zip(state, new[len(params) :]))
 
 
-def _propagated(flat: Flat, labels: Sequence[Labels]) -> dict[int, Labels]:
+def _propagated(flat: Program, labels: Sequence[Labels]) -> dict[int, Labels]:
     """The labels of every value: those of all that it is made of. A loop, or a conditional, counts
     as one operation, each of whose results depends on all that it reads.
 
     labels: those of the inputs.
     """
     found = dict(zip(flat.inputs, labels, strict=True))
-    for e in flat.equations:
+    for e in flat.nodes:
         union = _NONE.union(*(found.get(v, _NONE) for v in e.reads))
         found.update(dict.fromkeys(e.outputs, union))
     return found
 
 
-def _origins(flat: Flat, labels: Sequence[Labels]) -> list[Labels]:
+def _origins(flat: Program, labels: Sequence[Labels]) -> list[Labels]:
     """The labels of each output."""
     found = _propagated(flat, labels)
     return [_NONE if isinstance(v, Literal) else found.get(v, _NONE) for v in flat.outputs]
 
 
-def _mixed(flat: Flat, labels: Sequence[Labels]) -> int | None:
+def _mixed(flat: Program, labels: Sequence[Labels]) -> int | None:
     """A label of arrays of which some value is made that is not of one value of each, in the same
     place; None if there is none.
     """
     found, shape_of = _propagated(flat, labels), lambda v: flat.avals[v].shape
-    for e in flat.equations:
+    for e in flat.nodes:
         read = [v for v in e.reads if found.get(v) and math.prod(shape_of(v)) > 1]
         shapes = {shape_of(v) for v in (*read, *e.outputs)}
         if read and (len(shapes) > 1 or e.eqn.primitive.name not in _BY_VALUE):
@@ -135,24 +136,12 @@ def _mixed(flat: Flat, labels: Sequence[Labels]) -> int | None:
     return None
 
 
-def _evaluated(flat: Flat, wanted: Sequence[int], given: Mapping[int, Any]) -> list:
+def _evaluated(flat: Program, wanted: Sequence[int], given: Mapping[int, Any]) -> list:
     """The outputs of some numbers, by those equations alone that they depend on.
 
     given: number of an input -> array, for all inputs that these equations read.
     """
     outputs = [flat.outputs[k] for k in wanted]
-    needed = {v for v in outputs if not isinstance(v, Literal)}
-    equations = []
-    for e in reversed(flat.equations):
-        if needed.intersection(e.outputs):
-            equations.append(e)
-            needed.update(e.reads)
-    found = run(equations[::-1], flat.constants | {flat.inputs[k]: a for k, a in given.items()})
+    arrays = flat.constants | {flat.inputs[k]: a for k, a in given.items()}
+    found = run(leading_to(flat.nodes, outputs), arrays)
     return [v.val if isinstance(v, Literal) else found[v] for v in outputs]
-
-
-def _draws(jaxpr: Jaxpr) -> bool:
-    """Whether a program draws random numbers, inside of its loops and calls too."""
-    return any(
-        eqn.primitive.name in RANDOM or any(map(_draws, subjaxprs(eqn))) for eqn in jaxpr.eqns
-    )

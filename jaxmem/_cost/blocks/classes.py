@@ -10,7 +10,7 @@ from jaxmem._core.profile import BlockClass
 from jaxmem._cost.blocks.find import Blocks, Instance
 from jaxmem._cost.blocks.segments import BlockGraph, graph_of
 from jaxmem._model.tags.named import is_tag
-from jaxmem._trace.jaxpr import describe
+from jaxmem._trace.rewrite import describe
 from jaxmem.errors import StepError
 
 NO_BLOCK = (

@@ -17,17 +17,16 @@ from jaxmem._cost.blocks.repeats import Repeats, repeats
 from jaxmem._cost.blocks.states import carried_states
 from jaxmem._model.tags.named import forward_names, holds_tag, is_block, is_tag, names_in
 from jaxmem._trace.jaxpr import (
-    Flat,
     Jaxpr,
     JaxprEqn,
     Literal,
     Var,
     as_scan,
     call_body,
-    flatten,
     subjaxprs,
 )
 from jaxmem._trace.primitives import INDICES, VIEWS
+from jaxmem._trace.rewrite import Program, flatten, leading_to
 
 # What these make of what is in memory anyhow is not saved: the backward makes it again, as a device
 # gathers a layer's parameters of which it has a part.
@@ -50,7 +49,7 @@ class Instance:
     """
 
     label: str
-    flat: Flat
+    flat: Program
     cotangents: frozenset[int]
     boundary: int
     charged: tuple[int, ...]
@@ -218,9 +217,8 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
     frames, sharded: those of the walk, the equation's own jaxpr last.
     """
     flat = flatten(eqn.params["jaxpr"])
-    tag_ancestors = _ancestors(
-        flat, [e for e in flat.equations if is_tag(e.eqn) or holds_tag(e.eqn)]
-    )
+    tagged = [v for e in flat.nodes if is_tag(e.eqn) or holds_tag(e.eqn) for v in e.outputs]
+    tag_ancestors = {v for e in leading_to(flat.nodes, tagged) for v in e.reads}
     # From the last input backward: cotangents end where an input feeds a tag, has no derivative, or
     # is surely a residual.
     cotangents = set()
@@ -229,25 +227,13 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
         if number in tag_ancestors or not inexact or (sure and cotangents):
             break
         cotangents.add(number)
-    boundary = next((i for i, e in enumerate(flat.equations) if cotangents & set(e.reads)), None)
+    boundary = next((i for i, e in enumerate(flat.nodes) if cotangents & set(e.reads)), None)
     if not cotangents or boundary is None:
         return None
     charged = tuple(n for n, k in zip(flat.inputs, kinds) if k != "free" and n not in cotangents)
-    names = set().union(*(names_in(e.eqn) for e in flat.equations[:boundary]))
+    names = set().union(*(names_in(e.eqn) for e in flat.nodes[:boundary]))
     alive = repeats(names, frames)
     policy, cotangents = eqn.params["policy"], frozenset(cotangents)
     return Instance(
         policy.block, flat, cotangents, boundary, charged, alive, sharded, policy.layers
     )
-
-
-def _ancestors(flat: Flat, equations) -> set[int]:
-    """The values that the equations read, and all that these are made from."""
-    made_by = {o: e for e in flat.equations for o in e.outputs}
-    found, todo = set(), [v for e in equations for v in e.reads]
-    while todo:
-        v = todo.pop()
-        if v not in found:
-            found.add(v)
-            todo += made_by[v].reads if v in made_by else ()
-    return found

@@ -23,9 +23,9 @@ from typing import Any
 from jaxmem._cost.blocks.segments import BlockGraph, weight_of
 from jaxmem._model.tags.named import holds_tag, is_tag
 from jaxmem._trace.jaxpr import (
-    ClosedJaxpr,
     JaxprEqn,
     Literal,
+    as_closed,
     as_scan,
     call_body,
     matmul_flops,
@@ -52,7 +52,7 @@ class Operation:
       "stack" what a loop or a `jax.shard_map` returns.
     reads, outputs: numbers of values: those of the block's flat jaxpr, and further ones for what is
       inside loops.
-    whole: the index in `Graph.equations` of what it is, or is part of.
+    whole: the index in `BlockGraph.equations` of what it is, or is part of.
     share: its part of the time of that.
     flops, matmuls: FLOPs and number of matrix products, over all turns.
     eqn: JAX's equation; None for what has none of its own.
@@ -207,11 +207,9 @@ class Builder:
 
     def _body(self, jaxpr, arguments, trips: int, whole: int) -> list:
         """Adds the operations of a jaxpr that runs `trips` times; returns its outputs."""
-        inner, consts = (
-            (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else (jaxpr, ())
-        )
+        inner = as_closed(jaxpr).jaxpr
         env = dict(zip(inner.invars, arguments))
-        for v, _ in zip(inner.constvars, consts):
+        for v in inner.constvars:
             env[v] = self._new(self._size_of(v.aval), ())
             self.constants.add(env[v].number)
         read = lambda v: v if isinstance(v, Literal) else env[v]

@@ -148,7 +148,7 @@ def _hidden(
     flat, boundary = graph.instance.flat, graph.instance.boundary
     decided = {o.params["name"] for o in operations if o.tag is not None}
     found = {}
-    for e in flat.equations[boundary:]:
+    for e in flat.nodes[boundary:]:
         sizes = tag_bytes(e.eqn)
         found |= {name: ("", size) for name, size in sizes.items() if name not in decided}
     for o in operations:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 
 from jaxmem._cost.blocks.find import Instance
 from jaxmem._model.tags.named import is_tag
-from jaxmem._trace.jaxpr import FlatEquation, JaxprEqn, Literal, matmul_flops, nbytes, run
+from jaxmem._trace.jaxpr import JaxprEqn, Literal, matmul_flops, nbytes
 from jaxmem._trace.primitives import VIEWS
+from jaxmem._trace.rewrite import Node, leading_to, run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,7 @@ class BlockGraph:
     """
 
     instances: tuple[Instance, ...]
-    equations: tuple[FlatEquation, ...]
+    equations: tuple[Node, ...]
     needed: tuple[int, ...]
     materialized: frozenset[int]
 
@@ -71,7 +72,7 @@ class Segment:
 def graph_of(instance: Instance) -> BlockGraph:
     """Reads from a block equation what its backward needs of its forward."""
     flat = instance.flat
-    forward, backward = flat.equations[: instance.boundary], flat.equations[instance.boundary :]
+    forward, backward = flat.nodes[: instance.boundary], flat.nodes[instance.boundary :]
     made = {o for e in forward for o in e.outputs}
     inputs = set(flat.inputs) - instance.cotangents
     readable = made | inputs
@@ -84,14 +85,8 @@ def graph_of(instance: Instance) -> BlockGraph:
         v for e in backward if e.eqn.primitive.name in big for v in e.reads if v in needed
     }
     # Of the forward, keep what leads to a needed value.
-    live, kept = set(needed), []
-    for e in reversed(forward):
-        if live & set(e.outputs):
-            kept.append(e)
-            live |= set(e.reads)
-    return BlockGraph(
-        (instance,), tuple(reversed(kept)), tuple(sorted(needed)), frozenset(materialized)
-    )
+    kept = tuple(leading_to(forward, needed))
+    return BlockGraph((instance,), kept, tuple(sorted(needed)), frozenset(materialized))
 
 
 def partition(graph: BlockGraph) -> list[list[int]]:
@@ -169,13 +164,13 @@ def backward(graph: BlockGraph) -> tuple[Callable, tuple]:
     its arguments.
     """
     flat = graph.instance.flat
-    equations = flat.equations[graph.instance.boundary :]
+    equations = flat.nodes[graph.instance.boundary :]
     made = {o for e in equations for o in e.outputs}
     return _piece(graph, equations, [v for v in flat.outputs if v in made])
 
 
 def _piece(
-    graph: BlockGraph, equations: Sequence[FlatEquation], outputs: list[int]
+    graph: BlockGraph, equations: Sequence[Node], outputs: Sequence
 ) -> tuple[Callable, tuple]:
     """Returns equations as a function of the values that they read and do not make, and the avals
     of these. The function returns those of `outputs` that they make.

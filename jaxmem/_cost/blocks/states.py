@@ -3,8 +3,9 @@ them.
 """
 
 from jaxmem._trace.arguments import on_host
-from jaxmem._trace.jaxpr import FlatEquation, Scan, flatten
+from jaxmem._trace.jaxpr import Scan
 from jaxmem._trace.primitives import VIEWS
+from jaxmem._trace.rewrite import Node, flatten
 
 UPDATE = "dynamic_update_slice"
 
@@ -14,7 +15,7 @@ def carried_states(loop: Scan) -> set[int]:
     moments, and of what each turn copies from host memory for the next one, such as parameters.
     """
     flat = flatten(loop.jaxpr)
-    made = {o: e for e in flat.equations for o in e.outputs}
+    made = {o: e for e in flat.nodes for o in e.outputs}
     given = flat.inputs[loop.consts : loop.consts + loop.carry]
 
     def fetched(value) -> bool:
@@ -34,6 +35,6 @@ def carried_states(loop: Scan) -> set[int]:
     return {k for k, value, stack in pairs if replaced(value, stack) or fetched(value)}
 
 
-def _position(e: FlatEquation, value: int) -> int:
+def _position(e: Node, value: int) -> int:
     """Which of its operands a view is of: a barrier hands several on."""
     return e.outputs.index(value) if len(e.outputs) > 1 else 0

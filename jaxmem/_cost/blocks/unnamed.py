@@ -12,8 +12,9 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._cost.blocks.find import find_blocks
 from jaxmem._cost.blocks.segments import graph_of
 from jaxmem._model.tags.named import is_tag
-from jaxmem._trace.jaxpr import Flat, FlatEquation, nbytes, per_device
+from jaxmem._trace.jaxpr import nbytes, per_device
 from jaxmem._trace.primitives import VIEWS
+from jaxmem._trace.rewrite import Node, Program
 from jaxmem._trace.source import place_of
 
 MOST = 5  # tensors that a message names
@@ -77,7 +78,7 @@ def listed(tensors: Sequence[Unnamed]) -> str:
     return "; ".join(map(str, tensors[:MOST])) + rest
 
 
-def _values(instance) -> list[tuple[FlatEquation, int]]:
+def _values(instance) -> list[tuple[Node, int]]:
     """The values of one block that its backward reads, that no tag names, and that are neither
     inputs nor the same in every layer; each once, with the equation that makes it.
     """
@@ -92,7 +93,7 @@ def _values(instance) -> list[tuple[FlatEquation, int]]:
     ]
 
 
-def _root(flat: Flat, made_by: dict[int, FlatEquation], value: int) -> int:
+def _root(flat: Program, made_by: dict[int, Node], value: int) -> int:
     """The value that `value` is a view or a cast of, or itself."""
     while (e := made_by.get(value)) is not None and e.eqn.primitive.name in VIEWS and e.reads:
         value = e.reads[0]

@@ -56,7 +56,7 @@ def block_class(block: Opened, index: int, allowed: Allowed, jobs: Jobs) -> Bloc
         tags=tags,
         forward_seconds=whole((index, "forward")),
         backward_seconds=whole((index, "backward")),
-        flops=sum(matmul_flops(e.eqn)[0] for e in flat.equations) / shards,
+        flops=sum(matmul_flops(e.eqn)[0] for e in flat.nodes) / shards,
         divisible=_divisible(graph.instances),
         shards=shards,
     )

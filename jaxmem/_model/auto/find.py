@@ -10,9 +10,8 @@ from jaxmem._model.layer.block import Layer, layer_of, layers_of
 from jaxmem._model.layer.graph import LayerGraph
 from jaxmem._model.tags.groups import groups_of
 from jaxmem._model.tags.named import is_block
-from jaxmem._trace.branches import branches, with_branches
-from jaxmem._trace.jaxpr import ClosedJaxpr, subjaxprs
-from jaxmem._trace.rewrite import Node, Program, equations, program_of, standing_for
+from jaxmem._trace.jaxpr import ClosedJaxpr, inside
+from jaxmem._trace.rewrite import Node, Program, branches, program_of, standing_for, with_branches
 from jaxmem._trace.source import place_of
 
 
@@ -118,4 +117,4 @@ def read(closed: ClosedJaxpr) -> Program:
 
 
 def _holds_blocks(node: Node) -> bool:
-    return any(is_block(eqn) for inner in subjaxprs(node.eqn) for eqn in equations(inner))
+    return any(map(is_block, inside(node.eqn)))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._model.layer.graph import LayerGraph, flops, is_inexact, through, uses_references
-from jaxmem._trace.jaxpr import ClosedJaxpr, as_scan
+from jaxmem._trace.jaxpr import ClosedJaxpr, as_closed, as_scan
 from jaxmem._trace.primitives import VIEWS
 from jaxmem._trace.rewrite import Node, Program
 
@@ -33,9 +33,7 @@ def turn(
     """
     scan = as_scan(node.eqn)
     assert scan is not None
-    inner = node.eqn.params["jaxpr"]
-    closed = inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
-    program = read(closed)
+    program = read(as_closed(node.eqn.params["jaxpr"]))
     first = scan.consts + scan.carry
     floating = lambda v: is_inexact(program.avals[v]) and program.avals[v].ndim > 0
     carried = [v for v in program.inputs[scan.consts : first] if floating(v)]

@@ -22,8 +22,9 @@ from typing import Any
 
 import jax
 
-from jaxmem._trace.jaxpr import Flat, FlatEquation, Literal, as_function, flatten, run
+from jaxmem._trace.jaxpr import Literal, as_function
 from jaxmem._trace.primitives import REPEATED
+from jaxmem._trace.rewrite import Node, Program, flatten, leading_to, run
 
 
 @jax.tree_util.register_static
@@ -41,7 +42,7 @@ class Residuals:
 
     tree: Any
     leaves: tuple[tuple[str, Any], ...]
-    flat: Flat
+    flat: Program
     own: tuple[int, ...]  # inputs of `flat` that the backward has: the layer's parameters and key
     common: tuple[int, ...]  # inputs of `flat` that all layers share
     once: tuple[int, ...]  # values of `flat` computed from these alone
@@ -51,7 +52,8 @@ class Residuals:
         loop over layers.
         """
         known = run(
-            _upstream(self.flat, self.once), dict(zip(self.common, common)) | self.flat.constants
+            leading_to(self.flat.nodes, self.once),
+            dict(zip(self.common, common)) | self.flat.constants,
         )
         return [known[v] for v in self.once]
 
@@ -62,7 +64,7 @@ class Residuals:
         saved: what the forward saved of this layer.
         shared: what `self.shared` returned.
         """
-        again = _upstream(self.flat, [value for how, value in self.leaves if how == "own"])
+        again = leading_to(self.flat.nodes, [value for how, value in self.leaves if how == "own"])
         known = run(again, dict(zip(self.own, own)) | self.flat.constants)
         take = {
             "saved": lambda k: saved[k],
@@ -112,7 +114,7 @@ def forward(layer: Callable, own, x, common) -> tuple[Any, list, Residuals]:
     )
 
 
-def _origins(flat: Flat, leaves, mine, common):
+def _origins(flat: Program, leaves, mine, common):
     """Decides where the backward gets each leaf of the closure from.
 
     Returns a pair for each leaf, as in `Residuals.leaves`; the positions among the leaves of those
@@ -146,23 +148,12 @@ def _origins(flat: Flat, leaves, mine, common):
     return tuple(found), first, tuple(once)
 
 
-def _computed(flat: Flat, inputs, passes: Callable[[FlatEquation], bool]) -> set[int]:
+def _computed(flat: Program, inputs, passes: Callable[[Node], bool]) -> set[int]:
     """The values that follow from `inputs` and constants by equations for which `passes` is true,
     the inputs and constants included.
     """
     found = {*inputs, *flat.constants}
-    for e in flat.equations:
+    for e in flat.nodes:
         if passes(e) and found.issuperset(e.reads):
             found.update(e.outputs)
     return found
-
-
-def _upstream(flat: Flat, values) -> list[FlatEquation]:
-    """The equations that `values` depend on, in the order of the program."""
-    # backward through the program, so that what an equation reads is wanted before its maker comes
-    wanted, chosen = set(values), []
-    for e in reversed(flat.equations):
-        if wanted.intersection(e.outputs):
-            chosen.append(e)
-            wanted.update(e.reads)
-    return chosen[::-1]

@@ -5,8 +5,7 @@ authors do (`cost_estimate=` of `pallas_call`).
 from collections.abc import Sequence
 from typing import Any
 
-from jaxmem._trace.jaxpr import Jaxpr, matmul_flops
-from jaxmem._trace.rewrite import equations
+from jaxmem._trace.jaxpr import Jaxpr, equations, matmul_flops
 
 Shapes = tuple[tuple[int, ...], ...]
 

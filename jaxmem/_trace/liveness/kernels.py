@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxmem._trace.arguments import on_host
-from jaxmem._trace.jaxpr import Flat
 from jaxmem._trace.primitives import IN_PLACE, POINTWISE, POINTWISE_DEAR, REDUCTIONS, REMAT, RENAMED
+from jaxmem._trace.rewrite import Program
 
 BARRIERS = REMAT | {"optimization_barrier"}
 SLICED = "sliced"  # a turn's slice of what a loop slices, which is no equation of the loop's body
@@ -61,7 +61,7 @@ def device_bytes(aval) -> int:
     return math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 0)
 
 
-def kernels_of(flat: Flat, sliced: int, on_gpu: bool) -> Body:
+def kernels_of(flat: Program, sliced: int, on_gpu: bool) -> Body:
     """Fuses a program.
 
     flat: the program.
@@ -75,7 +75,7 @@ def kernels_of(flat: Flat, sliced: int, on_gpu: bool) -> Body:
     return Body(tuple(fusion.kernels()), avals, inputs, outputs)
 
 
-def _nodes(flat: Flat, sliced: int) -> tuple[list[Kernel], list, tuple[int | None, ...]]:
+def _nodes(flat: Program, sliced: int) -> tuple[list[Kernel], list, tuple[int | None, ...]]:
     """The equations that lead to an output, with the avals of values and the program's outputs."""
     avals, nodes = list(flat.avals), []
     origin: dict[int, int] = {}
@@ -90,7 +90,7 @@ def _nodes(flat: Flat, sliced: int) -> tuple[list[Kernel], list, tuple[int | Non
         avals.append(avals[v])
         origin[v] = len(avals) - 1
         nodes.append(Kernel(SLICED, None, (v,), (origin[v],)))
-    for e in flat.equations:
+    for e in flat.nodes:
         name, pairs = e.eqn.primitive.name, list(zip(e.reads, e.outputs))
         barriers = [behind[v] for v in e.reads if v in behind]
         reads = tuple(dict.fromkeys((*map(of, e.reads), *barriers)))

@@ -9,18 +9,18 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 
 from jaxmem._trace.jaxpr import (
-    Flat,
     Jaxpr,
     Scan,
     as_loop,
     call_body,
-    flatten,
+    equations,
     per_device,
     subjaxprs,
 )
 from jaxmem._trace.liveness.kernels import Body, Kernel, device_bytes, kernels_of, partial_sums
 from jaxmem._trace.liveness.order import ORDERS, as_written, with_fetches_first
 from jaxmem._trace.primitives import RENAMED
+from jaxmem._trace.rewrite import Program, flatten
 from jaxmem_kernels import reference_of
 
 INSIDE = ("cond", "shard_map")  # whose bodies hold values, beside loops
@@ -57,9 +57,9 @@ def _on_one_device(jaxpr, donated: Collection[int], shards: int):
     donated arguments there, so that results are seen to take their memory; another as it is.
     """
     flat = flatten(jaxpr)
-    if [e.eqn.primitive.name for e in flat.equations] != ["shard_map"]:
+    if [e.eqn.primitive.name for e in flat.nodes] != ["shard_map"]:
         return jaxpr, donated, shards
-    (mapped,) = flat.equations
+    (mapped,) = flat.nodes
     position = {v: i for i, v in enumerate(mapped.inputs) if isinstance(v, int)}
     given = [flat.inputs[i] for i in donated]
     return mapped.eqn.params["jaxpr"], [position[v] for v in given if v in position], 1
@@ -70,10 +70,8 @@ def runs_references(jaxpr) -> bool:
     XLA divides among them, so that its reference runs in place of its kernel.
     """
     inner = getattr(jaxpr, "jaxpr", jaxpr)
-    divides = (e for e in inner.eqns if e.primitive.name != "shard_map")
-    return any(
-        reference_of(e) is not None or any(map(runs_references, subjaxprs(e))) for e in divides
-    )
+    divides = equations(inner, lambda eqn: eqn.primitive.name != "shard_map")
+    return any(reference_of(eqn) is not None for eqn in divides)
 
 
 # Where the program's own order takes less than this share of a depth-first one, XLA takes one like
@@ -89,7 +87,7 @@ class _Walk:
         # The jaxpr stands beside its result, so that no other one takes its id.
         self._known: dict[tuple[int, int], tuple[Jaxpr, int]] = {}
 
-    def flat(self, jaxpr, shards: int) -> Flat:
+    def flat(self, jaxpr, shards: int) -> Program:
         """The program with its calls inlined; where GPUs divide its arrays and no kernel runs on
         divided ones, also with codecs' references in place of kernels. Elsewhere a codec stands for
         one kernel, on a CPU too, of whose fusions a walk would know less.
@@ -99,7 +97,7 @@ class _Walk:
         body_of = lambda eqn: call_body(eqn) or reference_of(eqn)
         return flatten(jaxpr, barriers=True, body_of=body_of)
 
-    def step(self, flat: Flat, donated: Collection[int], shards: int, order: Order) -> int:
+    def step(self, flat: Program, donated: Collection[int], shards: int, order: Order) -> int:
         """The most bytes beside the arguments, with the step's own kernels in another order than
         those of loops.
         """
@@ -240,7 +238,7 @@ def _stacked_twice(loop: Scan) -> set[int]:
     turn: XLA keeps one stack, or none.
     """
     flat, origin = flatten(loop.jaxpr), {}
-    for e in flat.equations:
+    for e in flat.nodes:
         if e.eqn.primitive.name in RENAMED and len(e.reads) == len(e.inputs) == len(e.outputs):
             origin.update((o, origin.get(v, v)) for v, o in zip(e.reads, e.outputs))
     seen, found = set(flat.inputs[: loop.consts]), set()
