@@ -1,16 +1,26 @@
 """Reads XLA's buffer assignment: allocations, the slices of them that buffers lie in, and the heap
-simulation that tells when each buffer is alive.
+simulation that tells when each buffer is alive; sums up the bytes that a program takes by memory.
 
 Field numbers are those of xla/service/hlo.proto.
 """
 
 import collections
+import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from jaxmem._target.buffers.module import Module, Place
 from jaxmem._target.buffers.proto import Message
+from jaxmem._target.hlo.text import HOST
+from jaxmem.errors import StepError
+
+# Fields of BufferAllocationProto. THREAD_LOCAL: it is on no heap. LIVE_OUT: the step may return the
+# values stored there. COLOR: the memory of the allocation. ALIASED: it is an argument's memory,
+# into which an output is written.
+INDEX, SIZE, THREAD_LOCAL, IS_ARGUMENT, LIVE_OUT, COLOR = 1, 2, 3, 5, 7, 8
+IS_TUPLE, CONSTANT, ALIASED = 11, 12, 13
+DEVICE = 0  # a colour, as HOST; a TPU's others are memories of its cores
 
 _ALLOC, _FREE = 0, 1  # of HeapSimulatorTrace.Event.Kind; the third, 2, shares a buffer's memory
 
@@ -168,3 +178,60 @@ def schedule(message: Message, module: Module) -> dict[str, int]:
                 # A loop's body stands before its condition, which runs first.
                 todo += [(called, True) for called in module.instructions[i].called]
     return order
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """What a program takes of one memory, in bytes.
+
+    arguments: of its arguments.
+    outputs: of its results, those in the arguments' memory included.
+    aliased: of results that lie in the memory of arguments.
+    rest: of temporaries and constants.
+    """
+
+    arguments: int = 0
+    outputs: int = 0
+    aliased: int = 0
+    rest: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.arguments + self.outputs - self.aliased + self.rest
+
+
+def memories(hlo_proto: bytes) -> tuple[Memory, Memory]:
+    """Returns the bytes that a TPU's program takes of the device's memory and of the host's, by the
+    buffer assignment in a serialized `HloProto`.
+
+    Raises StepError if there is none in it.
+    """
+    try:
+        assignment = BufferAssignment(Message(hlo_proto).message(3))
+        if not assignment.allocations:
+            raise ValueError("there is no buffer assignment in it")
+        return _of(assignment, DEVICE), _of(assignment, HOST)
+    except (ValueError, KeyError, IndexError) as error:
+        raise StepError(
+            f"the TPU compiler's buffer assignment ({len(hlo_proto)} bytes) cannot be read:"
+            f" {type(error).__name__}: {error}; expected a serialized HloProto: this version of"
+            " libtpu may write another, the one that jax asks for is known to work"
+        ) from error
+
+
+def on_core(allocation: Message) -> bool:
+    """Whether a TPU's allocation is in memory of its cores, which no budget is about."""
+    return allocation.number(COLOR) not in (DEVICE, HOST)
+
+
+def _of(assignment: BufferAssignment, color: int) -> Memory:
+    sizes = dict.fromkeys(("arguments", "outputs", "aliased", "rest"), 0)
+    for a in assignment.allocations:
+        if a.number(COLOR) != color or a.number(THREAD_LOCAL):
+            continue
+        size, given, returned = a.number(SIZE), a.number(IS_ARGUMENT), a.number(LIVE_OUT)
+        sizes["arguments"] += size if given else 0
+        sizes["outputs"] += size if returned else 0
+        sizes["aliased"] += size if given and returned else 0
+        sizes["rest"] += 0 if given or returned else size
+    return Memory(**sizes)

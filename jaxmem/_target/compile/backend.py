@@ -19,8 +19,8 @@ from jax.sharding import Sharding
 from jaxmem._core.database import Database, Timing
 from jaxmem._core.versions import installed
 from jaxmem._core.warn import warn
+from jaxmem._target.buffers.assignment import on_core
 from jaxmem._target.buffers.held import Peak
-from jaxmem._target.buffers.memories import on_core
 from jaxmem._target.buffers.peak import peak
 from jaxmem._target.compile.kernels import kernel_flops
 from jaxmem._target.compile.link import measured_link

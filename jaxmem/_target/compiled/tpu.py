@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from jaxmem._target.buffers.memories import memories
+from jaxmem._target.buffers.assignment import memories
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.compiled.dumped import without_cache
 from jaxmem._target.hlo.roofline import TpuRates, tpu_costs

@@ -15,7 +15,7 @@ from jaxmem._target.hlo.convolutions import convolution_flops
 from jaxmem._target.hlo.costs import HloCosts
 from jaxmem._target.hlo.kernels import Kernels
 from jaxmem._target.hlo.products import flops_of
-from jaxmem._target.hlo.text import Array, Instruction, parse, turns_of
+from jaxmem._target.hlo.text import Array, HloModule, Instruction
 
 # Handed on, or made of nothing: no byte of it moves.
 _FREE = frozenset(
@@ -104,26 +104,24 @@ def tpu_costs(text: str, rates: TpuRates, kernels: Sequence[Sequence] = ()) -> H
 
     kernels: what the trace told of Pallas kernels, as `Kernels` takes it.
     """
-    computations, entry = parse(text)
-    program = _Program(computations, rates, kernels)
-    work = program.sequence(entry)
+    module = HloModule(text)
+    work = _Program(module, rates, kernels).sequence(module.entry)
     return HloCosts(work.flops, work.products, work.seconds)
 
 
 class _Program:
     """A module's computations, each of which is worked out once."""
 
-    def __init__(self, computations: dict[str, list[Instruction]], rates: TpuRates, kernels):
-        self._of, self._rates = computations, rates
+    def __init__(self, module: HloModule, rates: TpuRates, kernels):
+        self._module, self._rates = module, rates
         self._kernels = Kernels(kernels)
-        self._collectives = Collectives(computations, rates.ring, rates.neighbours)
-        self._named = {i.name: i for body in computations.values() for i in body}
+        self._collectives = Collectives(module, rates.ring, rates.neighbours)
         self._known: dict[str, Work] = {}
 
     def sequence(self, name: str) -> Work:
         """A computation whose instructions run one after the other."""
         if name not in self._known:
-            self._known[name] = total(self._beside_loops(self._of.get(name, [])))
+            self._known[name] = total(self._beside_loops(self._module.body(name)))
         return self._known[name]
 
     def _beside_loops(self, body: Sequence[Instruction]) -> Iterator[Work]:
@@ -151,7 +149,7 @@ class _Program:
     def _one(self, i: Instruction) -> Work:
         if i.opcode == "while":
             body = total([self.sequence(name) for name in i.runs])
-            turns = turns_of(i, self._of, self._named)
+            turns = self._module.turns(i)
             # Turns wait for each other: what does not hide in one is not hidden by the next.
             seconds, idle = turns * body.seconds, turns * body.unused
             return Work(seconds, idle, flops=turns * body.flops, products=turns * body.products)
@@ -177,7 +175,7 @@ class _Program:
         if i.opcode == "fusion" and i.name.startswith("async-collective-"):
             started = i.name.startswith("async-collective-start")
             return Work(crossed=self._collectives.seconds_within(i) if started else 0.0)
-        inner = self._of.get(i.runs[0], []) if i.opcode == "fusion" and i.runs else [i]
+        inner = self._module.body(i.runs[0]) if i.opcode == "fusion" and i.runs else [i]
         if _carries(i):
             inner = [j for j in inner if not is_collective(j)]
         flops, products, operations = self._arithmetic(inner)
@@ -198,7 +196,7 @@ class _Program:
         operations = 0.0
         for i in body:
             if i.opcode == "fusion":
-                inner = self._arithmetic([j for name in i.runs for j in self._of.get(name, [])])
+                inner = self._arithmetic(self._module.run_by(i))
                 flops, products, operations = (
                     flops + inner[0], products + inner[1], operations + inner[2]
                 )  # fmt: skip
@@ -223,7 +221,7 @@ class _Program:
             if i.opcode == "custom-call" and '"AllocateBuffer"' in i.text:
                 return 0
             return sum(map(_bytes, (*i.operands, *i.results)))
-        given = {int(m[1]): j for j in body if (m := re.match(r".*parameter\((\d+)\)", j.text))}
+        given = {j.parameter: j for j in body if j.opcode == "parameter"}
         read = sum(
             self._read(given[k], body, a) if k in given else _bytes(a)
             for k, a in enumerate(i.operands)
@@ -265,10 +263,9 @@ class _Program:
             elif j.opcode in _UPDATES and used == [0]:
                 continue  # updated in place
             elif j.opcode == "fusion" and j.runs:
-                inner = self._of.get(j.runs[0], [])
+                inner = self._module.body(j.runs[0])
                 for k in used:
-                    text = f"parameter({k})"
-                    inside = next((p for p in inner if text in p.text), None)
+                    inside = next((p for p in inner if p.parameter == k), None)
                     total += (
                         array.tiled_bytes if inside is None else self._read(inside, inner, array)
                     )
