@@ -7,11 +7,12 @@ leads to one tag from the tags before it.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jaxmem._cost.blocks.find import Instance
 from jaxmem._model.tags.named import is_tag
 from jaxmem._trace.jaxpr import JaxprEqn, Literal, matmul_flops, nbytes
+from jaxmem._trace.job import Job
 from jaxmem._trace.primitives import VIEWS
 from jaxmem._trace.rewrite import Node, leading_to, run
 
@@ -51,22 +52,6 @@ class BlockGraph:
             if found.issuperset(e.reads):
                 found.update(e.outputs)
         return frozenset(found)
-
-
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """Equations that run together, as a function to time.
-
-    equations: indices into `BlockGraph.equations`.
-    function: takes arrays shaped like `avals`.
-    avals: the segment's inputs.
-    weights: by equation, its share of the segment's time.
-    """
-
-    equations: tuple[int, ...]
-    function: Callable
-    avals: tuple
-    weights: tuple[float, ...]
 
 
 def graph_of(instance: Instance) -> BlockGraph:
@@ -120,11 +105,15 @@ def partition(graph: BlockGraph) -> list[list[int]]:
     return groups
 
 
-def segments(graph: BlockGraph) -> list[Segment]:
-    """Returns the segments of a graph with the functions that are timed for them."""
+def segments(graph: BlockGraph, axes: Mapping[str, int]) -> Iterator[tuple[Job, dict[int, float]]]:
+    """Yields for each segment of a graph the job that times it, and by index of its equations in
+    `BlockGraph.equations` their shares of that time. A segment that takes no time, or that XLA
+    computes when it compiles, has no job.
+
+    axes: size by name of the mesh axes that divide the step's batch.
+    """
     flat = graph.instance.flat
     constants = flat.constants
-    result = []
     for members in partition(graph):
         equations = [graph.equations[i] for i in members]
         inside = {o for e in equations for o in e.outputs}
@@ -146,34 +135,31 @@ def segments(graph: BlockGraph) -> list[Segment]:
         weights = [
             0.0 if graph.fixed.issuperset(e.outputs) else weight_of(e.eqn) for e in equations
         ]
-        total = sum(weights) or 1.0  # a segment of views alone weighs nothing
-        avals = tuple(flat.avals[v] for v in inputs)
-        result.append(Segment(tuple(members), function, avals, tuple(w / total for w in weights)))
-    return result
+        # A constant is folded into what reads it, and views take no time: neither can be timed.
+        if inputs and any(weights):
+            shares = {i: weight / sum(weights) for i, weight in zip(members, weights)}
+            yield Job(function, tuple(flat.avals[v] for v in inputs), axes), shares
 
 
-def forward(graph: BlockGraph) -> tuple[Callable, tuple]:
-    """Returns the whole forward of a block that keeps everything its backward needs, and the avals
-    of its arguments.
-    """
-    return _piece(graph, graph.equations, [v for v in graph.needed if v not in graph.fixed])
+def forward(graph: BlockGraph, axes: Mapping[str, int]) -> Job:
+    """Returns the whole forward of a block that keeps everything its backward needs."""
+    outputs = [v for v in graph.needed if v not in graph.fixed]
+    return _piece(graph, graph.equations, outputs, axes)
 
 
-def backward(graph: BlockGraph) -> tuple[Callable, tuple]:
-    """Returns the derivative alone, a function of what was kept and of cotangents, and the avals of
-    its arguments.
-    """
+def backward(graph: BlockGraph, axes: Mapping[str, int]) -> Job:
+    """Returns the derivative alone, a function of what was kept and of cotangents."""
     flat = graph.instance.flat
     equations = flat.nodes[graph.instance.boundary :]
     made = {o for e in equations for o in e.outputs}
-    return _piece(graph, equations, [v for v in flat.outputs if v in made])
+    return _piece(graph, equations, [v for v in flat.outputs if v in made], axes)
 
 
 def _piece(
-    graph: BlockGraph, equations: Sequence[Node], outputs: Sequence
-) -> tuple[Callable, tuple]:
-    """Returns equations as a function of the values that they read and do not make, and the avals
-    of these. The function returns those of `outputs` that they make.
+    graph: BlockGraph, equations: Sequence[Node], outputs: Sequence, axes: Mapping[str, int]
+) -> Job:
+    """Returns equations as a function of the values that they read and do not make. The function
+    returns those of `outputs` that they make.
     """
     flat = graph.instance.flat
     made = {o for e in equations for o in e.outputs}
@@ -183,7 +169,7 @@ def _piece(
         values = run(equations, dict(zip(inputs, arrays)) | flat.constants)
         return [values[v] for v in outputs if v in made]
 
-    return function, tuple(flat.avals[v] for v in inputs)
+    return Job(function, tuple(flat.avals[v] for v in inputs), axes)
 
 
 def _reduced(x):

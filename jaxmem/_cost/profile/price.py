@@ -14,7 +14,6 @@ from jaxmem._cost.blocks.segments import backward, forward, segments
 from jaxmem._cost.profile.jobs import Jobs, Untimed
 from jaxmem._cost.profile.options import Allowed, options_of
 from jaxmem._trace.jaxpr import matmul_flops, per_device
-from jaxmem._trace.job import Job
 
 
 def block_class(block: Opened, index: int, allowed: Allowed, jobs: Jobs) -> BlockClass:
@@ -38,8 +37,8 @@ def block_class(block: Opened, index: int, allowed: Allowed, jobs: Jobs) -> Bloc
     stored = [jobs.stored(flat.avals[v], max(1, instance.stack)) for v in charged]
     kept = [jobs.keep(size, instance.stack > 0) for size in stored]
     whole = lambda *keys: Untimed((key, 1 / shards) for key in keys)
-    jobs.add((index, "forward"), Job(*forward(graph), block.axes))
-    jobs.add((index, "backward"), Job(*backward(graph), block.axes))
+    jobs.add((index, "forward"), forward(graph, block.axes))
+    jobs.add((index, "backward"), backward(graph, block.axes))
     # What depends on no input is free: a loop over layers holds it once, as it does parameters.
     produced = {v for o in block.operations for v in o.outputs} - block.fixed
     return BlockClass(
@@ -92,14 +91,10 @@ def _shares(block: Opened, index: int, jobs: Jobs) -> dict[int, list[tuple[tuple
     """By index of an equation: the key of its segment's job, and the equation's share of the
     segment's time. XLA fuses equations, and runs none alone.
     """
-    shares = {}
-    for k, segment in enumerate(segments(block.graph)):
-        # A constant is folded into what reads it, and views take no time: neither can be timed.
-        if not segment.avals or not any(segment.weights):
-            continue
-        jobs.add((index, "segment", k), Job(segment.function, segment.avals, block.axes))
-        for i, weight in zip(segment.equations, segment.weights):
-            shares[i] = [((index, "segment", k), weight)]
+    shares: dict[int, list[tuple[tuple, float]]] = {}
+    for k, (job, parts) in enumerate(segments(block.graph, block.axes)):
+        jobs.add((index, "segment", k), job)
+        shares |= {i: [((index, "segment", k), share)] for i, share in parts.items()}
     return shares
 
 
