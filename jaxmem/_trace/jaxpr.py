@@ -1,14 +1,17 @@
-"""Reads jaxprs: equations at every depth, the bodies of calls and loops, and the FLOPs of matrix
-products.
+"""Reads jaxprs: equations at every depth, the bodies of calls and loops, the FLOPs of matrix
+products, and the lines of the user's program.
 """
 
 import dataclasses
 import math
+import os
+import pathlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jax.core import Tracer
+from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
 from jax.extend.core import Jaxpr as Jaxpr
 from jax.extend.core import JaxprEqn as JaxprEqn
@@ -174,3 +177,26 @@ def lift(closed: ClosedJaxpr) -> tuple[Any, list]:
         return as_function(ClosedJaxpr(closed.jaxpr, consts))(*arguments)
 
     return call, [c for c, is_traced in zip(closed.consts, traced) if is_traced]
+
+
+_FRAMES = 32  # of the call stack that are looked at
+_PACKAGES = "site-packages" + os.sep
+# What stands in them says what is computed, and not which part of a model it is.
+_LAYERS = (
+    str(pathlib.Path(__file__).parents[1]) + os.sep,
+    *(_PACKAGES + name + os.sep for name in ("flax", "equinox", "haiku", "optax")),
+)
+
+
+def place_of(eqn: JaxprEqn) -> str:
+    """The file, line and function that an equation is from, such as "model.py:12:8 (mlp)": the
+    innermost line of a model, the user's own or a package's, if there is one, and not of jaxmem's
+    or a library of layers. The path is relative to the working directory, or to where packages are.
+    "" where JAX kept no trace.
+    """
+    told = source_info_util.summarize(eqn.source_info, num_frames=_FRAMES)
+    frames = [line for line in reversed(told.splitlines()) if line != "unknown"]  # innermost first
+    models = [f for f in frames if not any(library in f for library in _LAYERS)]
+    place = next(iter(models or frames), "")
+    _, installed, inside = place.rpartition(_PACKAGES)
+    return inside if installed else place.removeprefix(os.getcwd() + os.sep)

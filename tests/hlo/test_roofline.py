@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxmem._target.hlo.convolutions import convolution_flops
+from jaxmem._target.hlo.products import dilated_flops
 from jaxmem._target.hlo.roofline import TpuRates, tpu_costs
 from jaxmem._target.hlo.text import HloModule
 from tests.shared.tpu_modules import MATRIX, ON_CORE, RATES, TILES, P, Q, module, seconds
@@ -181,7 +181,7 @@ def test_places_that_read_padding_are_no_work(line, flops):
         line,
     )
     read = HloModule(text)
-    assert convolution_flops(read.body(read.entry)[-1]) == flops
+    assert dilated_flops(read.body(read.entry)[-1]) == flops
 
 
 def test_counters_begin_and_rise_as_the_loop_says():

@@ -48,7 +48,7 @@ def at_once(sizes: Iterable[tuple[Instance, int]]) -> int:
     """
     of: dict[int | None, int] = {None: 0}
     for instance, size in sizes:
-        of[instance.repeats.home] = of.get(instance.repeats.home, 0) + size
+        of[instance.home] = of.get(instance.home, 0) + size
     return of.pop(None) + max(of.values(), default=0)
 
 

@@ -13,20 +13,21 @@ from collections import Counter
 import jax.numpy as jnp
 
 from jaxmem._cost.blocks.policies import refuse_combined
-from jaxmem._cost.blocks.repeats import Repeats, repeats
-from jaxmem._cost.blocks.states import carried_states
+from jaxmem._cost.blocks.repeats import repeats
 from jaxmem._model.tags.named import forward_names, holds_tag, is_block, is_tag, names_in
+from jaxmem._trace.arguments import on_host
 from jaxmem._trace.jaxpr import (
     Jaxpr,
     JaxprEqn,
     Literal,
+    Scan,
     Var,
     as_scan,
     call_body,
     subjaxprs,
 )
 from jaxmem._trace.primitives import INDICES, VIEWS
-from jaxmem._trace.rewrite import Program, flatten, leading_to
+from jaxmem._trace.rewrite import Node, Program, flatten, leading_to
 
 # What these make of what is in memory anyhow is not saved: the backward makes it again, as a device
 # gathers a layer's parameters of which it has a part.
@@ -43,7 +44,11 @@ class Instance:
     cotangents: the inputs that are cotangents of the block's outputs.
     boundary: the index of the first equation of the derivative; those before repeat the forward.
     charged: the inputs that cost memory if the backward reads them raw.
-    repeats: how often the equation runs.
+    layers: for how many runs of the equation the saved tensors are alive at the same time.
+    home: the id of the loop body in which all of these tensors begin and end, None outside loops.
+      Loop bodies run one after the other, such as those of microbatches.
+    loops: the number of nested loops that make so many layers.
+    runs: how often the equation runs in a step.
     sharded: whether shapes are those of one device already, as inside `jax.shard_map`.
     divisible: of how many layers a plan may divide it is one; 0 where a plan may not.
     """
@@ -53,24 +58,19 @@ class Instance:
     cotangents: frozenset[int]
     boundary: int
     charged: tuple[int, ...]
-    repeats: Repeats
+    layers: int
+    home: int | None
+    loops: int
+    runs: int
     sharded: bool
     divisible: int
-
-    @property
-    def layers(self) -> int:
-        return self.repeats.layers
-
-    @property
-    def runs(self) -> int:
-        return self.repeats.runs
 
     @property
     def stack(self) -> int:
         """Number of layers in the stacked array that saves a tensor of the block; 0 if no loop
         stacks the tensor.
         """
-        return self.layers if self.repeats.loops else 0
+        return self.layers if self.loops else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +170,7 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
                 # layers saved; what it merely reads whole is not. Among a scan's operands stands
                 # first what it reads whole, then what it carries, then what it slices.
                 stacked = lambda v: v in defined and jaxpr.eqns[defined[v]].primitive.name == "scan"
-                inner, states = {}, carried_states(scan)
+                inner, states = {}, _carried_states(scan)
                 for k, (outer, v) in enumerate(zip(eqn.invars, scan.jaxpr.invars)):
                     if scan.consts <= k < scan.consts + scan.carry:
                         inner[v] = "free" if k - scan.consts in states else "carry"
@@ -232,8 +232,49 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
         return None
     charged = tuple(n for n, k in zip(flat.inputs, kinds) if k != "free" and n not in cotangents)
     names = set().union(*(names_in(e.eqn) for e in flat.nodes[:boundary]))
-    alive = repeats(names, frames)
-    policy, cotangents = eqn.params["policy"], frozenset(cotangents)
+    layers, home, loops, runs = repeats(names, frames)
+    policy = eqn.params["policy"]
     return Instance(
-        policy.block, flat, cotangents, boundary, charged, alive, sharded, policy.layers
+        label=policy.block,
+        flat=flat,
+        cotangents=frozenset(cotangents),
+        boundary=boundary,
+        charged=charged,
+        layers=layers,
+        home=home,
+        loops=loops,
+        runs=runs,
+        sharded=sharded,
+        divisible=policy.layers,
     )
+
+
+def _carried_states(loop: Scan) -> set[int]:
+    """Positions of the model states among the values that a loop carries: stacks of which each
+    iteration replaces a layer, such as moments, and values that each iteration copies from host
+    memory for the next one, such as parameters. They are in memory anyhow, and no block saves them.
+    """
+    flat = flatten(loop.jaxpr)
+    made = {o: e for e in flat.nodes for o in e.outputs}
+    given = flat.inputs[loop.consts : loop.consts + loop.carry]
+
+    def fetched(value) -> bool:
+        while (e := made.get(value)) is not None and e.eqn.primitive.name in VIEWS:
+            value = e.reads[_position(e, value)]
+            if not isinstance(value, int):
+                return False
+            if on_host(flat.avals[value]):
+                return not on_host(e.eqn.outvars[0].aval)
+        return False
+
+    def replaced(value, stack: int) -> bool:
+        e = made.get(value)
+        return e is not None and e.primitive == "dynamic_update_slice" and e.reads[0] == stack
+
+    pairs = [(k, *p) for k, p in enumerate(zip(flat.outputs, given)) if isinstance(p[0], int)]
+    return {k for k, value, stack in pairs if replaced(value, stack) or fetched(value)}
+
+
+def _position(e: Node, value: int) -> int:
+    """Which of its operands a view is of: a barrier hands several on."""
+    return e.outputs.index(value) if len(e.outputs) > 1 else 0

@@ -7,30 +7,16 @@ last microbatch is a program of its own, has the same profile as a resident step
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from jaxmem._model.tags.named import forward_names
 from jaxmem._trace.jaxpr import Jaxpr, JaxprEqn, subjaxprs
 
 
-class Repeats(NamedTuple):
-    """How often a block's backward equation runs.
-
-    layers: for how many runs of the equation saved tensors are alive at once.
-    home: the loop's body that all of these begin and end in, by its id; None outside of loops.
-      Bodies run one after the other, such as those of microbatches.
-    loops: how many loops, one in another, make so many.
-    runs: how often the equation runs in a step.
-    """
-
-    layers: int
-    home: int | None
-    loops: int
-    runs: int
-
-
-def repeats(names: set[str], frames: Sequence[tuple[Jaxpr, int]]) -> Repeats:
-    """Counts from the innermost loop outwards.
+def repeats(
+    names: set[str], frames: Sequence[tuple[Jaxpr, int]]
+) -> tuple[int, int | None, int, int]:
+    """Returns the `layers`, `home`, `loops` and `runs` of an `Instance`, counted from the innermost
+    loop outwards.
 
     `runs` takes every trip count, `layers` those of loops that only the backward is in: the forward
     ran before them in a loop of its own, so that all of its saved tensors are alive. A block
@@ -54,7 +40,7 @@ def repeats(names: set[str], frames: Sequence[tuple[Jaxpr, int]]) -> Repeats:
             layers, loops = layers * length, loops + (length > 1)
         elif home is None and _in_loop(jaxprs, depth, lambda _: True):
             home = id(jaxprs[depth])
-    return Repeats(layers, home, loops, runs)
+    return layers, home, loops, runs
 
 
 def _reversed(jaxprs: Sequence[Jaxpr], depth: int) -> bool:

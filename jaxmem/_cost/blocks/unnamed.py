@@ -12,10 +12,9 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._cost.blocks.find import find_blocks
 from jaxmem._cost.blocks.segments import graph_of
 from jaxmem._model.tags.named import is_tag
-from jaxmem._trace.jaxpr import nbytes, per_device
+from jaxmem._trace.jaxpr import nbytes, per_device, place_of
 from jaxmem._trace.primitives import VIEWS
 from jaxmem._trace.rewrite import Node, Program
-from jaxmem._trace.source import place_of
 
 MOST = 5  # tensors that a message names
 

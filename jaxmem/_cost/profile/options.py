@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._core.actions import KEEP, LOSSLESS, OFFLOAD, Action, Choice
-from jaxmem._core.profile import Option
+from jaxmem._core.actions import KEEP, LOSSLESS, OFFLOAD, Action, Actions, Choice
+from jaxmem._core.profile import Option, Profile, Tag
 from jaxmem._cost.blocks.loops import Operation
 from jaxmem._cost.blocks.opened import Opened
 from jaxmem._cost.profile.jobs import Jobs, Untimed
@@ -225,3 +225,31 @@ def codecs_for(kind: str | None, own: str | None, dtype, codecs) -> list:
         chosen = codecs
     several: Any = [chosen] if isinstance(chosen, str) or hasattr(chosen, "encode") else chosen
     return [registry.parse(str(c)) for c in several]
+
+
+def recoded(profile: Profile, actions: Actions) -> tuple[Actions, int]:
+    """An earlier plan's assignment with the codecs of this profile, which may have room for another
+    number of outliers; and by how many bytes all layers together then save more.
+    """
+    found = {label: dict(choices) for label, choices in actions.items()}
+    more = 0
+    for block in profile.blocks:
+        for tag in block.tags:
+            choice = actions.get(block.name, {}).get(tag.name)
+            if choice is None or (option := _other(tag, choice)) is None:
+                continue
+            found[block.name][tag.name] = option.choice
+            if not option.choice.action.offloads:
+                assert choice.codec is not None
+                was = tag.turns * registry.parse(choice.codec).nbytes(tag.shape, tag.dtype)
+                more += block.layers * (option.device_bytes - was // tag.shards)
+    return found, more
+
+
+def _other(tag: Tag, choice: Choice) -> Option | None:
+    """The option of the same action and codec, if the choice itself is none."""
+    if choice.codec is None or any(o.choice == choice for o in tag.options):
+        return None
+    name = lambda codec: (codec or "").partition("(")[0]
+    same = (o for o in tag.options if o.choice.action is choice.action)
+    return next((o for o in same if name(o.choice.codec) == name(choice.codec)), None)

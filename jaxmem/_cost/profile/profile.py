@@ -112,9 +112,7 @@ def _nested(classes: Sequence[BlockGraph]) -> tuple[str, ...]:
     """Returns labels of blocks whose saved tensors are stacked by a loop in a loop, as those of
     layers are whose microbatches are all differentiated together.
     """
-    return tuple(
-        sorted({i.label for graph in classes for i in graph.instances if i.repeats.loops > 1})
-    )
+    return tuple(sorted({i.label for graph in classes for i in graph.instances if i.loops > 1}))
 
 
 def _warn_of_offload(unrolled: Sequence[str], nested: Sequence[str]) -> None:

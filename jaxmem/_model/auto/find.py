@@ -10,9 +10,8 @@ from jaxmem._model.layer.block import Layer, layer_of, layers_of
 from jaxmem._model.layer.graph import LayerGraph
 from jaxmem._model.tags.groups import groups_of
 from jaxmem._model.tags.named import is_block
-from jaxmem._trace.jaxpr import ClosedJaxpr, inside
+from jaxmem._trace.jaxpr import ClosedJaxpr, inside, place_of
 from jaxmem._trace.rewrite import Node, Program, branches, program_of, standing_for, with_branches
-from jaxmem._trace.source import place_of
 
 
 class Finder:

@@ -11,8 +11,8 @@ from jaxmem._model.auto.calls import Call, traced
 from jaxmem._model.auto.find import Finder, read
 from jaxmem._model.layer.block import Layer
 from jaxmem._model.layer.graph import flops, uses_references
+from jaxmem._trace.jaxpr import place_of
 from jaxmem._trace.rewrite import Node, Program
-from jaxmem._trace.source import place_of
 from jaxmem.errors import StepError
 
 _SHOWN = 3  # loops

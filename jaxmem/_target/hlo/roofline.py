@@ -11,10 +11,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jaxmem._target.hlo.collectives import Collectives, is_collective
-from jaxmem._target.hlo.convolutions import convolution_flops
 from jaxmem._target.hlo.costs import HloCosts
 from jaxmem._target.hlo.kernels import Kernels
-from jaxmem._target.hlo.products import flops_of
+from jaxmem._target.hlo.products import dilated_flops, flops_of
 from jaxmem._target.hlo.text import Array, HloModule, Instruction
 
 # Handed on, or made of nothing: no byte of it moves.
@@ -299,7 +298,7 @@ def _updates(i: Instruction) -> Sequence[Array]:
 
 
 def _flops(i: Instruction) -> int | None:
-    return convolution_flops(i) if i.opcode == "convolution" else flops_of(i)
+    return dilated_flops(i) if i.opcode == "convolution" else flops_of(i)
 
 
 def _behind_views(i: Instruction | None, made: dict[str, Instruction]) -> Instruction | None:
