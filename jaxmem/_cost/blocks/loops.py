@@ -25,12 +25,11 @@ from jaxmem._model.tags.named import holds_tag, is_tag
 from jaxmem._trace.jaxpr import (
     JaxprEqn,
     Literal,
-    as_closed,
     as_scan,
-    call_body,
     matmul_flops,
     subjaxprs,
 )
+from jaxmem._trace.rewrite import flatten
 from jaxmem._trace.vary import Mapped, as_mapped
 
 
@@ -207,26 +206,20 @@ class Builder:
 
     def _body(self, jaxpr, arguments, trips: int, whole: int) -> list:
         """Adds the operations of a jaxpr that runs `trips` times; returns its outputs."""
-        inner = as_closed(jaxpr).jaxpr
-        env = dict(zip(inner.invars, arguments))
-        for v in inner.constvars:
-            env[v] = self._new(self._size_of(v.aval), ())
+        inner = flatten(jaxpr)
+        env = dict(zip(inner.inputs, arguments))
+        for v in inner.constants:
+            env[v] = self._new(self._size_of(inner.avals[v]), ())
             self.constants.add(env[v].number)
         read = lambda v: v if isinstance(v, Literal) else env[v]
-        for eqn in inner.eqns:
-            operands = [read(v) for v in eqn.invars]
+        for node in inner.nodes:
+            operands = [read(v) for v in node.inputs]
             loops = _loops(operands)
-            if (called := call_body(eqn)) is not None:
-                results = self._body(called, operands, trips, whole)
-            else:
-                results = [self._new(size, loops) for size in self._results(eqn)]
-                numbers = tuple(v.number for v in results)
-                if _opens(eqn):
-                    self._open(eqn, operands, numbers, loops, trips, whole)
-                else:
-                    self._one(eqn, operands, numbers, loops, trips, whole)
-            env.update(zip(eqn.outvars, results))
-        return [read(v) for v in inner.outvars]
+            results = [self._new(size, loops) for size in self._results(node.eqn)]
+            add = self._open if _opens(node.eqn) else self._one
+            add(node.eqn, operands, tuple(v.number for v in results), loops, trips, whole)
+            env.update(zip(node.outputs, results))
+        return [read(v) for v in inner.outputs]
 
     def _one(self, eqn, operands, outputs, loops, trips, whole) -> None:
         flops, matmuls = matmul_flops(eqn)

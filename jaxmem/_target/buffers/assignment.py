@@ -5,10 +5,9 @@ Field numbers are those of xla/service/hlo.proto.
 """
 
 import collections
-import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxmem._target.buffers.module import Module, Place
 from jaxmem._target.buffers.proto import Message
@@ -180,37 +179,18 @@ def schedule(message: Message, module: Module) -> dict[str, int]:
     return order
 
 
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """What a program takes of one memory, in bytes.
+def bytes_of_memories(hlo_proto: bytes) -> dict[str, Any]:
+    """Returns the fields of bytes of a `Compiled`, by the buffer assignment in a serialized
+    `HloProto` of a TPU's. Thread-local allocations are on no heap, and count nowhere.
 
-    arguments: of its arguments.
-    outputs: of its results, those in the arguments' memory included.
-    aliased: of results that lie in the memory of arguments.
-    rest: of temporaries and constants.
-    """
-
-    arguments: int = 0
-    outputs: int = 0
-    aliased: int = 0
-    rest: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.arguments + self.outputs - self.aliased + self.rest
-
-
-def memories(hlo_proto: bytes) -> tuple[Memory, Memory]:
-    """Returns the bytes that a TPU's program takes of the device's memory and of the host's, by the
-    buffer assignment in a serialized `HloProto`.
-
-    Raises StepError if there is none in it.
+    Raises StepError if there is no buffer assignment in it.
     """
     try:
         assignment = BufferAssignment(Message(hlo_proto).message(3))
         if not assignment.allocations:
             raise ValueError("there is no buffer assignment in it")
-        return _of(assignment, DEVICE), _of(assignment, HOST)
+        host = _bytes_in(assignment, HOST)["total_bytes"]
+        return _bytes_in(assignment, DEVICE) | {"host_bytes": host}
     except (ValueError, KeyError, IndexError) as error:
         raise StepError(
             f"the TPU compiler's buffer assignment ({len(hlo_proto)} bytes) cannot be read:"
@@ -224,14 +204,16 @@ def on_core(allocation: Message) -> bool:
     return allocation.number(COLOR) not in (DEVICE, HOST)
 
 
-def _of(assignment: BufferAssignment, color: int) -> Memory:
-    sizes = dict.fromkeys(("arguments", "outputs", "aliased", "rest"), 0)
-    for a in assignment.allocations:
-        if a.number(COLOR) != color or a.number(THREAD_LOCAL):
-            continue
-        size, given, returned = a.number(SIZE), a.number(IS_ARGUMENT), a.number(LIVE_OUT)
-        sizes["arguments"] += size if given else 0
-        sizes["outputs"] += size if returned else 0
-        sizes["aliased"] += size if given and returned else 0
-        sizes["rest"] += 0 if given or returned else size
-    return Memory(**sizes)
+def _bytes_in(assignment: BufferAssignment, color: int) -> dict[str, int]:
+    """The fields of bytes of a `Compiled`, in one memory."""
+    allocations = [
+        a for a in assignment.allocations if a.number(COLOR) == color and not a.number(THREAD_LOCAL)
+    ]
+    total = lambda counts: sum(a.number(SIZE) for a in allocations if counts(a))
+    return {
+        "total_bytes": total(lambda a: True),
+        "argument_bytes": total(lambda a: a.number(IS_ARGUMENT)),
+        "output_bytes": total(lambda a: a.number(LIVE_OUT)),
+        "alias_bytes": total(lambda a: a.number(IS_ARGUMENT) and a.number(LIVE_OUT)),
+        "temp_bytes": total(lambda a: not a.number(IS_ARGUMENT) and not a.number(LIVE_OUT)),
+    }
