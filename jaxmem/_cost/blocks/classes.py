@@ -1,6 +1,4 @@
-"""Takes equal blocks of a traced step together as classes, and makes the fingerprint that tells
-models apart.
-"""
+"""Joins equal blocks of a traced step to classes, and makes the fingerprint of a model."""
 
 import hashlib
 import itertools
@@ -43,8 +41,9 @@ def classes_of(found: Blocks) -> list[BlockGraph]:
 
 
 def at_once(sizes: Iterable[tuple[Instance, int]]) -> int:
-    """The sum of sizes, each of a block, of which those in bodies of loops that run one after the
-    other, such as microbatches, are never there at once.
+    """The largest sum of sizes that are in memory at the same time, given the size of each block.
+    Blocks in the bodies of loops that run one after the other, such as microbatches, are never in
+    memory at the same time.
     """
     of: dict[int | None, int] = {None: 0}
     for instance, size in sizes:
@@ -53,10 +52,10 @@ def at_once(sizes: Iterable[tuple[Instance, int]]) -> int:
 
 
 def graph_key(graph: BlockGraph) -> str:
-    """Returns a text that is equal for equal graphs: operations, shapes, tags, and what is needed.
+    """Returns a text that is equal for equal graphs: operations, shapes, tags, and needed values.
 
-    Values are numbered anew in the order in which they are met, since equal graphs may stand in
-    jaxprs that number them otherwise.
+    Values are numbered in the order of their first use, since jaxprs of equal graphs may number
+    values differently.
     """
     avals = graph.instance.flat.avals
     order = itertools.count()
@@ -74,9 +73,10 @@ def graph_key(graph: BlockGraph) -> str:
 
 
 def plan_fingerprint(blocks: Iterable[BlockClass]) -> str:
-    """Returns what a plan is tied to: labels, layers, and each tag's name, shape and dtype.
+    """Returns the fingerprint that a plan is tied to, of labels, layers, and the name, shape and
+    dtype of each tag.
 
-    It leaves out operations, and so is the same on every version of JAX.
+    The fingerprint leaves out operations, so it is the same on every version of JAX.
     """
     blocks = list(blocks)
     turns = lambda t: f" x {t.turns}" if t.turns > 1 else ""

@@ -25,7 +25,8 @@ class BlockGraph:
       Values are numbers of the first one's flat jaxpr.
     equations: the forward's equations that lead to what the backward reads, in order.
     needed: the values of the forward that the backward reads, inputs included.
-    materialized: those of them that a matrix product or a loop reads, which reads from memory.
+    materialized: the needed values that a matrix product or a loop of the backward reads. Such an
+      operation reads its operands from memory, so XLA cannot fuse the values into it.
     """
 
     instances: tuple[Instance, ...]
@@ -44,8 +45,8 @@ class BlockGraph:
 
     @functools.cached_property
     def fixed(self) -> frozenset[int]:
-        """Values that depend on no input, such as a causal mask: a loop holds them once, not once a
-        layer.
+        """Values that depend on no input, such as a causal mask. A loop over layers stores such a
+        value once, not once for each layer.
         """
         found = set(self.instance.flat.constants)
         for e in self.equations:
@@ -55,7 +56,7 @@ class BlockGraph:
 
 
 def graph_of(instance: Instance) -> BlockGraph:
-    """Reads from a block equation what its backward needs of its forward."""
+    """Reads the part of the forward that a block equation's derivative needs."""
     flat = instance.flat
     forward, backward = flat.nodes[: instance.boundary], flat.nodes[instance.boundary :]
     made = {o for e in forward for o in e.outputs}
@@ -75,17 +76,20 @@ def graph_of(instance: Instance) -> BlockGraph:
 
 
 def partition(graph: BlockGraph) -> list[list[int]]:
-    """Puts every equation but the tags into one segment, given as its indices.
+    """Returns the segments as lists of indices of equations. Every equation but the tags is in one
+    segment.
 
-    First come those that lead to a tag, tag by tag, then those that lead to each value that the
-    backward needs. An equation that leads to several belongs to the first.
+    The first segments lead to the tags, one for each tag. The others lead to each value that the
+    backward needs. An equation that leads to several of these belongs to the first segment.
     """
     made_by = {o: i for i, e in enumerate(graph.equations) for o in e.outputs}
     owner: dict[int, int] = {}
     groups: list[list[int]] = []
 
     def claim(roots):
-        """Makes a segment of all that leads to `roots`, up to tags and to other segments."""
+        """Makes a segment of the equations that `roots` depend on, up to tags and other
+        segments.
+        """
         members, todo = [], list(roots)
         while todo:
             i = made_by.get(todo.pop())

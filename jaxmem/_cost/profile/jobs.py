@@ -45,8 +45,9 @@ class Untimed(float):
 class Jobs:
     """Collects jobs in the order in which they are added.
 
-    local: whether they will run here, so that keeping a tensor can be timed as a loop does it.
-    tiled: whether arrays take the bytes that they do in a TPU's tiles.
+    local: whether the jobs run on the device at hand, so that a loop can time the keeping of
+      tensors.
+    tiled: whether an array takes the bytes of whole tiles, as on a TPU.
     """
 
     def __init__(self, local: bool, tiled: bool = False):
@@ -61,7 +62,7 @@ class Jobs:
         self.jobs.append(job)
 
     def stored(self, aval, layers: int = 1) -> int:
-        """Bytes of an array, where it is one of so many that lie in one stack."""
+        """Bytes of an array, as one layer of a stacked array of `layers` layers."""
         if not self.tiled or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
             return nbytes(aval)
         size = tiled_bytes((layers, *aval.shape), aval.dtype.itemsize)
@@ -69,8 +70,8 @@ class Jobs:
         return -(-size // (layers * shared))
 
     def keep(self, size: int, stacked: bool) -> tuple[tuple, ...]:
-        """Adds what tells the cost of keeping `size` bytes until the backward, on top of computing
-        them, and returns the keys whose costs add up to it.
+        """Adds the jobs that price the keeping of `size` bytes until the backward, and returns
+        their keys. The price does not include the time to compute these bytes.
 
         Here: their share of a loop over layers that keeps what it computes for its backward, less
         one that does not. A step's saved tensors are one large piece of fresh memory, of which
@@ -103,8 +104,8 @@ class Jobs:
 
 
 def _loop(kept: bool, x):
-    """A forward and a backward loop that hand `x` from layer to layer, and keep it for the
-    backward, or do not.
+    """A forward and a backward loop that pass `x` from layer to layer. With `kept`, the forward
+    loop saves `x` of each layer for the backward loop.
     """
 
     def forward(c, _):

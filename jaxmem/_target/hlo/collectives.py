@@ -1,5 +1,5 @@
-"""Tells how long what moves between devices takes in an optimized TPU module: over a ring of all of
-them, or to neighbours alone.
+"""Estimates the seconds of transfers between devices in an optimized TPU module: over a ring of all
+devices, or to neighbours alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ class Collectives:
         self._module, self._ring, self._neighbours = module, ring, neighbours
 
     def seconds(self, i: Instruction) -> float:
-        """What a collective takes; of one that is started and waited for, its start has all."""
+        """The seconds of a collective. Of an asynchronous collective, the start has all seconds."""
         if i.opcode.endswith("-done") or not self._ring:
             return 0.0
         # Products that are cut along a ring send one way and the other at once, by two permutes,
@@ -38,11 +38,11 @@ class Collectives:
         return {_kind(j) for j in self._within(i)}
 
     def seconds_within(self, i: Instruction) -> float:
-        """What those collectives take together."""
+        """The seconds of the collectives in a fusion or a wrapped operation together."""
         return sum(map(self.seconds, self._within(i)))
 
     def _within(self, i: Instruction) -> Iterator[Instruction]:
-        """The collectives in what an instruction calls, and in what that calls."""
+        """The collectives in the computations that an instruction calls, at every depth."""
         return filter(is_collective, self._module.within(i, lambda j: not is_collective(j)))
 
 

@@ -16,7 +16,7 @@ from jaxmem._target.hlo.kernels import Kernels
 from jaxmem._target.hlo.products import dilated_flops, flops_of
 from jaxmem._target.hlo.text import Array, HloModule, Instruction
 
-# Handed on, or made of nothing: no byte of it moves.
+# These pass values on, or make values of nothing: no byte moves.
 _FREE = frozenset(
     ("parameter", "tuple", "get-tuple-element", "bitcast", "constant", "after-all", "opt-barrier")
     + ("partition-id", "replica-id", "add-dependency", "async-update", "copy-done")
@@ -25,7 +25,7 @@ _FREE = frozenset(
 _MOVES = frozenset(("copy-start", "slice-start", "dynamic-slice-start", "async-start"))
 _SLICES = frozenset(("dynamic-slice", "slice", "gather"))
 _UPDATES = frozenset(("dynamic-update-slice", "scatter"))
-# What rearranges numbers, and computes none.
+# These rearrange numbers, and compute none.
 _PLACED = _FREE | _MOVES | _SLICES | _UPDATES | {"broadcast", "reshape", "transpose", "copy"}
 _PLACED |= {
     "iota",
@@ -38,8 +38,8 @@ _PLACED |= {
     "conditional",
     "custom-call",
 }
-# Operations a number of what a core computes by several. Its unit for these makes one result where
-# the others make four.
+# By opcode: the arithmetic operations that one result costs, where a core needs several. The unit
+# for special functions makes one result while the other units make four.
 _SPECIAL = ("exponential", "log", "tanh", "logistic", "rsqrt", "sqrt", "divide")
 _DEAR: dict[str, int] = dict.fromkeys(_SPECIAL, 4)
 _DEAR |= dict.fromkeys(("exponential-minus-one", "log-plus-one", "cosine", "sine", "erf"), 16)
@@ -49,13 +49,14 @@ _IN_PLACE = "output_to_operand_aliasing={{}: (0, {})}"
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Seconds of a kernel or of several that run one after the other.
+    """Seconds of a kernel, or of several kernels that run one after the other.
 
-    busy: in which each is at one of its limits.
-    idle: of `busy`, those in which the memory has nothing to do.
-    moved: of copies beside them between the device's memory and its cores'.
-    crossed: of what moves between devices beside them.
-    flops, products: of matrix products, and their number.
+    busy: seconds in kernels.
+    idle: the part of `busy` during which the device's memory is unused, where copies can hide.
+    moved: seconds of copies between the device's memory and the memory of its cores, which overlap
+      with the kernels.
+    crossed: seconds of transfers between devices, which overlap with the kernels.
+    flops, products: FLOPs of matrix products, and their number.
     """
 
     busy: float = 0.0
@@ -78,13 +79,14 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class TpuRates:
-    """What a TPU's time is reckoned by.
+    """The rates by which the time of a TPU's program is estimated.
 
-    bandwidth: of its memory, B/s.
-    products: of matrix products, FLOP/s.
-    vector: of other operations on numbers, 1/s.
-    ring: of a ring over the devices, B/s each way; 0 where there is one device.
-    neighbours: of the links to both neighbours along an axis together, B/s; 0 likewise.
+    bandwidth: the rate of the device's memory, B/s.
+    products: the rate of matrix products, FLOP/s.
+    vector: the rate of other arithmetic operations, 1/s.
+    ring: the rate of a ring over the devices, B/s each way; 0 for one device.
+    neighbours: the rate of the links to both neighbours along an axis together, B/s; 0 for one
+      device.
     """
 
     bandwidth: float
@@ -98,10 +100,10 @@ def tpu_costs(text: str, rates: TpuRates, kernels: Sequence[Sequence] = ()) -> H
     """Returns the costs of the optimized TPU module in `text`, without copies to host memory and
     back.
 
-    A loop counts as often as its condition says, once where that is not a constant; a conditional
-    as its dearest branch.
+    A loop counts as often as its condition says, or once if the condition compares with no
+    constant. A conditional counts as its most expensive branch.
 
-    kernels: what the trace told of Pallas kernels, as `Kernels` takes it.
+    kernels: the FLOPs of Pallas kernels, as `kernel_flops` returns them.
     """
     module = HloModule(text)
     work = _Program(module, rates, kernels).sequence(module.entry)
@@ -124,8 +126,8 @@ class _Program:
         return self._known[name]
 
     def _beside_loops(self, body: Sequence[Instruction]) -> Iterator[Work]:
-        """The work of each instruction. What is copied beside a whole loop, from before it until
-        after it, hides where the loop's turns leave the memory idle.
+        """The work of each instruction. A copy that starts before a loop and ends after it hides
+        where the loop's iterations leave the memory idle.
         """
         going: dict[str, float] = {}  # copies that were started and not waited for
         for i in body:
@@ -318,7 +320,7 @@ def _padded(array: Array) -> int:
 
 
 def total(works: Iterable[Work]) -> Work:
-    """Several that run one after the other."""
+    """The work of kernels that run one after the other."""
     known = list(works)
     add: Callable[[str], float] = lambda name: math.fsum(getattr(w, name) for w in known)
     return Work(
