@@ -4,16 +4,20 @@ pass.
 The step is traced with every tag recomputed. Then a block's backward equation reads the block's
 inputs and the cotangents of its outputs (last), repeats the forward, and goes on to the derivative:
 its jaxpr is the whole graph.
+
+If a block begins and ends in one iteration of an outer loop, its saved tensors are live in that
+iteration alone. So microbatches that run one after the other count once. A streamed step, whose
+last microbatch is a program of its own, has the same profile as a resident step.
 """
 
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
 from jaxmem._cost.blocks.policies import refuse_combined
-from jaxmem._cost.blocks.repeats import repeats
 from jaxmem._model.tags.named import forward_names, holds_tag, is_block, is_tag, names_in
 from jaxmem._trace.arguments import on_host
 from jaxmem._trace.jaxpr import (
@@ -232,7 +236,7 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
         return None
     charged = tuple(n for n, k in zip(flat.inputs, kinds) if k != "free" and n not in cotangents)
     names = set().union(*(names_in(e.eqn) for e in flat.nodes[:boundary]))
-    layers, home, loops, runs = repeats(names, frames)
+    layers, home, loops, runs = _repeats(names, frames)
     policy = eqn.params["policy"]
     return Instance(
         label=policy.block,
@@ -278,3 +282,47 @@ def _carried_states(loop: Scan) -> set[int]:
 def _position(e: Node, value: int) -> int:
     """Which of its operands a view is of: a barrier hands several on."""
     return e.outputs.index(value) if len(e.outputs) > 1 else 0
+
+
+def _repeats(
+    names: set[str], frames: Sequence[tuple[Jaxpr, int]]
+) -> tuple[int, int | None, int, int]:
+    """Returns the `layers`, `home`, `loops` and `runs` of an `Instance`, counted from the innermost
+    loop outwards.
+
+    `runs` takes every trip count, `layers` those of loops that only the backward is in: the forward
+    ran before them in a loop of its own, so that all of its saved tensors are alive. A block
+    without tags has no name by which to find its forward, and its loop over layers is told by
+    running backward.
+
+    names: the block's tags.
+    frames: the jaxprs round the equation, outermost first, each with the trip count of the loop
+      that leads on from it (1 where it is no loop).
+    """
+    layers, loops, runs, inside, home = 1, 0, 1, True, None
+    jaxprs = [jaxpr for jaxpr, _ in frames]
+    for depth in range(len(frames) - 1, -1, -1):
+        length = frames[depth - 1][1] if depth else 1  # of the loop whose body this jaxpr is
+        runs *= length
+        if inside and (
+            names & forward_names(jaxprs[depth]) or (not names and not _reversed(jaxprs, depth))
+        ):
+            inside = False  # the forward is in here too: outer loops do not multiply what is alive
+        if inside:
+            layers, loops = layers * length, loops + (length > 1)
+        elif home is None and _in_loop(jaxprs, depth, lambda _: True):
+            home = id(jaxprs[depth])
+    return layers, home, loops, runs
+
+
+def _reversed(jaxprs: Sequence[Jaxpr], depth: int) -> bool:
+    """Whether the jaxpr at `depth` is the body of a scan that runs backward."""
+    return _in_loop(jaxprs, depth, lambda e: bool(e.params.get("reverse")))
+
+
+def _in_loop(jaxprs: Sequence[Jaxpr], depth: int, which: Callable[[JaxprEqn], bool]) -> bool:
+    """Whether the jaxpr at `depth` is the body of such a loop."""
+    loops = [e for e in jaxprs[depth - 1].eqns if e.primitive.name in ("scan", "while")]
+    return depth > 0 and any(
+        which(e) and any(inner is jaxprs[depth] for inner in subjaxprs(e)) for e in loops
+    )

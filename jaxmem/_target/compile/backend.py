@@ -22,11 +22,10 @@ from jaxmem._core.warn import warn
 from jaxmem._target.buffers.assignment import on_core
 from jaxmem._target.buffers.held import Peak
 from jaxmem._target.buffers.peak import peak
-from jaxmem._target.compile.link import measured_link
 from jaxmem._target.compile.options import options_of, tuned_alone
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compile.running import CannotRun, StepRun, fits, in_turns, obstacle
-from jaxmem._target.compile.timing import measure_all
+from jaxmem._target.compile.timing import measure_all, measured_link
 from jaxmem._target.compiled.compiled import (
     Compiled,
     check_arguments,

@@ -4,6 +4,10 @@ kernels that read and write host memory themselves; beside products, or alone.
 XLA:GPU copies a slice of a stack by DMA where it knows the slice's offset in every turn of the
 loop. It writes the offset into the slicing operation's configuration, and nowhere else. A slice
 without it becomes a kernel, which keeps multiprocessors waiting for the host's memory.
+
+JAX pairs donated arguments with results of the same shape and dtype, in order. Where the memory of
+one of them is unknown to JAX, it pairs all of them without comparing memories (jax 0.10.2 to
+0.11.2): a result in device memory may then take the buffer of an argument in host memory.
 """
 
 import dataclasses
@@ -12,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxmem._target.hlo.origins import Origin, host_operand, origins, passed_on
 from jaxmem._target.hlo.products import flops_of
-from jaxmem._target.hlo.text import NOTHING, Array, HloModule, Instruction
+from jaxmem._target.hlo.text import HOST, NOTHING, Array, HloModule, Instruction
 
 _OFFSET_KNOWN = '"dynamic_slice_config"'
 _SLICES = ("dynamic-slice", "dynamic-update-slice")
@@ -22,6 +26,11 @@ _PASSED = ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "call"
 _PASSED += ("opt-barrier", "async-update")
 _ALLOCATES = 'custom_call_target="AllocateBuffer"'  # memory for a stack, which nothing fills
 _OPERAND = re.compile(r"-done\(%?([\w.\-]+)")
+# {3}: (1, {}, may-alias) where the module returns a tuple, {}: (1, {}, ...) where it does not
+_ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
+_ALIASES = re.compile(r"input_output_alias=\{ (.*?) \}[,\n]")
+_LAYOUT = re.compile(r"entry_computation_layout=\{\((.*?)\)->\(?(.*)")
+_ARRAY = re.compile(r"(\w+\[[\d,<=]*\])(?:\{([^}]*)\})?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,3 +154,21 @@ def _moved(slices: list[Instruction], reads: list[Array], writes: list[Array]) -
 
 def _is_product(i: Instruction, module: HloModule) -> bool:
     return any(flops_of(e) is not None for e in (i, *module.within(i)))
+
+
+def misplaced(text: str) -> tuple[str, ...]:
+    """Returns the types, such as "f32[6,256]", of results that share a buffer with an argument in
+    another memory, host or device.
+
+    text: that of an optimized module, `compiled.as_text()`.
+    """
+    head = text.partition("\n")[0]
+    pairs, layout = _ALIASES.search(head + "\n"), _LAYOUT.search(head)
+    if pairs is None or layout is None:
+        return ()
+    arguments, results = (
+        [(m[1], f"S({HOST})" in (m[2] or "")) for m in _ARRAY.finditer(side)]
+        for side in (layout[1], layout[2])
+    )
+    found = ((int(m[1] or 0), int(m[2])) for m in _ALIAS.finditer(pairs[1]))
+    return tuple(results[to][0] for to, of in found if results[to][1] != arguments[of][1])
