@@ -33,7 +33,7 @@ import jax
 from benchmarks.placed import bytes_of
 from benchmarks.shared.case import on
 from benchmarks.shared.released import NO_DROPOUT, state_of, step_of
-from benchmarks.shared.results import Report, say
+from benchmarks.shared.results import Benchmark, Report, measure, say
 from experiments.command.load import load
 from experiments.models import registry
 from jaxmem._core.actions import ALL
@@ -41,12 +41,12 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import HOST, Places
-from jaxmem._planner.joint.search import PlacedTrial, PlacementSearch, with_working
-from jaxmem._planner.joint.steps import PlacedSteps
-from jaxmem._planner.placed import read_places
-from jaxmem._planner.placement.front import way_of
+from jaxmem._planner.placement.front import layer_policy
 from jaxmem._planner.placement.layer import RESIDENT, LayerPolicy
-from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, answer
+from jaxmem._planner.placement.plan import read_places
+from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, solve_placement
+from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch, with_working
+from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.sizes import Boundary
 from jaxmem._result.plan.rows import Point
@@ -86,37 +86,40 @@ def steps_of(layers: int, backend: Backend) -> tuple[Any, tuple, Backend]:
 
 def read(backend: Backend, limits: Limits) -> tuple[PlacementSearch, LayerPolicy]:
     """The search for a step of few layers, of which others differ in nothing but their number; and
-    the way of a layer that is recomputed.
+    the policy of a layer that is recomputed.
     """
     actions, _ = allowed_actions(ALL, backend.target)
     search = read_places(*steps_of(FEW, backend), limits, Allowed(actions, actions))
-    recomputed = way_of(search.profile, search.block, {})
+    recomputed = layer_policy(search.profile, search.block, {})
     (recomputed,) = with_working([recomputed], search.steps, search.block.name, search.others)
     return search, recomputed
 
 
-def with_layers(question: PlacementProblem, layers: int) -> PlacementProblem:
-    return dataclasses.replace(question, states=dataclasses.replace(question.states, layers=layers))
+def with_layers(problem: PlacementProblem, layers: int) -> PlacementProblem:
+    return dataclasses.replace(problem, states=dataclasses.replace(problem.states, layers=layers))
 
 
-def least(question: PlacementProblem, layers: int) -> int:
+def least(problem: PlacementProblem, layers: int) -> int:
     """Device bytes of the least plan for so many layers, by the program; past all budgets where
     host memory has no room.
     """
-    found = answer(dataclasses.replace(with_layers(question, layers), room=None), "bytes")
+    found = solve_placement(dataclasses.replace(with_layers(problem, layers), room=None), "bytes")
     return 2**62 if found is None else found.device_bytes
 
 
-def ruled(question: PlacementProblem, name: str, recomputed: LayerPolicy) -> PlacementProblem:
+def ruled(problem: PlacementProblem, name: str, recomputed: LayerPolicy) -> PlacementProblem:
     """What is asked where only what `name` says is allowed."""
     if name == "joint":
-        return question
+        return problem
     if name == "states alone":
-        return dataclasses.replace(question, ways=[recomputed])
-    states = question.states
+        return dataclasses.replace(problem, policies=[recomputed])
+    states = problem.states
     held = dataclasses.replace(states, outside=0, fixed=states.fixed + states.outside)
-    question = dataclasses.replace(question, places=(RESIDENT,), states=held)
-    return dataclasses.replace(question, host_room=0) if name == "nothing moved" else question
+    problem = dataclasses.replace(problem, places=(RESIDENT,), states=held)
+    if name != "nothing moved":
+        return problem
+    kept = [p for p in problem.policies if not p.host_bytes]
+    return dataclasses.replace(problem, policies=kept, outer_moves=False)
 
 
 @dataclasses.dataclass
@@ -133,7 +136,7 @@ def least_of(search: PlacementSearch, lowest: PlacementSolution) -> PlacedTrial 
     predicted = search.expected(lowest)
     step = search.steps.compile(search.assignment(lowest), lowest.places)
     search.error += step.total - predicted
-    return PlacedTrial(lowest, predicted, step) if search.fits(step) else None
+    return PlacedTrial(lowest, predicted, step) if search.limits.allow(step) else None
 
 
 def boundary_of(
@@ -144,21 +147,19 @@ def boundary_of(
 ) -> Boundary:
     """Looks for the number of layers where steps cease to fit.
 
-    rule: makes the question that is asked.
+    rule: makes the problem that is asked.
     fastest: whether the fastest plan is searched for, as users have it; else the least one is
       compiled.
     error: by how many bytes compiled steps took more than their walks; None where none was
       compiled.
     """
-    asked, errors = rule(few.question), [] if error is None else [error]
-    room = asked.room
-    assert room is not None
+    errors, room = [] if error is None else [error], few.limits.usable_bytes
 
     def found_for(layers: int) -> Any:
         steps = PlacedSteps(*steps_of(layers, few.steps.backend))
-        question = rule(dataclasses.replace(few.question, states=steps.states()))
+        problem = rule(dataclasses.replace(few.problem, states=steps.states()))
         error = errors[-1] if errors else 0
-        search = dataclasses.replace(few, steps=steps, question=question, error=error, tried=[])
+        search = dataclasses.replace(few, steps=steps, problem=problem, error=error, tried=[])
         lowest, best = search.least(), None
         assert lowest is not None
         if not errors or search.expected(lowest) <= room:
@@ -169,14 +170,16 @@ def boundary_of(
             raise BudgetError(f"{layers} layers do not fit", least_bytes=needed)
         return Found(search, best, (Point(needed, lowest.seconds),))
 
-    return Boundary(range(2, MOST), functools.partial(least, asked), room, found_for)
+    return Boundary(
+        range(2, MOST), functools.partial(least, rule(few.within(None))), room, found_for
+    )
 
 
 def temporaries(search: PlacementSearch) -> int:
     """Bytes beside the arguments of the step with nothing resident and every layer recomputed, as
     compiled.
     """
-    layers = search.question.states.layers
+    layers = search.problem.states.layers
     assignment = Assignment({**search.others, search.block.name: {}})
     step = search.steps.compile(assignment, Places(layers, 0, outer_moments=HOST))
     return step.total - step.compiled.argument_bytes
@@ -212,8 +215,7 @@ def run(report: Report, target: str) -> None:
         few, recomputed = read(backend, limits_of(target, "1 TB", backend))
         for (host, name), key in keys.items():
             limits = limits_of(target, host, backend)
-            rooms = {"room": limits.usable_bytes, "host_room": limits.host_bytes}
-            within = dataclasses.replace(few, question=dataclasses.replace(few.question, **rooms))
+            within = dataclasses.replace(few, limits=limits)
             rule = functools.partial(ruled, name=name, recomputed=recomputed)
             of_rule = [report[keys[h, name]] for h in HOSTS if report.has(keys[h, name])]
             error = of_rule[-1]["walks are off by"] if of_rule else None
@@ -243,9 +245,8 @@ def summary(report: Report) -> dict:
     return told
 
 
-def main() -> None:
-    Report("largest").for_each(DEVICES, run, summary)
+RESULTS = {"largest": Benchmark(DEVICES, run, summary)}
 
 
 if __name__ == "__main__":
-    main()
+    measure("largest", RESULTS)

@@ -21,7 +21,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from benchmarks.shared.case import Case, case_on
-from benchmarks.shared.results import Report
+from benchmarks.shared.results import Benchmark, Report, measure
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solve import least_bytes, solve
@@ -166,9 +166,8 @@ def summary(report: Report) -> dict:
     }
 
 
-def main() -> None:
-    Report("solver").for_each(CASES, run, summary)
+RESULTS = {"solver": Benchmark(CASES, run, summary)}
 
 
 if __name__ == "__main__":
-    main()
+    measure("solver", RESULTS)

@@ -41,7 +41,9 @@ NO_JAX = (
     "jaxmem.errors",
     "jaxmem._core",
     "jaxmem._planner.solve",
-    "jaxmem._planner.placement",
+    "jaxmem._planner.placement.layer",
+    "jaxmem._planner.placement.front",
+    "jaxmem._planner.placement.program",
     "jaxmem._result.memory",
 )
 # Packages that are imported inside functions alone: optional, or slow to import.

@@ -46,10 +46,10 @@ def drawn(profile: Profile, pick: Callable[[Sequence[Choice]], Choice]) -> Actio
     return found
 
 
-def solved(profile: Profile, share: float, **given) -> Actions | None:
-    """The solver's answer for a share of the bytes of all tags."""
+def solved(profile: Profile, share: float, solver: Callable = solve, **given) -> Actions | None:
+    """A solver's answer for a share of the bytes of all tags."""
     most = evaluate(profile, keep_tags(profile)).saved_bytes
-    solution = solve(Problem(profile, room=int(share * most), **given))
+    solution = solver(Problem(profile, room=int(share * most), **given))
     return None if solution is None else solution.actions
 
 

@@ -1,6 +1,6 @@
-"""Finds a plan. `plan.py`, `verify.py`, `hand` and `explain` are what users call; `search` and
-`joint` are the two searches, over actions and over placements; `solve` and `placement` are the
-mixed-integer programs that the searches ask; `outcome` makes the plan or the error.
+"""Finds a plan. Users call `plan.py`, `verify.py`, `hand` and `explain`. `search` is the search
+over actions, and `solve` its mixed-integer program. `placement` is the search over actions and the
+places of model states, with its mixed-integer program. `outcome` makes the plan or the error.
 
 The way of a plan, each object made once:
 
@@ -15,5 +15,5 @@ A tensor is offloaded if the target can offload (`allowed_actions`), if its bloc
 (`_cost/profile/options.py` gives it an option), and if the solver picks that option
 (`MixedIntegerProgram`), or a local search, a change by whole steps, or a measured comparison takes
 it; the policy of its block then carries it out (`_model/tags/policy.py`). If states are placed too,
-`joint` asks another program (`placement/program.py`).
+`placement/program.py` decides, and `placement/search.py` takes the place of `Search`.
 """

@@ -17,7 +17,7 @@ from jaxmem._cost.profile.times import RETRY_SECONDS
 from jaxmem._planner.advice import would_fit, would_save
 from jaxmem._planner.microbatches import checked, fastest, numbers_for
 from jaxmem._planner.outcome.searched import infeasible, outcome
-from jaxmem._planner.placed import (
+from jaxmem._planner.placement.plan import (
     MICROBATCHES,
     SHARDING,
     STATES,

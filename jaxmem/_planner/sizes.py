@@ -15,9 +15,9 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.progress import LOG
 from jaxmem._model.states.places import DEVICE, DIVIDED, HOST, Places
-from jaxmem._planner.joint.steps import PlacedSteps
 from jaxmem._planner.microbatches import checked as checked_numbers
-from jaxmem._planner.placed import SHARDING, STATES
+from jaxmem._planner.placement.plan import SHARDING, STATES
+from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.trial import Limits
 from jaxmem._result.plan.plan import Plan

@@ -13,7 +13,7 @@ from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.blocks.find import find_blocks
 from jaxmem._cost.blocks.policies import check_plan_is_passed_on
 from jaxmem._cost.profile.profile import block_classes
-from jaxmem._planner.joint.steps import placed_steps
+from jaxmem._planner.placement.steps import placed_steps
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._result.plan.plan import Plan, check_fingerprint, other_model
 from jaxmem._target.compile.backend import backend_for

@@ -14,7 +14,7 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.profile.profile import block_classes
 from jaxmem._model.states.places import HOST, Places
-from jaxmem._planner.joint.steps import PlacedSteps
+from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._trace.step import trace
 from jaxmem.errors import PlanFileError, StepError, TargetError

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import jaxmem
-from benchmarks.foreign import MODELS
-from benchmarks.shared.steps import of_config, shapes, step_of
+from benchmarks.shared.steps import MODELS, of_config, shapes, step_of
 from jaxmem._core.actions import ALL, Action, Choice
 from jaxmem._core.profile import BlockClass, Equation, Option, Profile, Tag
 from jaxmem._cost.profile.options import Allowed

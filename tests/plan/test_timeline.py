@@ -13,15 +13,21 @@ from hypothesis import strategies as st
 import jaxmem
 from jaxmem._model.states.places import DEVICE, DIVIDED, HOST, Places
 from jaxmem._planner.outcome.placed import timeline_of
-from jaxmem._planner.placement.lanes import Link
-from jaxmem._planner.placement.layer import PLACES, LayerGroup, LayerPolicy, States
+from jaxmem._planner.placement.layer import (
+    ONE_DEVICE,
+    PLACES,
+    LayerGroup,
+    LayerPolicy,
+    Link,
+    Sharding,
+    States,
+)
 from jaxmem._planner.placement.program import PlacementProblem, priced
-from jaxmem._planner.placement.sharding import ONE_DEVICE, Sharding
 from jaxmem._result.plan.timeline import COLUMNS, LANES, WORK, Pass
 from jaxmem._result.plan.timeline_figure import CELLS, EXPOSED, panels, places
 from jaxmem.errors import PlanFileError, StepError
 from tests.shared import plans
-from tests.shared.timelines import OUTSIDE, question, timeline
+from tests.shared.timelines import OUTSIDE, problem, timeline
 
 pytestmark = pytest.mark.core
 MB = 1_000_000
@@ -32,7 +38,7 @@ def answers(draw):
     """Counts of any kinds, whether they fit or not."""
     seconds = st.integers(0, 50).map(lambda n: n * 1e-3)
     size = st.integers(0, 40).map(lambda n: n * MB)
-    ways = [
+    policies = [
         LayerPolicy(
             {}, draw(size), draw(size), draw(seconds), draw(seconds), 0.0, {False: 0, True: 0}
         )
@@ -41,28 +47,28 @@ def answers(draw):
     kinds = st.lists(
         st.tuples(st.sampled_from(PLACES), st.integers(0, 1)), min_size=1, max_size=4, unique=True
     )
-    counts = {LayerGroup(*kind): draw(st.integers(1, 60)) for kind in draw(kinds)}
+    counts = {LayerGroup(*group): draw(st.integers(1, 60)) for group in draw(kinds)}
     states = States(sum(counts.values()), *(draw(size) for _ in range(7)))
     link = Link(draw(st.sampled_from([1e9, 25e9])), draw(st.sampled_from([2e9, 20e9])))
     many = Sharding(draw(st.sampled_from(DIVIDED)), 8, 1e9)
     sharding = draw(st.sampled_from([ONE_DEVICE, many]))
-    asked = PlacementProblem(states, ways, link, draw(st.integers(1, 4)), sharding=sharding)
+    asked = PlacementProblem(states, policies, link, draw(st.integers(1, 4)), sharding=sharding)
     return asked, priced(asked, counts, draw(st.sampled_from([DEVICE, HOST]))), draw(seconds)
 
 
 @settings(max_examples=60, deadline=None)
 @given(answers())
 def test_the_sums_are_those_of_the_program(found):
-    asked, answer, outside = found
-    made = timeline_of(asked, answer, outside)
-    whole = answer.seconds + outside
+    asked, solution, outside = found
+    made = timeline_of(asked, solution, outside)
+    whole = solution.seconds + outside
     assert made.seconds == pytest.approx(whole, abs=1e-12)
     assert made.layer_seconds == pytest.approx(
-        sum(n * asked.seconds(kind) for kind, n in answer.counts.items()), abs=1e-12
+        sum(n * asked.seconds(group) for group, n in solution.counts.items()), abs=1e-12
     )
     exposed = made.alone_seconds
-    for kind, n in answer.counts.items():
-        runs = asked.lanes(kind).runs(asked.microbatches)
+    for group, n in solution.counts.items():
+        runs = asked.lanes(group).runs(asked.microbatches)
         exposed += n * sum(one.exposed * count for one, count in runs)
     assert made.exposed_seconds == pytest.approx(exposed, abs=1e-12)
     assert sum(made.exposed_by().values()) == pytest.approx(exposed, abs=1e-12)
@@ -71,8 +77,10 @@ def test_the_sums_are_those_of_the_program(found):
     assert work + exposed + outside == pytest.approx(made.seconds, abs=1e-12)
     assert 0 <= made.exposed_share <= 1
     hosted = sum(group.count * group.host_bytes for group in made.groups)
-    offloaded = sum(n * asked.ways[kind.way].host_bytes for kind, n in answer.counts.items())
-    assert hosted + made.outer_host_bytes + offloaded == answer.host_bytes
+    offloaded = sum(
+        n * asked.policies[group.policy].host_bytes for group, n in solution.counts.items()
+    )
+    assert hosted + made.outer_host_bytes + offloaded == solution.host_bytes
 
 
 @settings(max_examples=40, deadline=None)
@@ -156,9 +164,7 @@ def test_the_text_of_one_microbatch_has_one_backward():
         "backward",
     ]
     assert "  layer 2, in host memory, a copy on the device" in lines
-    here = timeline_of(
-        question(3), priced(question(3), {LayerGroup("resident", 0): 3}, DEVICE), 0.0
-    )
+    here = timeline_of(problem(3), priced(problem(3), {LayerGroup("resident", 0): 3}, DEVICE), 0.0)
     assert str(here).splitlines()[-1] == "exposed: nothing, work hides every copy"
 
 

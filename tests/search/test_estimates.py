@@ -4,12 +4,14 @@ import types
 from typing import Any
 
 import hypothesis
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxmem._core.actions import KEEP, RECOMPUTE
-from jaxmem._planner.search.estimates import MOST_ESTIMATES, Estimates, agreed
+from jaxmem._planner.search.estimates import MOST_EQUATIONS, MOST_ESTIMATES, Estimates, agreed
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solve import least_bytes, solve
@@ -22,6 +24,8 @@ pytestmark = pytest.mark.core
 MADE = profile(chain(layers=4, runs=4))
 NOTHING = {"block": {}}
 BACKEND = types.SimpleNamespace(assigns=False)
+BOUNDS = dict(MOST_EQUATIONS)
+EQUATIONS = 1000  # of each traced step
 # Traces nothing: `Told` knows what an estimate would tell.
 NOBODY: Any = types.SimpleNamespace(backend=BACKEND)
 
@@ -33,9 +37,9 @@ class Told(Estimates):
         super().__init__(NOBODY, MADE)
         self._working, self.asked = working, []
 
-    def temporary_bytes(self, actions):
+    def estimate_step(self, actions):
         self.asked.append(actions)
-        return evaluate(MADE, actions).saved_bytes + self._working(actions)
+        return evaluate(MADE, actions).saved_bytes + self._working(actions), EQUATIONS
 
 
 def stored(actions) -> list[tuple[str, str]]:
@@ -106,20 +110,62 @@ def test_compiles_tell_by_how_much_walks_are_off():
     assert model.predict({"block": {"v": KEEP}}) > 0
 
 
-def test_walks_that_teach_and_others_take_time_of_their_own(monkeypatch):
-    estimates = Told(lambda _: 0)
-    monkeypatch.setattr("jaxmem._planner.search.estimates.MOST_SECONDS_OF_OTHERS", -1.0)
+def limited(monkeypatch, **limits) -> Told:
+    monkeypatch.setattr("jaxmem._planner.search.estimates.MOST_EQUATIONS", BOUNDS | limits)
+    return Told(lambda _: 0)
+
+
+def test_estimates_of_one_purpose_do_not_use_up_the_limit_of_another(monkeypatch):
+    estimates = limited(monkeypatch, others=-1)
     assert estimates.estimate(NOTHING) is None
     assert estimates.learn(NOTHING)
-    assert estimates.estimate(NOTHING) is not None, "it is known by now"
+    assert estimates.estimate_for_least(NOTHING) is not None
+    assert len(estimates.asked) == 1, "an estimate is made once for all purposes"
 
 
-def test_walks_end_when_they_take_too_long(monkeypatch):
-    estimates = Told(lambda _: 0)
-    monkeypatch.setattr("jaxmem._planner.search.estimates.MOST_SECONDS", -1.0)
+def test_a_limit_does_not_depend_on_what_other_purposes_estimated(monkeypatch):
+    """The least bytes are the same whatever was estimated before."""
+    many = [{"block": tags} for tags in ({"u": KEEP}, {"v": KEEP}, {"u": KEEP, "v": KEEP})]
+    alone, after = (limited(monkeypatch, least=EQUATIONS) for _ in range(2))
+    for actions in many:
+        after.learn(actions)
+    found = [[e.estimate_for_least(a) is not None for a in many] for e in (alone, after)]
+    assert found == [[True, True, False]] * 2
+    assert alone.estimate_for_least(many[0]) is not None, "it was made before the limit"
+
+
+def test_estimates_end_at_the_limit(monkeypatch):
+    estimates = limited(monkeypatch, taught=-1)
     assert not estimates.learn(NOTHING)
     with pytest.raises(SolverError, match="`history` is empty"):
         estimates.model([])
+
+
+def test_equations_of_a_step_are_counted_inside_loops_too():
+    """Steps of twice the layers in a Python loop count twice, and in a scan once."""
+    counts = {}
+    for layers in (4, 8):
+        for loop in (scanned, unrolled):
+            steps = types.SimpleNamespace(
+                backend=types.SimpleNamespace(assigns=False, temporary_bytes=lambda *_: 1),
+                plan_of=lambda actions: None,
+                trace=lambda plan, f=loop, n=layers: jax.jit(f).trace(
+                    jnp.ones((n, 4)), jnp.ones(4)
+                ),
+            )
+            counts[loop, layers] = Estimates(steps, MADE).estimate_step(NOTHING)[1]
+    assert counts[scanned, 4] == counts[scanned, 8]
+    assert counts[unrolled, 8] - counts[unrolled, 4] == 4 * (counts[unrolled, 4] // 4)
+
+
+def scanned(weights, x):
+    return jax.lax.scan(lambda x, w: (jnp.sin(x * w), None), x, weights)[0]
+
+
+def unrolled(weights, x):
+    for i in range(len(weights)):
+        x = jnp.sin(x * weights[i])
+    return x
 
 
 @pytest.mark.parametrize("target", ["v5e:4", "v5p:2x2x1"])

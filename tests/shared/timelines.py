@@ -3,8 +3,7 @@
 from jaxmem._core.actions import OFFLOAD
 from jaxmem._model.states.places import HOST
 from jaxmem._planner.outcome.placed import timeline_of
-from jaxmem._planner.placement.lanes import Link
-from jaxmem._planner.placement.layer import PLACES, LayerGroup, LayerPolicy, States
+from jaxmem._planner.placement.layer import PLACES, LayerGroup, LayerPolicy, Link, States
 from jaxmem._planner.placement.program import PlacementProblem, priced
 from jaxmem._result.plan.timeline import Timeline
 
@@ -19,13 +18,13 @@ WAYS = (
 )
 
 
-def question(layers: int, microbatches: int = 4) -> PlacementProblem:
+def problem(layers: int, microbatches: int = 4) -> PlacementProblem:
     states = States(layers, 40 * MB, 80 * MB, 20 * MB, 60 * MB, 50 * MB)
     return PlacementProblem(states, WAYS, Link(25e9, 22e9), microbatches)
 
 
 def timeline(each: int = 6, microbatches: int = 4, places=PLACES) -> Timeline:
     """`each` layers of every place, of which resident ones offload."""
-    asked = question(each * len(places), microbatches)
+    asked = problem(each * len(places), microbatches)
     counts = {LayerGroup(place, int(place == "resident")): each for place in places}
     return timeline_of(asked, priced(asked, counts, HOST), OUTSIDE)

@@ -26,7 +26,7 @@ from jaxmem._core.profile import BlockClass, Option, Tag
 from jaxmem._model.codecs.forms import parse
 
 # The share of a step's time that each lossy tag must gain in any case, where the user asked for
-# codecs: a step's own time is known to about 1 % after 25 rounds of benchmarks/time_rank.
+# codecs: a step's own time is known to about 1 % after 25 rounds of the result time_rank.
 SEEN = 0.002
 # The share where the user did not ask for codecs: a gain that a user would notice.
 WORTH = 0.02

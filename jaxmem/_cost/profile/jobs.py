@@ -6,7 +6,7 @@ once. Then `priced` in `price.py` replaces each `Untimed` by its seconds.
 
 A tensor that a loop keeps is priced as two copies: into the loop's stack and out of the stack
 (`Jobs.keep`, unless the device at hand can time the loop). By XLA's estimates of whole steps,
-recomputing a softmax of a GPT therefore saves time. `benchmarks/time_choices.py` compares the cost
+recomputing a softmax of a GPT therefore saves time. `benchmarks/estimates.py` compares the cost
 model with such estimates, one tag at a time.
 """
 
@@ -79,8 +79,8 @@ class Jobs:
 
         Elsewhere: passes that read and write. Where a loop over layers stacks what it saves, there
         are two, since XLA copies a tensor into the stack and out of it again; else one, of the
-        writing and the reading themselves. (`python -m benchmarks.time_choices` compares both with
-        XLA's estimates of whole steps.)
+        writing and the reading themselves. (The result `time_choices` compares both with XLA's
+        estimates of whole steps.)
         """
         key = ("keep", size)
         if self.local:

@@ -16,8 +16,8 @@ from jaxmem._trace.jaxpr import matmul_flops, nbytes, text_of
 from jaxmem._trace.job import Job
 from jaxmem.errors import StepError
 
-# Spreads above it are a busy machine's: `python -m benchmarks.time_spread` saw 0.08 to 0.12 where
-# nothing came between, and 0.27 to 0.66 beside other work, where times were 1.7 times too long.
+# Spreads above it are a busy machine's: the result `time_spread` saw 0.08 to 0.12 where nothing
+# came between, and 0.27 to 0.66 beside other work, where times were 1.7 times too long.
 BUSY = 0.2
 RETRY_SECONDS = 600  # busy times are measured again, but not by each plan of the same busy minutes
 # By how much work may take longer than an estimate of its time, as a share of it. Estimates take

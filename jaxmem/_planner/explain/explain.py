@@ -32,7 +32,7 @@ from jaxmem._planner.explain.names import (
     without,
 )
 from jaxmem._planner.explain.over_time import elsewhere, live
-from jaxmem._planner.joint.steps import placed_steps
+from jaxmem._planner.placement.steps import placed_steps
 from jaxmem._result.memory.explanation import Explanation, Part
 from jaxmem._result.plan.plan import Plan, check_fingerprint
 from jaxmem._target.buffers.held import Held, Peak

@@ -1,4 +1,4 @@
-"""Makes of a search for placed states a plan, or the error that names the least bytes."""
+"""Makes the plan of a search over placements, or the error that names the least bytes."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,15 +9,19 @@ from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
 from jaxmem._model.states.places import DEVICE, HOST
-from jaxmem._planner.joint.search import PlacedTrial, PlacementSearch
 from jaxmem._planner.outcome.pareto import whole_actions
 from jaxmem._planner.outcome.searched import option_notes
 from jaxmem._planner.outcome.table import rows
-from jaxmem._planner.placement.front import way_of
-from jaxmem._planner.placement.layer import RESIDENT, LayerGroup, LayerPolicy, States
-from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, answer, priced
+from jaxmem._planner.placement.front import layer_policy
+from jaxmem._planner.placement.layer import RESIDENT, LayerGroup, LayerPolicy
+from jaxmem._planner.placement.program import (
+    PlacementProblem,
+    PlacementSolution,
+    priced,
+    solve_placement,
+)
+from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch
 from jaxmem._planner.search.step_time import outside_blocks
-from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._result.plan.plan import Plan
@@ -37,29 +41,28 @@ NOT_COMPILED = (
 def outcome(
     search: PlacementSearch,
     best: PlacedTrial,
-    limits: Limits,
     notes: tuple[str, ...],
     others: Sequence[PlacementSearch] = (),
 ) -> Plan:
     """The plan of a trial.
 
-    others: the step read in other ways, which were searched too.
+    others: the searches under other shardings.
     """
     block, profile = search.block, search.profile
-    target, question = search.steps.backend.target, search.question
+    target, problem = search.steps.backend.target, search.problem
     made = [search, *others]
-    chosen = search.actions(best.answer)
+    chosen = search.actions(best.solution)
     decided = dataclasses.replace(profile, blocks=as_decided(profile.blocks, chosen))
     saved = evaluate(decided, {k: v for k, v in chosen.items() if k not in profile.idle_blocks})
     outside = _seconds_outside(search, best)
-    kept = way_of(profile, block, {REST: KEEP})
-    everything = _all_kept(question, kept) + outside
+    kept = layer_policy(profile, block, {REST: KEEP})
+    everything = _all_kept(problem, kept) + outside
     baseline = max(search.steps.estimate(None, search.steps.resident) + search.error, 0)
     arguments = best.step.compiled.argument_bytes
-    seconds = best.answer.seconds + outside
+    seconds = best.solution.seconds + outside
     return Plan(
         actions={label: {} for label in profile.idle_blocks} | whole_actions(decided, chosen),
-        budget_bytes=limits.budget,
+        budget_bytes=search.limits.budget,
         predicted_bytes=best.predicted_bytes,
         compiled_bytes=best.total,
         baseline_bytes=baseline,
@@ -77,62 +80,58 @@ def outcome(
         jax_version=jax.__version__,
         parts=Bytes.of(best.total, arguments, saved.saved_bytes),
         baseline_parts=Bytes.of(
-            baseline, _resident(question.states), block.layers * kept.device_bytes
+            baseline, problem.states.resident, block.layers * kept.device_bytes
         ),
         rows=rows(Problem(decided, saved.saved_bytes), chosen, TAKEN, KEPT),
         points=_curve(search, outside),
         notes=(*notes, *search.notes, NOT_COMPILED, *option_notes(best.step.compiled.options)),
         compiler_options=best.step.compiled.options,
-        places=best.answer.places,
-        divided=question.sharding.divided if question.sharding.devices > 1 else None,
-        lanes=timeline_of(question, best.answer, outside),
+        places=best.solution.places,
+        divided=problem.sharding.divided if problem.sharding.devices > 1 else None,
+        lanes=timeline_of(problem, best.solution, outside),
     ).with_step(best.step.compiled.executable, search.steps.split, search.steps.create)
 
 
-def _all_kept(question: PlacementProblem, kept: LayerPolicy) -> float:
-    """Seconds of the layers where all states are on the device, and all tensors kept there."""
-    one = dataclasses.replace(question, ways=(kept.with_working(0, 0),))
-    return priced(one, {LayerGroup(RESIDENT, 0): question.states.layers}, DEVICE).seconds
-
-
-def _resident(states: States) -> int:
-    return states.fixed + states.outside + states.layers * states.layer
+def _all_kept(problem: PlacementProblem, kept: LayerPolicy) -> float:
+    """Seconds of the layers if all states and all saved tensors are in device memory."""
+    one = dataclasses.replace(problem, policies=(kept.with_working(0, 0),))
+    return priced(one, {LayerGroup(RESIDENT, 0): problem.states.layers}, DEVICE).seconds
 
 
 def _seconds_outside(search: PlacementSearch, best: PlacedTrial) -> float:
     """Seconds of a step outside the stack's layers, from XLA's estimate of the compiled step, which
     knows no copies to host memory; without one by its matrix products and its arguments.
     """
-    question, compiled = search.question, best.step.compiled
-    counts = best.answer.counts.items()
-    layers = sum(n * question.microbatches * question.ways[k.way].seconds for k, n in counts)
+    problem, compiled = search.problem, best.step.compiled
+    counts, times = best.solution.counts.items(), problem.microbatches
+    layers = sum(n * times * problem.policies[g.policy].seconds for g, n in counts)
     if compiled.xla_seconds is not None:
         return max(0.0, compiled.xla_seconds - layers)
-    states, target = _resident(question.states), search.steps.backend.target
+    states, target = problem.states.resident, search.steps.backend.target
     return outside_blocks(search.profile, compiled.matmul_flops, states, target)
 
 
 def _curve(search: PlacementSearch, outside: float) -> tuple[Point, ...]:
     """Least seconds against bytes of the device, as predicted, by rising bytes."""
-    question = dataclasses.replace(search.question, short=search.error)
-    least, most = search.least(), answer(dataclasses.replace(question, room=None))
+    solved = lambda room: solve_placement(search.within(room, search.error))
+    least, most = search.least(), solved(None)
     if least is None or most is None:
         return ()
     low, high = least.device_bytes + search.error, most.device_bytes
     rooms = [low + (high - low) * i // (POINTS - 1) for i in range(POINTS)]
     found: list[PlacementSolution] = []
     for room in rooms:
-        one = answer(dataclasses.replace(question, room=room))
+        one = solved(room)
         if one is not None and (not found or one.seconds < found[-1].seconds):
             found.append(one)
-    # Estimates may be off by more than the least answer takes.
+    # Estimates may be off by more than the least solution takes.
     size = lambda a: max(0, a.device_bytes)
     return tuple(Point(size(a), a.seconds + outside, search.actions(a)) for a in found)
 
 
-def infeasible(search: PlacementSearch, limits: Limits) -> BudgetError:
+def infeasible(search: PlacementSearch) -> BudgetError:
     """The error that names the least bytes, on the device and in host memory."""
-    least, states = search.least(), search.question.states
+    least, states, limits = search.least(), search.problem.states, search.limits
     target = search.steps.backend.target
     given, host = show_bytes(limits.budget), show_bytes(limits.host_bytes)
     if least is None:
@@ -154,18 +153,18 @@ def infeasible(search: PlacementSearch, limits: Limits) -> BudgetError:
     )
 
 
-def timeline_of(question: PlacementProblem, found: PlacementSolution, outside: float) -> Timeline:
-    """The lanes of a step under an answer of the program.
+def timeline_of(problem: PlacementProblem, found: PlacementSolution, outside: float) -> Timeline:
+    """The lanes of a step under a solution of the program.
 
     outside: seconds of the work outside the layers.
     """
-    states = question.states
+    states = problem.states
     counts = found.counts.items()
-    groups = [dataclasses.replace(question.lanes(kind), count=n) for kind, n in counts]
-    layers = sum(n * question.seconds(kind) for kind, n in counts)
+    groups = [dataclasses.replace(problem.lanes(group), count=n) for group, n in counts]
+    layers = sum(n * problem.seconds(group) for group, n in counts)
     hosted = found.outer == HOST
     return Timeline(
-        microbatches=question.microbatches,
+        microbatches=problem.microbatches,
         groups=tuple(groups),
         alone_seconds=max(0.0, found.seconds - layers),  # a difference of sums, which is rounded
         outside_seconds=outside,

@@ -1,5 +1,5 @@
-"""The ways that one layer's tensors may go, of which none is beaten by another in all that counts:
-device bytes, host bytes and seconds.
+"""The policies for the tensors of one layer that are on the Pareto front of device bytes, host
+bytes and seconds.
 """
 
 import dataclasses
@@ -11,39 +11,39 @@ from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import Problem
 from jaxmem._planner.solve.solve import least_bytes, solve
 
-ROOMS = 6  # between the least and the most bytes, for which the solver is asked
-# How many ways stay. What offloads nothing leaves the link to states, and is most of them.
+SOLVES = 6  # budgets between the least and the most bytes, for each of which the solver is run
+# The number of policies that remain. Most of them offload nothing, and leave the link to states.
 MOST_ON_DEVICE, MOST_OFFLOADED = 5, 3
 
 
 def front(profile: Profile, block: BlockClass) -> tuple[LayerPolicy, ...]:
-    """The ways of the layers of `block`: those that offload nothing by rising device bytes, then
-    those that do. Everything recomputed and everything kept are among them, unless others are
-    better.
+    """The policies for the layers of `block`: by rising device bytes, first the policies that
+    offload nothing, then the others. Everything recomputed and everything kept are among them,
+    unless other policies dominate them.
 
     Raises SolverError as `solve`.
     """
     alone = dataclasses.replace(profile, blocks=(block,))
     found: list[Actions] = [{block.name: {}}, {block.name: {REST: KEEP}}]
-    # Without offload, and with it: what crosses the link competes with states there.
+    # Without offload, and with offload: offloaded tensors compete with states for the link.
     for host_room in (0, None):
         problem = Problem(alone, None, host_room, time_limit=10.0)
         least, fastest = least_bytes(problem), solve(problem)
         if least is None or fastest is None:
             continue
         found += [least.actions, fastest.actions]
-        for i in range(1, ROOMS):
-            room = least.bytes + (fastest.bytes - least.bytes) * i // ROOMS
+        for i in range(1, SOLVES):
+            room = least.bytes + (fastest.bytes - least.bytes) * i // SOLVES
             if (between := solve(problem.within(room))) is not None:
                 found.append(between.actions)
-    ways = undominated([way_of(alone, block, actions[block.name]) for actions in found])
-    here = thinned([w for w in ways if not w.host_bytes], MOST_ON_DEVICE)
-    return here + thinned([w for w in ways if w.host_bytes], MOST_OFFLOADED)
+    policies = undominated([layer_policy(alone, block, actions[block.name]) for actions in found])
+    here = thinned([p for p in policies if not p.host_bytes], MOST_ON_DEVICE)
+    return here + thinned([p for p in policies if p.host_bytes], MOST_OFFLOADED)
 
 
-def way_of(profile: Profile, block: BlockClass, choices) -> LayerPolicy:
-    """What one layer of the block takes under these choices. Half of the time of keeping is that
-    of writing, in the forward, and half that of reading.
+def layer_policy(profile: Profile, block: BlockClass, choices) -> LayerPolicy:
+    """The policy of these choices for one layer of the block. Half of the seconds of keeping are
+    writes in the forward, and half are reads in the backward.
     """
     alone = dataclasses.replace(profile, blocks=(block,))
     cost = evaluate(alone, {block.name: choices}).blocks[0]
@@ -57,16 +57,18 @@ def way_of(profile: Profile, block: BlockClass, choices) -> LayerPolicy:
     )
 
 
-def undominated(ways: list[LayerPolicy]) -> list[LayerPolicy]:
-    """Those that no other beats, by rising device bytes. Of equal ones the first stays."""
-    key = lambda w: (w.device_bytes, w.host_bytes, w.seconds + w.doubt_seconds)
+def undominated(policies: list[LayerPolicy]) -> list[LayerPolicy]:
+    """The policies that no other policy dominates, by rising device bytes. Of equal policies the
+    first one remains.
+    """
+    key = lambda p: (p.device_bytes, p.host_bytes, p.seconds + p.doubt_seconds)
     beats = lambda a, b: all(x <= y for x, y in zip(key(a), key(b)))
-    first = [w for i, w in enumerate(ways) if all(key(w) != key(o) for o in ways[:i])]
-    return sorted((w for w in first if not any(beats(o, w) for o in first if o is not w)), key=key)
+    first = [p for i, p in enumerate(policies) if all(key(p) != key(o) for o in policies[:i])]
+    return sorted((p for p in first if not any(beats(o, p) for o in first if o is not p)), key=key)
 
 
-def thinned(ways: list[LayerPolicy], most: int) -> tuple[LayerPolicy, ...]:
-    """At most so many of them, evenly, both ends among them."""
-    if len(ways) <= most:
-        return tuple(ways)
-    return tuple(ways[round(i * (len(ways) - 1) / (most - 1))] for i in range(most))
+def thinned(policies: list[LayerPolicy], most: int) -> tuple[LayerPolicy, ...]:
+    """At most `most` policies, evenly spaced, with the first and the last one."""
+    if len(policies) <= most:
+        return tuple(policies)
+    return tuple(policies[round(i * (len(policies) - 1) / (most - 1))] for i in range(most))

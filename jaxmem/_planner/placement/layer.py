@@ -1,29 +1,43 @@
-"""What one layer of a stack takes: its states by where they lie, its tensors by what becomes of
-them.
+"""What one layer of a stack takes: bytes of its states by the place where they are stored, bytes
+and seconds of its tensors by policy, and the seconds of its transfers, to the host and between
+devices.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 from jaxmem._core.actions import Choice
-from jaxmem._result.plan.timeline import PLACED
+from jaxmem._model.states.places import DIVIDED
+from jaxmem._result.plan.timeline import PLACED, Pass, PlacedLayers
 
-# Where the states of a layer may lie, in the order in which the layers of a stack do.
+# Where the states of a layer may be stored, in the order of the layers of a stack.
 PLACES = tuple(PLACED)
 RESIDENT, COPIED, STREAMED, BUFFERED = PLACES
+# What is divided over several devices.
+NOTHING, MOMENTS, STATES, LAYERS = DIVIDED
+# The share of a write to host memory that overlaps with work: XLA overlaps none of it
+# (benchmarks/streamed.py, "stored beside products").
+STORED_BESIDE = 0.0
+# The share of a layer's all-gather that overlaps with the layer's own work: on Hopper and later all
+# but the weights of its first product, elsewhere less, by XLA's schedule. Reduce-scatters of
+# gradients do not overlap (benchmarks/streamed.py).
+GATHERED_BESIDE, LESS_BESIDE = 0.75, 0.4
 
 
 @dataclasses.dataclass(frozen=True)
 class States:
     """Bytes of a released step's states on one device.
 
-    layers: how many the stack has.
-    parameters, moments: of one layer, as they are stored.
-    copy: of one layer's parameters in the dtype that the layers compute in.
-    outside: of the optimizer's arrays outside the layers.
-    fixed: of all other arguments, which lie on the device in any case.
-    wire: of one layer's whole parameters in the dtype of compute, as divided ones are gathered.
-    outside_wire, outside_stored: of those outside the layers, so, and as they are stored.
+    layers: the number of layers in the stack.
+    parameters, moments: bytes of one layer, in the stored dtype.
+    copy: bytes of one layer's parameters in the dtype of compute.
+    outside: bytes of the optimizer's arrays outside the layers.
+    fixed: bytes of all other arguments, which are always in device memory.
+    wire: bytes that an all-gather of one layer's parameters moves, in the dtype of compute.
+    outside_wire: bytes that an all-gather of the parameters outside the layers moves, in the dtype
+      of compute.
+    outside_stored: bytes of the parameters outside the layers, in the stored dtype.
     """
 
     layers: int
@@ -41,8 +55,15 @@ class States:
         """Bytes of one layer's states."""
         return self.parameters + self.moments
 
+    @property
+    def resident(self) -> int:
+        """Bytes of all arguments if all states are in device memory."""
+        return self.fixed + self.outside + self.layers * self.layer
+
     def on_device(self, place: str) -> int:
-        """What a layer's states take on the device; for `buffered`, from forward to backward."""
+        """Device bytes of one layer's states. A `buffered` layer's parameters count, which are in
+        device memory from its forward to its backward.
+        """
         return {
             RESIDENT: self.layer,
             COPIED: self.copy,
@@ -51,21 +72,21 @@ class States:
         }[place]
 
     def on_host(self, place: str) -> int:
-        """What they take in host memory."""
+        """Host bytes of one layer's states."""
         return 0 if place == RESIDENT else self.layer
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerPolicy:
-    """What may become of the tensors of one layer.
+    """Choices for the tensors of one layer, and their costs.
 
     choices: by tag.
-    device_bytes, host_bytes: what is saved of one layer.
-    forward_seconds, backward_seconds: of one run, with what it writes, reads, encodes and repeats,
-      without transfers.
-    doubt_seconds: by how much a way that loses accuracy must be faster.
-    working: bytes of working memory of a step all of whose layers go this way, beside what they
-      save; by whether its states stream.
+    device_bytes, host_bytes: bytes that one layer saves for the backward.
+    forward_seconds, backward_seconds: seconds of one run of the layer, with writing, reading,
+      encoding and recomputing, without transfers.
+    doubt_seconds: the seconds by which a lossy policy must be faster than a lossless one.
+    working: working memory of a step all of whose layers have this policy, without what they save;
+      by whether the layers' states are streamed.
     """
 
     choices: Mapping[str, Choice]
@@ -78,7 +99,7 @@ class LayerPolicy:
 
     @property
     def seconds(self) -> float:
-        """Of one run, forward and backward."""
+        """Seconds of one run, forward and backward."""
         return self.forward_seconds + self.backward_seconds
 
     def with_working(self, resident: int, streamed: int) -> "LayerPolicy":
@@ -87,11 +108,127 @@ class LayerPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class LayerGroup:
-    """A layer: where its states lie, and what becomes of its tensors.
+    """Layers alike: with states at one place, and with one policy.
 
     place: one of PLACES.
-    way: the number of a way.
+    policy: an index into the problem's policies.
     """
 
     place: str
-    way: int
+    policy: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """The connection between a device and its host.
+
+    to_device, to_host: bytes a second in each direction.
+    beside: whether copies overlap with work. On a CPU, the cores make the copies.
+    """
+
+    to_device: float
+    to_host: float
+    beside: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharding:
+    """How a step is divided over devices. Collectives are rings, in which each device sends and
+    receives all but its own part.
+
+    divided: one of DIVIDED.
+    devices: the number of devices.
+    rate: bytes a second that each device sends and receives.
+    accumulates: whether each device holds its own undivided moments until the end of a minibatch,
+      as with AdamA. A step of another optimizer reduces each layer's gradient, and gathers by
+      layer.
+    beside: the share of a layer's all-gather that overlaps with the layer's work.
+    """
+
+    divided: str = NOTHING
+    devices: int = 1
+    rate: float = math.inf
+    accumulates: bool = True
+    beside: float = GATHERED_BESIDE
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether the layers' parameters are gathered one layer at a time. Only such states may be
+        in host memory.
+        """
+        return self.divided == LAYERS
+
+    def crossing(self, nbytes: int) -> float:
+        """Seconds to gather arrays of `nbytes` from their parts, or to scatter them. An all-reduce
+        takes twice as long.
+        """
+        return (self.devices - 1) / self.devices * nbytes / self.rate
+
+    def gathered(self, states: States) -> float:
+        """Seconds of the all-gather of one layer's parameters, in each pass through the layer."""
+        return self.crossing(states.wire) if self.by_layer else 0.0
+
+    def scattered(self, states: States) -> float:
+        """Seconds to scatter or reduce one layer's gradient, in each backward."""
+        # Gradients of undivided parameters have the parameters' dtype, not the dtype of compute.
+        if self.divided == NOTHING:
+            return 0.0 if self.accumulates else 2 * self.crossing(states.parameters)
+        return self.crossing(states.parameters if self.divided == MOMENTS else states.wire)
+
+    def alone(self, states: States, microbatches: int) -> float:
+        """Seconds of collectives that overlap with no layer's work: at the start and the end of the
+        step, and for arrays outside the layers.
+        """
+        if self.divided == NOTHING and not self.accumulates:
+            return 2 * microbatches * self.crossing(states.outside_stored)
+        if self.divided == NOTHING:
+            return 2 * self.crossing(states.layers * states.moments + states.outside)
+        if self.divided == MOMENTS:
+            outside = (1 + microbatches) * self.crossing(states.outside_stored)
+            return outside + states.layers * self.crossing(states.parameters)
+        outside = (1 + microbatches) * self.crossing(states.outside_wire)
+        return outside + (0.0 if self.by_layer else states.layers * self.crossing(states.wire))
+
+
+ONE_DEVICE = Sharding()
+
+
+def lanes_of(
+    policy: LayerPolicy, place: str, states: States, link: Link, sharding: Sharding = ONE_DEVICE
+) -> PlacedLayers:
+    """The lanes of one layer with this policy, whose states are stored at `place`.
+
+    In a loop of layers alike, the copies of one layer overlap with the work of the layer before it,
+    which is as long as the layer's own work. The forward fetches parameters. The backward fetches
+    parameters and moments, without the parameters of `buffered` layers. Every microbatch writes
+    moments back, and the last microbatch also writes parameters back. The parameters of a `copied`
+    layer are fetched only where they are updated. Over several devices, both passes gather
+    parameters if layers are gathered one at a time, and the backward scatters gradients.
+    """
+    p, m = states.parameters, states.moments
+    forward = {RESIDENT: 0, COPIED: 0, STREAMED: p, BUFFERED: p}[place]
+    backward = {RESIDENT: 0, COPIED: m, STREAMED: p + m, BUFFERED: m}[place]
+    last = {RESIDENT: 0, COPIED: p + m, STREAMED: p + m, BUFFERED: m}[place]
+    to_device, to_host = 1 / link.to_device, 1 / link.to_host
+    back = 0 if place == RESIDENT else (1 - STORED_BESIDE) * to_host
+    own = policy.host_bytes
+    gathered = sharding.gathered(states)
+    beside, waited = sharding.beside * gathered, (1 - sharding.beside) * gathered
+    late = waited + sharding.scattered(states)
+    work = policy.backward_seconds
+    three = (
+        Pass.of_lanes(
+            policy.forward_seconds, forward * to_device, own * to_host, 0.0, beside, waited
+        ),
+        Pass.of_lanes(work, (backward + own) * to_device, 0.0, m * back, beside, late),
+        Pass.of_lanes(work, (last + own) * to_device, 0.0, (p + m) * back, beside, late),
+    )
+    if not link.beside:
+        three = (one.in_turn() for one in three)
+    return PlacedLayers(1, place, states.on_device(place), states.on_host(place), *three)
+
+
+def fetched_first(places: Sequence[str], states: States, link: Link) -> float:
+    """Seconds of the first fetch of a step, which overlaps with no work."""
+    streams = any(place in (STREAMED, BUFFERED) for place in places)
+    return states.parameters / link.to_device if streams else 0.0

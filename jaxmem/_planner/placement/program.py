@@ -1,18 +1,19 @@
-"""How many layers are of which kind, by a mixed-integer program of counts.
+"""The mixed-integer program over placements: how many layers are in which group.
 
-Where states are stored is decided by counts of kinds of layers. A kind is a place for a layer's
-states and a way of the layer's tensors. The order of the layers is free, so that a count for each
-kind is enough. The size of the program does not grow with the layers, and the program is exact in
-the layers. ProTrain (§4) searches four such counts; here one program decides them together with the
-actions of single tensors.
+The number of layers in each group decides where states are stored. A group is a place for a layer's
+states and a policy for the layer's tensors. The order of the layers is free, so that a count for
+each group is enough. The size of the program does not grow with the layers, and the program is
+exact in the layers. ProTrain (§4) searches four such counts; here one program decides them together
+with the actions of single tensors.
 
-Ways are assignments of one layer, solved for by the program of tags. A way remains if no other way
-beats it in device bytes, host bytes and time (`front.py`).
+Policies are assignments of one layer, from the program over actions. A policy remains if no other
+policy is better in device bytes, host bytes and time (`front.py`).
 
-The seconds of a kind are the longest of its lanes (compute, the two ways of the link, collectives),
-since a layer is copied while the layer before it computes. Seconds that nothing overlaps are added
-(`lanes.py`). So the sum over layers is linear. The prototype compared whole passes, in which
-resident layers hide the copies of other layers. A loop that prefetches one layer cannot do that.
+The seconds of a group are those of its longest lane (compute, each direction of the link,
+collectives), since a layer is copied while the layer before it computes. Seconds that nothing
+overlaps are added (`layer.py`). So the sum over layers is linear. The prototype compared whole
+passes, in which resident layers hide the copies of other layers. A loop that prefetches one layer
+cannot do that.
 """
 
 import dataclasses
@@ -22,82 +23,88 @@ from collections.abc import Mapping, Sequence
 import pulp
 
 from jaxmem._model.states.places import DEVICE, HOST, Places
-from jaxmem._planner.placement.lanes import Link, fetched_first, lanes_of
 from jaxmem._planner.placement.layer import (
     BUFFERED,
     COPIED,
+    ONE_DEVICE,
     PLACES,
     RESIDENT,
     STREAMED,
     LayerGroup,
     LayerPolicy,
+    Link,
+    Sharding,
     States,
+    fetched_first,
+    lanes_of,
 )
-from jaxmem._planner.placement.sharding import ONE_DEVICE, Sharding
 from jaxmem._planner.solve.solve import solved
 from jaxmem._result.plan.timeline import PlacedLayers
 
-MOST_KINDS = 3  # of layers in one step: each is a loop of its own
+MOST_GROUPS = 3  # of layers in one step: each group is a loop of its own
 UNIT = 1e6  # bytes and microseconds: sums of some thousands, which HiGHS's tolerances are made for
 TIE = 1e-9  # seconds that a megabyte is worth: it only breaks ties
 
 
 @dataclasses.dataclass(frozen=True)
 class PlacementProblem:
-    """What is asked for.
+    """States, policies and limits. Bytes are of one device.
 
-    states: what the stack's states take.
-    ways: those that a layer may go, with their working memory.
-    link: the line to the host.
-    microbatches: of a step.
-    room: bytes of the device for everything; None for no limit.
-    host_room: bytes of host memory; None for no limit.
-    short: bytes by which sums are known to be too small.
-    places: those allowed.
-    kinds: how many kinds of layers there may be.
+    states: bytes of the stack's states.
+    policies: the policies that a layer may have, with their working memory.
+    link: the connection to the host.
+    microbatches: the number of microbatches of a step.
+    room: device bytes for the whole step; None means no limit.
+    host_room: bytes of host memory; None means no limit.
+    short: bytes by which the problem's sums are known to be too small.
+    places: the allowed places.
+    most_groups: the largest number of groups.
     sharding: how the step is divided over devices.
-    outer_moves: whether the moments outside the layers may lie in host memory.
+    outer_moves: whether the moments outside the layers may be in host memory.
     """
 
     states: States
-    ways: Sequence[LayerPolicy]
+    policies: Sequence[LayerPolicy]
     link: Link
     microbatches: int = 1
     room: int | None = None
     host_room: int | None = None
     short: int = 0
     places: tuple[str, ...] = PLACES
-    kinds: int = MOST_KINDS
+    most_groups: int = MOST_GROUPS
     sharding: Sharding = ONE_DEVICE
     outer_moves: bool = True
 
     @property
-    def all_kinds(self) -> list[LayerGroup]:
-        return [LayerGroup(place, w) for place in self.places for w in range(len(self.ways))]
+    def groups(self) -> list[LayerGroup]:
+        """Every group that a layer may be in."""
+        return [LayerGroup(place, p) for place in self.places for p in range(len(self.policies))]
 
-    def device(self, kind: LayerGroup) -> int:
-        """Bytes that a layer of the kind adds to the device."""
-        return self.states.on_device(kind.place) + self.ways[kind.way].device_bytes
+    def device(self, group: LayerGroup) -> int:
+        """Device bytes that one layer of the group adds."""
+        return self.states.on_device(group.place) + self.policies[group.policy].device_bytes
 
-    def host(self, kind: LayerGroup) -> int:
-        """Bytes that it adds to host memory."""
-        return self.states.on_host(kind.place) + self.ways[kind.way].host_bytes
+    def host(self, group: LayerGroup) -> int:
+        """Host bytes that one layer of the group adds."""
+        return self.states.on_host(group.place) + self.policies[group.policy].host_bytes
 
-    def working(self, kind: LayerGroup) -> int:
-        """Working memory of a step that has a layer of the kind."""
-        return self.ways[kind.way].working[kind.place != RESIDENT]
+    def working(self, group: LayerGroup) -> int:
+        """Working memory of a step that has a layer of the group."""
+        return self.policies[group.policy].working[group.place != RESIDENT]
 
-    def lanes(self, kind: LayerGroup) -> PlacedLayers:
-        """The lanes of one layer of the kind."""
-        return lanes_of(self.ways[kind.way], kind.place, self.states, self.link, self.sharding)
+    def lanes(self, group: LayerGroup) -> PlacedLayers:
+        """The lanes of one layer of the group."""
+        policy = self.policies[group.policy]
+        return lanes_of(policy, group.place, self.states, self.link, self.sharding)
 
-    def seconds(self, kind: LayerGroup) -> float:
-        """Seconds that a layer of the kind takes in a step."""
-        return self.lanes(kind).seconds(self.microbatches)
+    def seconds(self, group: LayerGroup) -> float:
+        """Seconds that one layer of the group takes in a step."""
+        return self.lanes(group).seconds(self.microbatches)
 
-    def cautious(self, kind: LayerGroup) -> float:
-        """What layers are ranked by: seconds, and the doubt of what loses accuracy."""
-        return self.seconds(kind) + self.microbatches * self.ways[kind.way].doubt_seconds
+    def cautious(self, group: LayerGroup) -> float:
+        """The seconds that groups are ranked by: with the doubt of a lossy policy."""
+        doubt = self.policies[group.policy].doubt_seconds
+        return self.seconds(group) + self.microbatches * doubt
 
     @property
     def outer_seconds(self) -> float:
@@ -107,21 +114,21 @@ class PlacementProblem:
 
     @property
     def alone_seconds(self) -> float:
-        """Seconds in which something crosses between devices beside no layer, in any answer."""
+        """Seconds of collectives that overlap with no layer, in every solution."""
         return self.sharding.alone(self.states, self.microbatches)
 
 
 @dataclasses.dataclass(frozen=True)
 class PlacementSolution:
-    """How many layers are of which kind.
+    """How many layers are in which group.
 
-    counts: by kind, those that are there, in the order of the layers.
+    counts: layers by group, without empty groups, in the order of the layers.
     outer: the memory of the moments outside the layers.
-    device_bytes: of the whole step, by the question's sums.
+    device_bytes: of the whole step, by the problem's sums.
     host_bytes: in host memory.
-    seconds: of the layers in a step, and of what is fetched beside no work.
-    cautious_seconds: what answers are ranked by: seconds, and the doubt of what loses accuracy.
-    solve_seconds: what solving took.
+    seconds: of the layers in a step, and of transfers that overlap with no work.
+    cautious_seconds: the seconds that solutions are ranked by: with the doubt of lossy policies.
+    solve_seconds: the seconds of solving.
     """
 
     counts: Mapping[LayerGroup, int]
@@ -134,102 +141,98 @@ class PlacementSolution:
 
     @property
     def places(self) -> Places:
-        of = lambda place: sum(n for kind, n in self.counts.items() if kind.place == place)
+        of = lambda place: sum(n for group, n in self.counts.items() if group.place == place)
         layers = sum(self.counts.values())
         return Places(layers, of(RESIDENT), of(COPIED), of(BUFFERED), self.outer)
 
     @property
-    def ways(self) -> list[tuple[int, int, int]]:
-        """The groups of layers that go one way, in order: the first, the one after the last, and
-        the way's number.
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """The ranges of layers of one policy, in order: the first layer, the one after the last,
+        and the index of the policy.
         """
         found: list[tuple[int, int, int]] = []
         start = 0
-        for kind, n in self.counts.items():
-            if found and found[-1][2] == kind.way:
-                found[-1] = (found[-1][0], start + n, kind.way)
+        for group, n in self.counts.items():
+            if found and found[-1][2] == group.policy:
+                found[-1] = (found[-1][0], start + n, group.policy)
             else:
-                found.append((start, start + n, kind.way))
+                found.append((start, start + n, group.policy))
             start += n
         return found
 
 
-def answer(question: PlacementProblem, goal: str = "time") -> PlacementSolution | None:
-    """The counts of least time that fit, or of least device bytes where `goal` is "bytes"; None
-    where none fit.
+def solve_placement(problem: PlacementProblem, goal: str = "time") -> PlacementSolution | None:
+    """The counts of least time within the limits, or of least device bytes if `goal` is "bytes";
+    None if no counts are within the limits.
 
     Raises SolverError where the solver ends without an answer.
     """
     start = time.perf_counter()
-    states, kinds = question.states, question.all_kinds
-    problem, count = pulp.LpProblem("counts", pulp.LpMinimize), [0]
+    states, groups = problem.states, problem.groups
+    lp, count = pulp.LpProblem("counts", pulp.LpMinimize), [0]
 
     def variable(high, category):
         count[0] += 1
-        return problem.add_variable(f"v{count[0]}", 0, high, cat=category)
+        return lp.add_variable(f"v{count[0]}", 0, high, cat=category)
 
-    n = {k: variable(states.layers, pulp.LpInteger) for k in kinds}
-    used = {k: variable(1, pulp.LpBinary) for k in kinds}
-    # No binary one, of which the solver's interface sets both bounds.
-    outer = variable(1 if states.outside and question.outer_moves else 0, pulp.LpInteger)
+    n = {g: variable(states.layers, pulp.LpInteger) for g in groups}
+    used = {g: variable(1, pulp.LpBinary) for g in groups}
+    # No binary variable: the solver's interface would set both of its bounds.
+    outer = variable(1 if states.outside and problem.outer_moves else 0, pulp.LpInteger)
     working, streams = variable(None, pulp.LpContinuous), variable(1, pulp.LpBinary)
-    problem += pulp.lpSum(n.values()) == states.layers
-    problem += pulp.lpSum(used.values()) <= question.kinds
-    for k in kinds:
-        problem += n[k] <= states.layers * used[k]
-        # XLA takes a loop of one turn apart: it reads such a layer by a kernel of its own, and
-        # fuses it with what stands beside it.
+    lp += pulp.lpSum(n.values()) == states.layers
+    lp += pulp.lpSum(used.values()) <= problem.most_groups
+    for g in groups:
+        lp += n[g] <= states.layers * used[g]
+        # XLA unrolls a loop of one iteration: it reads the layer by a kernel of its own, and fuses
+        # the layer with neighbouring operations.
         if states.layers > 1:
-            problem += n[k] >= 2 * used[k]
-        if k.place in (STREAMED, BUFFERED):
-            problem += used[k] <= streams
-        problem += working >= used[k] * (question.working(k) / UNIT)
-    sums = lambda of: pulp.lpSum(n[k] * (of(k) / UNIT) for k in kinds)
-    fixed = states.fixed + states.outside + question.short
-    device = sums(question.device) + working - outer * (states.outside / UNIT) + fixed / UNIT
-    if question.room is not None:
-        problem += device <= question.room / UNIT
-    if question.host_room is not None:
-        host = sums(question.host) + outer * (states.outside / UNIT)
-        problem += host <= question.host_room / UNIT
-    first = fetched_first([STREAMED], states, question.link)
-    seconds = pulp.lpSum(n[k] * (question.cautious(k) * UNIT) for k in kinds)
-    seconds += outer * (question.outer_seconds * UNIT) + streams * (first * UNIT)
-    problem += seconds + device * (TIE * UNIT) if goal == "time" else device + seconds * TIE
-    if not solved(problem):
+            lp += n[g] >= 2 * used[g]
+        if g.place in (STREAMED, BUFFERED):
+            lp += used[g] <= streams
+        lp += working >= used[g] * (problem.working(g) / UNIT)
+    sums = lambda of: pulp.lpSum(n[g] * (of(g) / UNIT) for g in groups)
+    fixed = states.fixed + states.outside + problem.short
+    device = sums(problem.device) + working - outer * (states.outside / UNIT) + fixed / UNIT
+    if problem.room is not None:
+        lp += device <= problem.room / UNIT
+    if problem.host_room is not None:
+        host = sums(problem.host) + outer * (states.outside / UNIT)
+        lp += host <= problem.host_room / UNIT
+    first = fetched_first([STREAMED], states, problem.link)
+    seconds = pulp.lpSum(n[g] * (problem.cautious(g) * UNIT) for g in groups)
+    seconds += outer * (problem.outer_seconds * UNIT) + streams * (first * UNIT)
+    lp += seconds + device * (TIE * UNIT) if goal == "time" else device + seconds * TIE
+    if not solved(lp):
         return None
-    whole = {k: round(v.varValue or 0) for k, v in n.items()}
-    chosen = {k: c for k, c in _ordered(question, whole).items() if c}
-    return priced(
-        question,
-        chosen,
-        HOST if (outer.varValue or 0) > 0.5 else DEVICE,
-        time.perf_counter() - start,
-    )
+    whole = {g: round(v.varValue or 0) for g, v in n.items()}
+    chosen = {g: c for g, c in _ordered(problem, whole).items() if c}
+    where = HOST if (outer.varValue or 0) > 0.5 else DEVICE
+    return priced(problem, chosen, where, time.perf_counter() - start)
 
 
 def priced(
-    question: PlacementProblem,
+    problem: PlacementProblem,
     counts: Mapping[LayerGroup, int],
     outer: str,
     solve_seconds: float = 0.0,
 ) -> PlacementSolution:
-    """What counts take, by the question's sums, whether they fit or not."""
-    states = question.states
+    """Any counts as a solution, by the problem's sums, within the limits or not."""
+    states = problem.states
     hosted = states.outside if outer == HOST else 0
-    device = sum(n * question.device(k) for k, n in counts.items())
-    device += max(question.working(k) for k in counts)
-    device += states.fixed + states.outside - hosted + question.short
-    host = sum(n * question.host(k) for k, n in counts.items()) + hosted
-    beside = fetched_first([k.place for k in counts], states, question.link)
-    beside += question.alone_seconds + (question.outer_seconds if hosted else 0.0)
-    seconds = beside + sum(n * question.seconds(k) for k, n in counts.items())
-    cautious = beside + sum(n * question.cautious(k) for k, n in counts.items())
+    device = sum(n * problem.device(g) for g, n in counts.items())
+    device += max(problem.working(g) for g in counts)
+    device += states.fixed + states.outside - hosted + problem.short
+    host = sum(n * problem.host(g) for g, n in counts.items()) + hosted
+    alone = fetched_first([g.place for g in counts], states, problem.link)
+    alone += problem.alone_seconds + (problem.outer_seconds if hosted else 0.0)
+    seconds = alone + sum(n * problem.seconds(g) for g, n in counts.items())
+    cautious = alone + sum(n * problem.cautious(g) for g, n in counts.items())
     return PlacementSolution(counts, outer, device, host, seconds, cautious, solve_seconds)
 
 
-def _ordered(question: PlacementProblem, counts: Mapping[LayerGroup, int]) -> dict[LayerGroup, int]:
-    """Kinds in the order of the layers: by place, and of one place those that save least first."""
+def _ordered(problem: PlacementProblem, counts: Mapping[LayerGroup, int]) -> dict[LayerGroup, int]:
+    """Groups in the order of the layers: by place, and at one place by rising device bytes."""
     order = {place: i for i, place in enumerate(PLACES)}
-    key = lambda k: (order[k.place], question.ways[k.way].device_bytes)
-    return {k: counts[k] for k in sorted(counts, key=key)}
+    key = lambda g: (order[g.place], problem.policies[g.policy].device_bytes)
+    return {g: counts[g] for g in sorted(counts, key=key)}

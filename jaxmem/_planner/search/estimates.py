@@ -1,10 +1,14 @@
-"""What a search expects of plans before it compiles them, from liveness estimates of their traces.
+"""Bytes that a search expects of plans before it compiles them, from liveness estimates of their
+traces.
 
-An estimate takes a fraction of a second where a compile takes many. So the solver is asked again,
-with what each estimate taught, until an estimate agrees with it.
+An estimate takes a fraction of a second, and a compile takes many seconds. So the solver solves
+again with each estimate, until an estimate agrees with the solution.
+
+The size of the traced steps limits the number of estimates. The first choice was a limit in
+seconds. A plan then depended on the speed of the machine, and the plan of a step whose layers a
+Python loop repeats differed between two runs.
 """
 
-import time
 from collections.abc import Callable, Sequence
 
 from jaxmem._core.actions import REST, Actions, stored
@@ -14,15 +18,16 @@ from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.memory import Expected
 from jaxmem._planner.solve.solution import Solution
+from jaxmem._trace.jaxpr import equations
 from jaxmem._trace.liveness.walk import runs_references
 
 MOST_ESTIMATES = 8  # for one question to the solver
 RECALLED = 3  # plans of earlier searches that are estimated
-# Seconds for all estimates that teach a search's solver, for the search for the least bytes, and
-# for all others. Mostly steps whose layers a Python loop repeats take so long.
-MOST_SECONDS = 20.0
-MOST_SECONDS_OF_OTHERS = 40.0
-MOST_SECONDS_OF_LEAST = 120.0
+# Equations that a search traces for estimates: those that teach its solver, those of the search
+# for the least bytes, and all others. An equation takes 130 to 350 microseconds of a core, so that
+# the limits are about 20, 100 and 40 seconds. Only steps with Python loops over layers meet them.
+MOST_EQUATIONS = {"taught": 100_000, "least": 500_000, "others": 200_000}
+COMPILED = 10  # a compile for buffers takes about as long as so many estimates
 
 
 class Estimates:
@@ -38,19 +43,18 @@ class Estimates:
         self._estimated: dict[str, int] = {}  # temporary bytes, by what an assignment stores
         # What the solver is taught: working bytes of the assignments that it answered with.
         self._taught: dict[str, tuple[Actions, int]] = {}
-        self._seconds = {"taught": 0.0, "others": 0.0, "least": 0.0}
-        # Seconds of this thread do not count what else the machine does, so that a search ends at
-        # the same estimate on a busy one. A compiler that assigns buffers is another process.
-        assigns = steps.backend.assigns
-        self._clock = time.perf_counter if assigns else time.thread_time
+        self._equations: dict[str, int] = {}  # of the traced step, by what an assignment stores
+        # The assignments that were asked for, by purpose: an estimate that another purpose made
+        # counts too, so that the limit of one purpose does not depend on the others.
+        self._asked: dict[str, set[str]] = {purpose: set() for purpose in MOST_EQUATIONS}
 
     def learn(self, actions: Actions) -> bool:
-        """Estimates the step under `actions` for the memory model; False where the model has it
-        already, or estimates took too long.
+        """Estimates the step under `actions` for the memory model; False if the model has it
+        already, or if the limit is reached.
         """
         if _key(actions) in self._taught:
             return False
-        size = self._limited(actions, "taught", MOST_SECONDS)
+        size = self._limited(actions, "taught")
         if size is None:
             return False
         saved = evaluate(self._profile, actions).saved_bytes
@@ -58,32 +62,43 @@ class Estimates:
         return True
 
     def estimate(self, actions: Actions) -> int | None:
-        """Estimated temporary bytes; None if they are not known, and estimates took too long."""
-        return self._limited(actions, "others", MOST_SECONDS_OF_OTHERS)
+        """Estimated temporary bytes; None if the limit is reached."""
+        return self._limited(actions, "others")
 
     def estimate_for_least(self, actions: Actions) -> int | None:
-        """Estimated temporary bytes, for the search for the least bytes, which has seconds of its
-        own; None once they are spent.
+        """Estimated temporary bytes, for the search for the least bytes, which has a limit of its
+        own; None if that limit is reached.
         """
-        return self._limited(actions, "least", MOST_SECONDS_OF_LEAST)
+        return self._limited(actions, "least")
 
-    def _limited(self, actions: Actions, purpose: str, most: float) -> int | None:
-        """Estimated temporary bytes, where estimates for one purpose may take `most` seconds."""
-        key = _key(actions)
+    def _limited(self, actions: Actions, purpose: str) -> int | None:
+        """Estimated temporary bytes, within the equations that one purpose may trace."""
+        key, asked = _key(actions), self._asked[purpose]
+        if key not in asked and sum(self._equations[k] for k in asked) > MOST_EQUATIONS[purpose]:
+            return None
         if key not in self._estimated:
-            if self._seconds[purpose] > most:
-                return None
-            start = self._clock()
-            self._estimated[key] = self.temporary_bytes(actions)
-            self._seconds[purpose] += self._clock() - start
+            self._estimated[key], self._equations[key] = self.estimate_step(actions)
+        asked.add(key)
         return self._estimated[key]
+
+    def temporary_bytes(self, actions: Actions) -> int:
+        """Bytes that the step is expected to take in addition to its arguments."""
+        return self.estimate_step(actions)[0]
+
+    def estimate_step(self, actions: Actions) -> tuple[int, int]:
+        """Estimated temporary bytes, and the number of equations that the estimate counts as."""
+        traced = self._steps.trace(self._steps.plan_of(actions))
+        backend = self._steps.backend
+        count = sum(1 for _ in equations(traced.jaxpr.jaxpr))
+        count *= COMPILED if backend.assigns else 1
+        return backend.temporary_bytes(traced, self._shards), count
 
     def more_by_kernels(self, actions: Actions) -> int | None:
         """By how many more bytes the step takes with the codecs' kernels than with their
         references.
 
         Returns None in three cases: the target compiles the kernels themselves, the step has no
-        codec, or estimates took too long.
+        codec, or the limit of estimates is reached.
         """
         backend = self._steps.backend
         if self._shards == 1 or not backend.compiles_references:
@@ -93,17 +108,11 @@ class Estimates:
             return None
         return backend.temporary_bytes(traced, self._shards, kernels=True) - references
 
-    def temporary_bytes(self, actions: Actions) -> int:
-        """Bytes that the step is expected to take in addition to its arguments."""
-        traced = self._steps.trace(self._steps.plan_of(actions))
-        return self._steps.backend.temporary_bytes(traced, self._shards)
-
     def model(self, measured: Sequence[tuple[Actions, float]]) -> Expected:
         """Fits the memory model to compiled plans, and to estimates of others.
 
-        measured: plans that were compiled, with their working bytes. What estimates told of others
-        is
-          corrected by what they were off for these.
+        measured: compiled plans with their working bytes. The errors of their estimates correct the
+          estimates of other plans.
         """
         compiled = {_key(actions) for actions, _ in measured}
         error = self.error(measured)
@@ -117,22 +126,23 @@ class Estimates:
     def expecting(
         self, measured: Sequence[tuple[Actions, float]]
     ) -> Callable[[Actions], float | None]:
-        """Tells what a step is expected to take beside its arguments: what its estimate says,
-        corrected by what estimates of compiled plans were off; None where estimates took too long.
+        """A function of actions: the bytes that the step is expected to take in addition to its
+        arguments. It corrects the estimate by the errors of estimates of compiled plans, and
+        returns None once the limit of estimates is reached.
         """
         error = self.error(measured)
 
         def beside(actions: Actions) -> float | None:
-            told = self.estimate(actions)
-            return None if told is None else told + error(actions)
+            size = self.estimate(actions)
+            return None if size is None else size + error(actions)
 
         return beside
 
     def error(self, measured: Sequence[tuple[Actions, float]]) -> Callable[[Actions], float]:
-        """Tells what an estimate is expected to be short by, from what compiled plans' estimates
-        were.
+        """A function of actions: the bytes by which an estimate is expected to be too small, from
+        the errors of compiled plans' estimates.
 
-        measured: plans that were compiled, with their working bytes.
+        measured: compiled plans with their working bytes.
         """
         # What earlier searches compiled was not estimated by this one: the latest tell enough.
         for actions, _ in measured[-RECALLED:]:

@@ -6,7 +6,7 @@ the least bytes several moments take nearly as much, so that one choice less gai
 the solver's sums nor single changes get past such a place. Changes of up to three choices at once
 do, together with moves to assignments that take as many bytes as the one before.
 
-Descents from different seeds end within a few per cent of each other (`benchmarks/least.py`). A
+Descents from different seeds end within a few per cent of each other (`benchmarks/budgets.py`). A
 search always takes the same seed.
 """
 

@@ -20,7 +20,7 @@ from jaxmem._planner.search.divide import Division, divide
 from jaxmem._planner.search.least import corrected, least
 from jaxmem._planner.search.state import Search, warn_left_out
 from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime
-from jaxmem._planner.search.trial import Trial
+from jaxmem._planner.search.trial import Trial, solve_and_compile
 from jaxmem._planner.search.whole_steps import refine_by_whole_steps
 from jaxmem._planner.solve.problem import Key, Problem
 from jaxmem._planner.solve.solution import Solution
@@ -145,44 +145,47 @@ def hasten(search: Search) -> None:
 
 
 def refine(search: Search) -> None:
-    """Solves for the room left by what was learned, compiles, and learns, until nothing is left
-    to gain. What it compiles is added to the search.
+    """Solves for the bytes that are left by what was learned, compiles, and learns, until nothing
+    is left to gain. What it compiles is added to the search.
     """
-    limits = search.limits
-    width = search.steps.backend.width
+    problem = Problem(search.profile, None, search.limits.host_bytes)
     # No assignment of tags is faster than the best one without a limit on device bytes.
-    best = search.solved(candidates.fastest, Problem(search.profile, None, limits.host_bytes))
+    best = search.solved(candidates.fastest, problem)
     least_seconds = best.cautious_seconds if best else 0.0
-    while (left := search.compiles_left) > 0:
-        within, model = search.within_budget, search.model()
-        # A plan that an earlier search saw fit is compiled before anything is called enough:
-        # else a search with more history could return a slower plan than one with less.
-        step_time = search.step_time
-        earlier = candidates.recalled(search, search.problem(model), step_time.cautious)
-        # A plan that fills the room, or is as fast as one without a limit, ends the search. One
-        # of unknown worth, found by small changes, does not by filling it.
-        done = any(
-            (t.total >= ENOUGH * limits.usable_bytes and t.gap < math.inf)
-            or t.cost.cautious_seconds <= least_seconds
-            for t in within
-        )
-        if done and earlier is None:
-            return
-        # Candidates in the order in which they are worth a compile. One more is solved for than
-        # compiles go side by side, since some may have been compiled before.
-        picks = [] if earlier is None else [earlier]
-        picks += search.solved(candidates.within_budget, search, width + 1)
-        fresh = _fresh(search, picks)
-        # Nothing fits yet, and of the solver's answers none is expected to: try what is nearest
-        # to the room.
-        if not within and not fresh:
-            smallest, *_ = search.solved(least, search, search.refused)
-            if _exceeds_by_far(search, search.expected(smallest)):
-                return  # compiles show whether it does: `least`
-            fresh = _fresh(search, search.solved(candidates.nearest, search))
-        if not (fresh := fresh[: min(width, left)]):
-            return
-        search.compile_solutions(fresh)
+    solve_and_compile(search, lambda: _next_solutions(search, least_seconds))
+
+
+def _next_solutions(search: Search, least_seconds: float) -> list[Solution]:
+    """The solutions that `refine` compiles next, at most as many as compile side by side.
+
+    least_seconds: seconds of the best assignment without a limit on device bytes.
+    """
+    limits, width = search.limits, search.steps.backend.width
+    within, model = search.within_budget, search.model()
+    # A plan that an earlier search saw fit is compiled before anything is called enough:
+    # else a search with more history could return a slower plan than one with less.
+    earlier = candidates.recalled(search, search.problem(model), search.step_time.cautious)
+    # A plan that fills the budget, or is as fast as one without a limit, ends the search. One
+    # of unknown worth, found by small changes, does not by filling it.
+    done = any(
+        (t.total >= ENOUGH * limits.usable_bytes and t.gap < math.inf)
+        or t.cost.cautious_seconds <= least_seconds
+        for t in within
+    )
+    if done and earlier is None:
+        return []
+    # Candidates in the order in which they are worth a compile. One more is solved for than
+    # compiles go side by side, since some may have been compiled before.
+    picks = [] if earlier is None else [earlier]
+    picks += search.solved(candidates.within_budget, search, width + 1)
+    fresh = _fresh(search, picks)
+    # Nothing fits yet, and no solution is expected to: try what is nearest to the budget.
+    if not within and not fresh:
+        smallest, *_ = search.solved(least, search, search.refused)
+        if _exceeds_by_far(search, search.expected(smallest)):
+            return []  # compiles show whether it does: `least`
+        fresh = _fresh(search, search.solved(candidates.nearest, search))
+    return fresh[: min(width, search.compiles_left)]
 
 
 def _exceeds_by_far(search: Search, total: int) -> bool:
@@ -259,8 +262,8 @@ def _ranked(search: Search, more: int) -> list[tuple[Trial, Division | None]]:
 def _worth_its_loss(
     search: Search, step_time: StepTime, best: Trial, others: Sequence[Trial]
 ) -> Trial:
-    """`best`, or where that loses accuracy for less than is noticed, the fastest of `others` that
-    does not.
+    """`best`, or if it is lossy and gains less than a user notices, the fastest lossless trial of
+    `others`.
     """
     exact = [t for t in others if not t.cost.is_lossy]
     if not (search.careful and best.cost.is_lossy and exact):

@@ -10,6 +10,8 @@ FLOPs of its matrix products.
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from jaxmem._core.actions import Actions
 from jaxmem._core.profile import Profile
@@ -78,6 +80,28 @@ class Limits:
     def allow(self, step: Trial | CompiledStep) -> bool:
         """Whether a compiled step fits on the device and in host memory."""
         return step.total <= self.usable_bytes and step.host_bytes <= self.host_bytes
+
+
+class SolvesAndCompiles(Protocol):
+    """A search over actions (`Search`), or over placements (`PlacementSearch`)."""
+
+    @property
+    def compiles_left(self) -> int: ...
+
+    def compile_solutions(self, solutions: Sequence[Any], /) -> Any:
+        """Compiles solutions of the search's problem, and learns from their bytes."""
+
+
+def solve_and_compile(
+    search: SolvesAndCompiles, next_solutions: Callable[[], Sequence[Any]]
+) -> None:
+    """The loop of a search: solves its problem by what was learned, compiles the solutions, and
+    learns, until no solution is worth a compile or no compile is left.
+
+    next_solutions: solves the problem; returns no solution to end the loop.
+    """
+    while search.compiles_left > 0 and (solutions := next_solutions()):
+        search.compile_solutions(solutions)
 
 
 def cost_as_written(profile: Profile, kept: Trial, step: CompiledStep) -> Cost:

@@ -13,7 +13,7 @@ from jaxmem._planner.solve.cost import effective
 from jaxmem._planner.solve.problem import Key
 
 # The share of a recomputed tensor's bytes that is expected as working memory, since recomputed
-# tensors live together for a while. Over the plans of benchmarks/time_rank, the error of a
+# tensors live together for a while. Over the plans of the result time_rank, the error of a
 # prediction from everything kept falls from 4.5 to 2.6 % of the step at the median.
 REPEATED = 1 / 3
 

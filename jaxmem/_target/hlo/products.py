@@ -17,7 +17,7 @@ _ALL_LABELS = re.compile(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _MATMUL_CALLS = ("__cublas$", "__onednn$matmul")
 # What a product reaches on a GPU: of its peak rate, of the memory's, and seconds of its own. Fitted
-# to XLA's table of products that were measured on an H100 (benchmarks/product_times).
+# to XLA's table of products that were measured on an H100 (benchmarks/estimates.py).
 _OF_PEAK, _OF_BANDWIDTH, _LAUNCH = 0.79, 0.9, 6e-6
 
 

@@ -2,7 +2,7 @@
 bytes that are alive at the same time.
 
 The result is an estimate, and no bound: XLA fuses by a cost model, and has schedules of its own.
-`benchmarks/walk.py` compares the estimate with compiled steps.
+`benchmarks/estimates.py` compares the estimate with compiled steps.
 """
 
 from collections import defaultdict

@@ -13,8 +13,8 @@ from jaxmem._core.actions import Action
 from jaxmem._core.files import write_json
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import Places
-from jaxmem._planner.placed import read_places
-from jaxmem._planner.placement.lanes import Link
+from jaxmem._planner.placement.layer import Link
+from jaxmem._planner.placement.plan import read_places
 from jaxmem._planner.search.trial import Limits
 from jaxmem._target.compile.backend import backend_for
 from jaxmem.errors import BudgetError, OptimizerError, PlanFileError, StepError, TargetError
@@ -140,7 +140,7 @@ def test_states_are_priced_by_what_was_measured_of_each_way(ways):
     kept = (Action.KEEP,)
     with backend_for(target) as backend:
         search = read_places(build, (first(), batch()), backend, limits, Allowed(kept, kept))
-    assert search.question.link == Link(*(ways or (5e9, 5e9)))
+    assert search.problem.link == Link(*(ways or (5e9, 5e9)))
 
 
 def test_on_a_cpu_copies_are_measured_and_run_beside_no_work(monkeypatch):
@@ -150,7 +150,7 @@ def test_on_a_cpu_copies_are_measured_and_run_beside_no_work(monkeypatch):
     kept = (Action.KEEP,)
     with backend_for(target) as backend:
         search = read_places(build, (first(), batch()), backend, limits, Allowed(kept, kept))
-    assert search.question.link == Link(4e9, 3e9, beside=False)
+    assert search.problem.link == Link(4e9, 3e9, beside=False)
 
 
 def test_the_number_of_microbatches_is_decided_too():

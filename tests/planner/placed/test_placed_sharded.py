@@ -11,7 +11,7 @@ import pytest
 
 import jaxmem
 from jaxmem._model.states.places import DIVIDED
-from jaxmem._planner.joint.steps import PlacedSteps
+from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem.errors import OptimizerError, StepError, TargetError
 from tests.shared import children, tiny_lm
 

@@ -17,8 +17,8 @@ from jaxmem._model.states.stacks import masters_of
 from jaxmem._model.states.within import opened
 from jaxmem._optim.released.form import check_pair
 from jaxmem._optim.released.step import ReleasedStep
-from jaxmem._planner.joint.mesh import Divided, mesh_of
 from jaxmem._planner.placement.layer import States
+from jaxmem._planner.placement.mesh import Divided, mesh_of
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._result.plan.plan import Plan, other_model
 from jaxmem._target.compile.protocol import Backend

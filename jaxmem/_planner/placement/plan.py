@@ -12,21 +12,22 @@ from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS
 from jaxmem._model.states.within import opened
 from jaxmem._optim.released.direct import Direct
-from jaxmem._planner.joint.search import PlacedTrial, PlacementSearch, with_working
-from jaxmem._planner.joint.steps import PlacedSteps
 from jaxmem._planner.outcome.placed import infeasible, outcome
 from jaxmem._planner.placement.front import front
-from jaxmem._planner.placement.lanes import Link
-from jaxmem._planner.placement.layer import PLACES, RESIDENT
-from jaxmem._planner.placement.program import PlacementProblem, answer
-from jaxmem._planner.placement.sharding import (
+from jaxmem._planner.placement.layer import (
     GATHERED_BESIDE,
     LAYERS,
     LESS_BESIDE,
     NOTHING,
     ONE_DEVICE,
+    PLACES,
+    RESIDENT,
+    Link,
     Sharding,
 )
+from jaxmem._planner.placement.program import PlacementProblem, solve_placement
+from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch, with_working
+from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem._planner.read import read_step
 from jaxmem._planner.search.candidates import fastest
 from jaxmem._planner.search.trial import Limits
@@ -90,10 +91,10 @@ def plan_places(
     if SHARDING not in decide:
         search = read_places(build, args, backend, limits, allowed)
         if (best := search.run()) is None:
-            raise infeasible(search, limits)
-        return outcome(search, best, limits, notes)
+            raise infeasible(search)
+        return outcome(search, best, notes)
     every = _every_sharding(build, args, backend, limits, allowed)
-    return _fastest(every, limits, notes)
+    return _fastest(every, notes)
 
 
 def _every_sharding(
@@ -121,12 +122,12 @@ def _every_sharding(
     return found
 
 
-def _fastest(every: list[PlacementSearch], limits: Limits, notes: tuple[str, ...]) -> Plan:
-    """The plan of the sharding under which a step is fastest. Those that the program expects to be
-    slower than what was found are not compiled.
+def _fastest(every: list[PlacementSearch], notes: tuple[str, ...]) -> Plan:
+    """The plan of the sharding under which a step is fastest. A sharding that the program expects
+    to be slower than the fastest compiled plan is not compiled.
     """
     found: list[tuple[PlacementSearch, PlacedTrial]] = []
-    pairs = ((search, answer(search.question)) for search in every)
+    pairs = ((s, solve_placement(s.within(s.limits.usable_bytes))) for s in every)
     expected = [(search, one.cautious_seconds) for search, one in pairs if one is not None]
     refused: StepError | None = None
     for search, seconds in sorted(expected, key=lambda pair: pair[1]):
@@ -143,19 +144,19 @@ def _fastest(every: list[PlacementSearch], limits: Limits, notes: tuple[str, ...
     if not found:
         least = lambda search: one.device_bytes if (one := search.least()) else float("inf")
         nearest = min(every, key=least)
-        # What the program has no answer for may fit all the same: its least was not compiled yet.
+        # The program may have no solution, and the step still fit: its least was not compiled yet.
         best = None if nearest.tried else nearest.run()
         if best is None:
             if refused is not None and not nearest.tried:
                 raise refused
-            raise infeasible(nearest, limits)
+            raise infeasible(nearest)
         found.append((nearest, best))
     search, best = min(found, key=_seconds)
-    return outcome(search, best, limits, notes, [one for one in every if one is not search])
+    return outcome(search, best, notes, [one for one in every if one is not search])
 
 
 def _seconds(pair: tuple[PlacementSearch, PlacedTrial]) -> float:
-    return pair[1].answer.cautious_seconds
+    return pair[1].solution.cautious_seconds
 
 
 def read_places(
@@ -181,20 +182,18 @@ def read_places(
     target = backend.target
     over = f", divided over devices: {DIVIDED_WORDS[sharding.divided]}" if several else ""
     in_host = ", its layers' states in host memory" if len(places) > 1 else ""
-    LOG.info("walking through the step%s%s", in_host, over)
-    question = PlacementProblem(
+    LOG.info("estimating the step%s%s", in_host, over)
+    problem = PlacementProblem(
         states,
         with_working(front(profile, block), steps, block.name, others, sharding),
         Link(*backend.link, beside=target.traits.host_is_apart),
         block.runs // block.layers,
-        limits.usable_bytes,
-        limits.host_bytes,
         places=places,
         sharding=sharding,
         outer_moves=moves,
     )
     return PlacementSearch(
-        steps, profile, block, others, question, step.notes, profile_seconds=step.seconds
+        steps, profile, block, others, problem, limits, step.notes, profile_seconds=step.seconds
     )
 
 

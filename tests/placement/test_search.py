@@ -7,16 +7,16 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from jaxmem._planner.joint.search import PlacementSearch
-from jaxmem._planner.placement.lanes import Link
-from jaxmem._planner.placement.layer import LayerPolicy, States
+from jaxmem._planner.placement.layer import LayerPolicy, Link, States
 from jaxmem._planner.placement.program import PlacementProblem
+from jaxmem._planner.placement.search import PlacementSearch
+from jaxmem._planner.search.trial import Limits
 from jaxmem.errors import StepError
 
 pytestmark = pytest.mark.core
 MB = 1_000_000
 STATES = States(6, 40 * MB, 80 * MB, 20 * MB, 0, 200 * MB)
-WAYS = (
+POLICIES = (
     LayerPolicy({}, 10 * MB, 0, 2e-3, 6e-3, working={False: 50 * MB, True: 90 * MB}),
     LayerPolicy({"up": "keep"}, 90 * MB, 0, 2e-3, 4e-3, working={False: 20 * MB, True: 60 * MB}),
 )
@@ -43,9 +43,11 @@ class Steps:
 
 
 def search(room, told, **steps):
-    question = PlacementProblem(STATES, WAYS, Link(25e9, 25e9), room=room)
+    problem = PlacementProblem(STATES, POLICIES, Link(25e9, 25e9))
     block: Any = types.SimpleNamespace(name="block")
-    return PlacementSearch(Steps(told, **steps), NO_PROFILE, block, {}, question)
+    most = 10**15 if room is None else room
+    limits = Limits(most, most, 10**15)
+    return PlacementSearch(Steps(told, **steps), NO_PROFILE, block, {}, problem, limits)
 
 
 def sums(assignment, places):
@@ -53,9 +55,9 @@ def sums(assignment, places):
     kept = 0
     for label, choices in assignment.actions.items():
         start, stop = (0, 6) if label == "block" else map(int, label[6:-1].split(":"))
-        kept += (stop - start) * WAYS[bool(choices)].device_bytes
-    ways = {bool(choices) for choices in assignment.actions.values()}
-    work = max(WAYS[w].working[places.persist < 6] for w in ways)
+        kept += (stop - start) * POLICIES[bool(choices)].device_bytes
+    policies = {bool(choices) for choices in assignment.actions.values()}
+    work = max(POLICIES[w].working[places.persist < 6] for w in policies)
     held = places.persist * STATES.layer + places.copies * STATES.copy
     return STATES.fixed + held + places.buffers * STATES.parameters + kept + work
 

@@ -1,1 +1,0 @@
-"""The search over actions and placements of states together."""
