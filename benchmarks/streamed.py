@@ -49,7 +49,7 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._target.compile.options import HIDING, options_of
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.hlo.products import flops_of
-from jaxmem._target.hlo.text import Instruction, parse
+from jaxmem._target.hlo.text import HloModule, Instruction
 from jaxmem._target.hlo.transfers import fault
 from jaxmem._trace.liveness.walk import temporary_bytes
 from tests.shared.audit import audit
@@ -242,22 +242,18 @@ def traced(model: str):
 
 def shares(text: str) -> dict[str, float]:
     """By kind of collective: of the bytes in loops, the share that crosses beside a product."""
-    computations, entry = parse(text)
+    module = HloModule(text)
     crossed: dict[str, int] = dict.fromkeys(KINDS, 0)
     hidden: dict[str, int] = dict.fromkeys(KINDS, 0)
 
-    def within(i: Instruction):
-        for called in i.called:
-            for inner in computations.get(called, []):
-                yield from [inner, *within(inner)]
-
     def kind_of(i: Instruction) -> str | None:
-        names = [i.opcode, *(e.opcode for e in within(i))] if "start" in i.opcode else [i.opcode]
+        inner = module.within(i) if "start" in i.opcode else ()
+        names = [i.opcode, *(e.opcode for e in inner)]
         return next((k for k in KINDS for name in names if name.startswith(k)), None)
 
     def walk(name: str, runs: int, looped: bool) -> None:
-        body = computations.get(name, [])
-        products = [any(flops_of(e) is not None for e in (i, *within(i))) for i in body]
+        body = module.body(name)
+        products = [any(flops_of(e) is not None for e in (i, *module.within(i))) for i in body]
         done = {m[1]: at for at, i in enumerate(body) if (m := DONE.search(i.text))}
         for at, i in enumerate(body):
             if i.opcode in ("while", "call", "conditional"):
@@ -271,7 +267,7 @@ def shares(text: str) -> dict[str, float]:
             crossed[kind] += nbytes
             hidden[kind] += nbytes * any(products[at : done.get(i.name, at)])
 
-    walk(entry, 1, False)
+    walk(module.entry, 1, False)
     return {kind: hidden[kind] / crossed[kind] for kind in KINDS if crossed[kind]}
 
 

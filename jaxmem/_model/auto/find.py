@@ -16,11 +16,9 @@ from jaxmem._model.layer.block import Layer, layer_of, layers_of
 from jaxmem._model.layer.graph import LayerGraph, flops, is_inexact, through, uses_references
 from jaxmem._model.tags.named import is_block
 from jaxmem._model.tags.policy import groups_of
-from jaxmem._trace.branches import branches, with_branches
-from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, as_scan, subjaxprs, text_of
+from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, as_closed, as_scan, inside, place_of, text_of
 from jaxmem._trace.primitives import VIEWS
-from jaxmem._trace.rewrite import Node, Program, equations, program_of, standing_for
-from jaxmem._trace.source import place_of
+from jaxmem._trace.rewrite import Node, Program, branches, program_of, standing_for, with_branches
 
 SHARE = 0.6  # of an iteration's FLOPs: an inner loop with more FLOPs is the loop over layers
 SHORTEST = 4  # operations: a shorter stretch that repeats is not a layer
@@ -136,7 +134,7 @@ def read(closed: ClosedJaxpr) -> Program:
 
 
 def _holds_blocks(node: Node) -> bool:
-    return any(is_block(eqn) for inner in subjaxprs(node.eqn) for eqn in equations(inner))
+    return any(map(is_block, inside(node.eqn)))
 
 
 def is_loop(node: Node) -> bool:
@@ -156,9 +154,7 @@ def turn(node: Node, graph: LayerGraph) -> tuple[Program, list[int]]:
     """
     scan = as_scan(node.eqn)
     assert scan is not None
-    inner = node.eqn.params["jaxpr"]
-    closed = inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, ())
-    program = read(closed)
+    program = read(as_closed(node.eqn.params["jaxpr"]))
     first = scan.consts + scan.carry
     floating = lambda v: is_inexact(program.avals[v]) and program.avals[v].ndim > 0
     carried = [v for v in program.inputs[scan.consts : first] if floating(v)]
@@ -349,8 +345,8 @@ def part(program: Program, low: int, high: int) -> Program:
     and its outputs are the values that later nodes read.
     """
     nodes = program.nodes[low:high]
-    inside = {v for node in nodes for v in node.outputs}
-    reads = dict.fromkeys(v for node in nodes for v in node.reads if v not in inside)
+    made = {v for node in nodes for v in node.outputs}
+    reads = dict.fromkeys(v for node in nodes for v in node.reads if v not in made)
     later = {v for node in program.nodes[high:] for v in node.reads}
     later |= {v for v in program.outputs if isinstance(v, int)}
     outputs = tuple(v for node in nodes for v in node.outputs if v in later)

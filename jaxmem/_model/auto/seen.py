@@ -8,7 +8,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._model.auto.step import planned_step
 from jaxmem._model.layer.block import Layer
 from jaxmem._model.layer.graph import LayerGraph
-from jaxmem._trace.source import place_of
+from jaxmem._trace.jaxpr import place_of
 from jaxmem._trace.step import trace
 
 

@@ -13,8 +13,8 @@ from jaxmem._model.auto.gradients import NAMES, differentiating, innermost, made
 from jaxmem._model.layer.block import Layer
 from jaxmem._model.layer.graph import flops, uses_references
 from jaxmem._model.tags.policy import decisions
+from jaxmem._trace.jaxpr import place_of
 from jaxmem._trace.rewrite import Node, Program
-from jaxmem._trace.source import place_of
 from jaxmem.errors import StepError
 
 _SHOWN = 3  # loops

@@ -23,8 +23,7 @@ from jaxmem._model.tags.operations import (
 )
 from jaxmem._model.tags.policy import Policy
 from jaxmem._model.tags.tag import name_p, tag, tag_p
-from jaxmem._trace.jaxpr import flatten
-from jaxmem._trace.rewrite import Node, Program
+from jaxmem._trace.rewrite import Node, Program, flatten
 from jaxmem._trace.vary import axes_of, varying
 
 _NUMBER = "value "  # begins a tag's name where every value is tagged by its number
@@ -270,7 +269,7 @@ def _read_by_the_derivative(graph: LayerGraph) -> set[int]:
         return jax.vjp(forward, *(arguments[i] for i in inexact))[1]
 
     flat = flatten(jax.make_jaxpr(derivative)(*avals))
-    made = {v: e for e in flat.equations for v in e.outputs}
+    made = {v: e for e in flat.nodes for v in e.outputs}
     found: set[int] = set()
     seen: set[int] = set()
     todo = [v for v in flat.outputs if isinstance(v, int)]

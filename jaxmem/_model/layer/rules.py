@@ -25,10 +25,9 @@ import jax
 
 from jaxmem._model.layer.graph import RULE, aval_bytes, uses_references
 from jaxmem._model.tags.saved import saving, tagging
-from jaxmem._trace.branches import with_branches
-from jaxmem._trace.jaxpr import ClosedJaxpr
+from jaxmem._trace.jaxpr import as_closed, equations
 from jaxmem._trace.primitives import TAGS
-from jaxmem._trace.rewrite import Node, Program, equations, program_of
+from jaxmem._trace.rewrite import Node, Program, program_of, with_branches
 from jaxmem._trace.vary import as_mapped, axes_of, varying
 
 # The results that a rule saves, and the shape of the largest tensor that it saves.
@@ -112,7 +111,7 @@ def _of_mapped(node: Node) -> tuple[Program | None, tuple[str, ...], Saved | Non
     nothing = None, node.path, None
     if (mapped := as_mapped(node.eqn)) is None or uses_references(node):
         return nothing
-    program = program_of(ClosedJaxpr(mapped.jaxpr, ()), lambda eqn: False)
+    program = program_of(as_closed(mapped.jaxpr), lambda eqn: False)
     if not any(map(_is_rule, program.nodes)):
         return nothing
     rules: list[DerivativeRule] = []

@@ -22,8 +22,9 @@ from typing import Any
 
 import jax
 
-from jaxmem._trace.jaxpr import Flat, FlatEquation, Literal, as_function, flatten, run
+from jaxmem._trace.jaxpr import Literal, as_function
 from jaxmem._trace.primitives import REPEATED
+from jaxmem._trace.rewrite import Node, Program, flatten, leading_to, run
 
 
 @jax.tree_util.register_static
@@ -44,7 +45,7 @@ class Residuals:
 
     tree: Any
     leaves: tuple[tuple[str, Any], ...]
-    flat: Flat
+    flat: Program
     own: tuple[int, ...]
     common: tuple[int, ...]
     once: tuple[int, ...]
@@ -54,7 +55,8 @@ class Residuals:
         outside the loop over layers.
         """
         known = run(
-            _upstream(self.flat, self.once), dict(zip(self.common, common)) | self.flat.constants
+            leading_to(self.flat.nodes, self.once),
+            dict(zip(self.common, common)) | self.flat.constants,
         )
         return [known[v] for v in self.once]
 
@@ -65,7 +67,7 @@ class Residuals:
         saved: the arrays that the forward saved for this layer.
         shared: the arrays that `self.shared` returned.
         """
-        again = _upstream(self.flat, [value for how, value in self.leaves if how == "own"])
+        again = leading_to(self.flat.nodes, [value for how, value in self.leaves if how == "own"])
         known = run(again, dict(zip(self.own, own)) | self.flat.constants)
         take = {
             "saved": lambda k: saved[k],
@@ -115,7 +117,7 @@ def forward(layer: Callable, own, x, common) -> tuple[Any, list, Residuals]:
     )
 
 
-def _origins(flat: Flat, leaves, mine, common):
+def _origins(flat: Program, leaves, mine, common):
     """Decides the source of each leaf of the closure in the backward.
 
     Returns a pair for each leaf, as in `Residuals.leaves`; the positions of the saved leaves; and
@@ -149,23 +151,12 @@ def _origins(flat: Flat, leaves, mine, common):
     return tuple(found), first, tuple(once)
 
 
-def _computed(flat: Flat, inputs, passes: Callable[[FlatEquation], bool]) -> set[int]:
+def _computed(flat: Program, inputs, passes: Callable[[Node], bool]) -> set[int]:
     """Returns the inputs, the constants, and the values that are computed from them by equations
     for which `passes` is true.
     """
     found = {*inputs, *flat.constants}
-    for e in flat.equations:
+    for e in flat.nodes:
         if passes(e) and found.issuperset(e.reads):
             found.update(e.outputs)
     return found
-
-
-def _upstream(flat: Flat, values) -> list[FlatEquation]:
-    """Returns the equations that `values` depend on, in the order of the program."""
-    # Backward through the program, so that a value is wanted before its equation is visited.
-    wanted, chosen = set(values), []
-    for e in reversed(flat.equations):
-        if wanted.intersection(e.outputs):
-            chosen.append(e)
-            wanted.update(e.reads)
-    return chosen[::-1]

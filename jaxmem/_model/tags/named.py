@@ -2,7 +2,7 @@
 
 from jaxmem._model.tags.policy import Policy
 from jaxmem._model.tags.tag import name_p, tag_p
-from jaxmem._trace.jaxpr import Jaxpr, JaxprEqn, subjaxprs
+from jaxmem._trace.jaxpr import Jaxpr, JaxprEqn, equations, inside
 from jaxmem._trace.primitives import REMAT
 
 
@@ -13,17 +13,12 @@ def is_tag(eqn: JaxprEqn) -> bool:
 
 def holds_tag(eqn: JaxprEqn) -> bool:
     """Whether there is a tag inside the equation, outside inner checkpoints."""
-    return any(
-        is_tag(e) or (e.primitive.name not in REMAT and holds_tag(e))
-        for inner in subjaxprs(eqn)
-        for e in inner.eqns
-    )
+    return any(map(is_tag, inside(eqn, lambda e: e.primitive.name not in REMAT)))
 
 
 def names_in(eqn: JaxprEqn) -> set[str]:
     """Returns the name of a tag, or the names of the tags inside an equation."""
-    own = {eqn.params["name"]} if is_tag(eqn) else set()
-    return own.union(*(names_in(e) for inner in subjaxprs(eqn) for e in inner.eqns))
+    return {e.params["name"] for e in (eqn, *inside(eqn)) if is_tag(e)}
 
 
 def is_block(eqn: JaxprEqn) -> bool:
@@ -33,9 +28,5 @@ def is_block(eqn: JaxprEqn) -> bool:
 
 def forward_names(jaxpr: Jaxpr) -> set[str]:
     """Returns the names of the tags in `jaxpr` outside the backward of blocks."""
-    names = {e.params["name"] for e in jaxpr.eqns if is_tag(e)}
-    for eqn in jaxpr.eqns:
-        if not (is_block(eqn) and eqn.params.get("differentiated")):
-            for inner in subjaxprs(eqn):
-                names |= forward_names(inner)
-    return names
+    forward = lambda eqn: not (is_block(eqn) and eqn.params.get("differentiated"))
+    return {e.params["name"] for e in equations(jaxpr, forward) if is_tag(e)}

@@ -25,7 +25,7 @@ from jaxmem._model.states.layout import Copied, length, masters_of, one_layer, r
 from jaxmem._model.states.store import brought, fetch, returned, streams
 from jaxmem._optim.released.fold import TALLIES, Fold, Folds, squared
 from jaxmem._optim.released.model import Model
-from jaxmem._trace.jaxpr import reads
+from jaxmem._trace.rewrite import reads
 from jaxmem._trace.vary import zeros
 from jaxmem.errors import OptimizerError
 

@@ -20,7 +20,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._core.warn import warn
-from jaxmem._cost.profile.recoded import recoded
+from jaxmem._cost.profile.options import recoded
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.compile import CompiledStep, Written
 from jaxmem._planner.search.estimates import agreed

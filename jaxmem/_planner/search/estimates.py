@@ -18,8 +18,8 @@ from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.memory import Expected
 from jaxmem._planner.solve.solution import ActionSolution
+from jaxmem._trace.jaxpr import equations
 from jaxmem._trace.liveness.walk import runs_references
-from jaxmem._trace.rewrite import equations
 
 MOST_ESTIMATES = 8  # estimates for one problem of the solver
 RECALLED = 3  # plans of earlier searches that are estimated

@@ -13,7 +13,7 @@ from jaxmem._core.database import Database
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._cost.profile.doubt import WORTH
-from jaxmem._cost.profile.recoded import recoded
+from jaxmem._cost.profile.options import recoded
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.candidates import hand_policies
 from jaxmem._planner.search.factors import NOISE, Factors, fitted, rescaled

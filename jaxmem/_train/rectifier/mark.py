@@ -4,7 +4,6 @@ values that the marked tensors depend on: neither the backward nor the update.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,21 +17,8 @@ from jaxmem._cost.profile.options import codecs_for
 from jaxmem._model.codecs.outlier import OutlierSeparated
 from jaxmem._model.tags.policy import Policy
 from jaxmem._model.tags.tag import tag_p
-from jaxmem._trace.jaxpr import (
-    ClosedJaxpr,
-    Flat,
-    FlatEquation,
-    Jaxpr,
-    JaxprEqn,
-    Literal,
-    Scan,
-    as_scan,
-    call_body,
-    flatten,
-    run,
-    subjaxprs,
-)
-from jaxmem._trace.rewrite import equations
+from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, Scan, as_scan, call_body, inside
+from jaxmem._trace.rewrite import Node, Program, flatten, run
 from jaxmem.errors import StepError
 
 # An identity that marks, in the trace, the place where a step's forward computes a tensor.
@@ -111,167 +97,184 @@ class _Seen:
         return mark_p.bind(x, block=self.block, name=self.name, several=0)
 
 
-Found = list[tuple[tuple[str, str], Any]]  # (block, name) of a mark, and the measure of its tensor
+Found = list[tuple[tuple[str, str], Any]]  # (block, name) and what is made of the tensor there
 
 
 def reaped(closed: ClosedJaxpr, measure: Callable) -> Callable[..., Found]:
-    """A function of the arguments of `closed` that returns `measure` of each marked tensor, under
-    its block and name, in the order of the program. The measures of a loop's iterations are
-    stacked.
+    """A function of the arguments of `closed` that returns what `measure` makes of each tensor that
+    is marked, under its block and name, in the order of the program. What a loop marks in each turn
+    is stacked.
 
     Tensors in the body of a `while` loop, or of a `shard_map`, are left out.
     """
-    flat = flatten(closed)
-    return lambda *arguments: _evaluated(flat, arguments, [False] * len(flat.outputs), measure)[1]
+    program = flatten(closed)
+
+    def marks(*arguments) -> Found:
+        found: Found = []
+        _outputs(program, (), arguments, measure, found)
+        return found
+
+    return marks
 
 
-@functools.cache
-def _marks(jaxpr: Jaxpr) -> bool:
-    """Whether a jaxpr has a mark at a place that `reaped` searches."""
-    return any(map(_holds, jaxpr.eqns))
+def _holds(node: Node) -> bool:
+    """Whether a node is a mark, or has one in its body at a place that `reaped` searches."""
+    enters = lambda eqn: call_body(eqn) is not None or eqn.primitive.name in ("scan", "cond")
+    return node.eqn.primitive is mark_p or (
+        enters(node.eqn) and any(e.primitive is mark_p for e in inside(node.eqn, enters))
+    )
 
 
-def _holds(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a mark, or has one in its body."""
-    enters = call_body(eqn) is not None or eqn.primitive.name in ("scan", "cond")
-    return eqn.primitive is mark_p or (enters and any(map(_marks, subjaxprs(eqn))))
+def _wanted(program: Program, outputs: Sequence) -> set[int]:
+    """The values of a program that its marks and the given outputs depend on."""
+    wanted = {v for v in outputs if isinstance(v, int)}
+    for node in reversed(program.nodes):
+        if _holds(node) or wanted.intersection(node.outputs):
+            wanted.update(_reads(node, wanted))
+    return wanted
 
 
-def _needed(flat: Flat, outputs: Sequence[bool]) -> tuple[set[int], list[FlatEquation]]:
-    """The values that the marks of a program and some of its outputs depend on, and the equations
-    that compute these values.
+def _reads(node: Node, wanted: set[int]) -> Sequence[int]:
+    """The values that a node's wanted outputs and its marks depend on."""
+    if (scan := as_scan(node.eqn)) is None:
+        return node.reads
+    body = flatten(node.eqn.params["jaxpr"])
+    _, of = _carried(scan, body, [v in wanted for v in node.outputs])
+    return [v for v, i in zip(node.inputs, body.inputs) if i in of and isinstance(v, int)]
+
+
+def _carried(scan: Scan, body: Program, outputs: Sequence[bool]) -> tuple[list[bool], set[int]]:
+    """Which carried values of a scan its wanted outputs and its marks depend on, and the values of
+    its body that are needed.
     """
-    values = {v for v in _where(flat.outputs, outputs) if isinstance(v, int)}
-    needed = []
-    for e in reversed(flat.equations):
-        if _holds(e.eqn) or values.intersection(e.outputs):
-            needed.append(e)
-            values.update(_reads(e, values))
-    return values, needed[::-1]
-
-
-def _reads(e: FlatEquation, values: set[int]) -> Sequence[int]:
-    """The inputs of an equation that its marks and its outputs among `values` depend on."""
-    if (scan := as_scan(e.eqn)) is None:
-        return e.reads
-    inner = flatten(e.eqn.params["jaxpr"])
-    _, needed = _carried(scan, inner, [v in values for v in e.outputs])
-    return [v for v, i in zip(e.inputs, inner.inputs) if i in needed and isinstance(v, int)]
-
-
-def _carried(scan: Scan, body: Flat, outputs: Sequence[bool]) -> tuple[list[bool], set[int]]:
-    """The outputs of a scan's body that the scan's marks and some of its outputs depend on, and the
-    needed values of the body. A carried value is needed if the next iteration needs it.
-    """
-    outputs, enters = list(outputs), body.inputs[scan.consts :][: scan.carry]
+    carry = list(outputs[: scan.carry])
+    stacked = [o for o, w in zip(body.outputs[scan.carry :], outputs[scan.carry :]) if w]
+    enters = body.inputs[scan.consts : scan.consts + scan.carry]
     while True:
-        values, _ = _needed(body, outputs)
-        carry = [w or i in values for w, i in zip(outputs, enters)]
-        if carry == outputs[: scan.carry]:
-            return outputs, values
-        outputs[: scan.carry] = carry
+        of = _wanted(body, [*(o for o, w in zip(body.outputs, carry) if w), *stacked])
+        more = [w or i in of for w, i in zip(carry, enters)]
+        if more == carry:
+            return carry, of
+        carry = more
 
 
-def _evaluated(
-    flat: Flat, arguments: Sequence, outputs: Sequence[bool], measure: Callable
-) -> tuple[list, Found]:
-    """Some outputs of a program, with None in place of the others, and the measured marks.
+def _outputs(
+    program: Program, wanted: Sequence, arguments: Sequence, measure: Callable, found: Found
+) -> list:
+    """The wanted outputs of a program, from the nodes alone that these outputs and the program's
+    marks depend on. Appends the measured marks to `found`.
 
-    arguments: values of the program's inputs; None for an input that is not needed.
+    Arguments that no such node reads may be None.
     """
-    values = flat.constants | dict(zip(flat.inputs, arguments))
-    read = lambda v: v.val if isinstance(v, Literal) else values.get(v)
-    found: Found = []
-    needed, order = _needed(flat, outputs)
-    for e in order:
-        operands, marks = [read(v) for v in e.inputs], []
-        with e.eqn.ctx.manager:
-            if e.eqn.primitive is mark_p:
-                of_each = measure
-                for _ in range(e.eqn.params["several"]):
-                    of_each = jax.vmap(of_each)
-                marks = [((e.eqn.params["block"], e.eqn.params["name"]), of_each(operands[0]))]
-                results: Any = operands
-            elif (scan := as_scan(e.eqn)) is not None:
-                wanted = [v in needed for v in e.outputs]
-                results, marks = _scanned(scan, e.eqn, operands, wanted, measure)
-            elif e.eqn.primitive.name == "cond" and _holds(e.eqn):
-                results, marks = _branched(e.eqn, operands, measure)
-            else:
-                _refuse_effects(e.eqn)
-                made = run([e], {v: values[v] for v in e.reads})
-                results = [made[v] for v in e.outputs]
-        values.update(zip(e.outputs, results))
-        found += marks
-    return [read(v) if w else None for v, w in zip(flat.outputs, outputs)], found
+    values = _wanted(program, wanted)
+    nodes = [n for n in program.nodes if _holds(n) or values.intersection(n.outputs)]
+
+    def results_of(node: Node, operands: Sequence) -> Sequence:
+        has_rule = node.primitive == "scan" or _holds(node)
+        rule = _RULES.get(node.primitive, _bound) if has_rule else _bound
+        with node.eqn.ctx.manager:
+            return rule(node, operands, values, measure, found)
+
+    absent = dict.fromkeys(range(len(program.avals)))
+    given = dict(zip(program.inputs, arguments))
+    made = run(nodes, absent | program.constants | given, results_of)
+    return [v.val if isinstance(v, Literal) else made[v] for v in wanted]
 
 
-def _scanned(
-    scan: Scan, eqn: JaxprEqn, operands: Sequence, outputs: Sequence[bool], measure: Callable
-) -> tuple[list, Found]:
-    """Some outputs of a scan, and its marks. Only the needed values are carried."""
-    body, first = flatten(eqn.params["jaxpr"]), scan.consts + scan.carry
-    made, needed = _carried(scan, body, outputs)
-    carry, stacked = made[: scan.carry], made[scan.carry :]
-    sliced = [x if v in needed else None for x, v in zip(operands[first:], body.inputs[first:])]
+# Rules, by primitive: each returns the results of a node. `wanted` are the values of the node's
+# program that are needed; results that are not wanted are None.
+
+
+def _marked(node: Node, operands, wanted: set[int], measure: Callable, found: Found) -> Sequence:
+    params = node.eqn.params
+    for _ in range(params["several"]):
+        measure = jax.vmap(measure)
+    found.append(((params["block"], params["name"]), measure(operands[0])))
+    return operands
+
+
+def _scanned(node: Node, operands, wanted: set[int], measure: Callable, found: Found) -> Sequence:
+    """A scan without the carried values and outputs that are not wanted."""
+    scan = as_scan(node.eqn)
+    assert scan is not None
+    body = flatten(node.eqn.params["jaxpr"])
+    consts, end = scan.consts, scan.consts + scan.carry
+    outputs = [v in wanted for v in node.outputs]
+    carry, of = _carried(scan, body, outputs)
+    stacks = outputs[scan.carry :]
+    returned = [o for o, w in zip(body.outputs, (*carry, *stacks)) if w]
+    sliced = [x if v in of else None for x, v in zip(operands[end:], body.inputs[end:])]
+    marks: list = []
+
+    def turn(carried, slices):
+        entering, here = _filled(carry, carried), []
+        arguments = [*operands[:consts], *entering, *slices]
+        made = _outputs(body, returned, arguments, measure, here)
+        marks[:] = [key for key, _ in here]
+        return made[: sum(carry)], (made[sum(carry) :], [x for _, x in here])
+
+    last, (stacked, measured) = jax.lax.scan(
+        turn,
+        [x for x, w in zip(operands[consts:end], carry) if w],
+        sliced,
+        length=scan.length,
+        reverse=node.eqn.params["reverse"],
+    )
+    found += list(zip(marks, measured))
+    return [*_filled(carry, last), *_filled(stacks, stacked)]
+
+
+def _branched(node: Node, operands, wanted: set[int], measure: Callable, found: Found) -> Sequence:
+    """A conditional. The marks of branches that do not run are NaN."""
+    index, *arguments = operands
+    pairs = [_branch(flatten(closed), measure) for closed in node.eqn.params["branches"]]
+    shapes = [jax.eval_shape(branch, *arguments)[1] for branch, _ in pairs]
+
+    def filled(number: int) -> Callable:
+        def call(*arguments):
+            results, own = pairs[number][0](*arguments)
+            absent = [[jnp.full(s.shape, jnp.nan, s.dtype) for s in of] for of in shapes]
+            absent[number] = own
+            return results, absent
+
+        return call
+
+    results, measured = jax.lax.switch(index, [filled(n) for n in range(len(pairs))], *arguments)
+    found += [pair for (_, keys), xs in zip(pairs, measured) for pair in zip(keys, xs)]
+    return results
+
+
+def _branch(program: Program, measure: Callable) -> tuple[Callable, list]:
+    """A branch as a function that also returns its marks, and a list that receives the keys of the
+    marks when the function is traced.
+    """
     keys: list = []
 
-    def iteration(carried, slices):
-        entering = [*operands[: scan.consts], *_spread(carried, carry), *slices]
-        results, found = _evaluated(body, entering, made, measure)
-        keys[:] = [key for key, _ in found]
-        of_each = _where(results[scan.carry :], stacked), [x for _, x in found]
-        return _where(results[: scan.carry], carry), of_each
+    def call(*arguments):
+        here: Found = []
+        results = _outputs(program, program.outputs, arguments, measure, here)
+        keys[:] = [key for key, _ in here]
+        return results, [x for _, x in here]
 
-    begin = _where(operands[scan.consts : first], carry)
-    how = {"length": scan.length, "reverse": eqn.params["reverse"]}
-    last, (rows, measured) = jax.lax.scan(iteration, begin, sliced, **how)
-    return [*_spread(last, carry), *_spread(rows, stacked)], list(zip(keys, measured))
+    return call, keys
 
 
-def _branched(eqn: JaxprEqn, operands: Sequence, measure: Callable) -> tuple[list, Found]:
-    """The outputs of a conditional, and its marks: NaN in branches that do not run."""
-    index, *arguments = operands
-    flats = [flatten(branch) for branch in eqn.params["branches"]]
-    keys: list[list] = [[] for _ in flats]
-
-    def branch(number: int, *arguments):
-        flat = flats[number]
-        results, found = _evaluated(flat, arguments, [True] * len(flat.outputs), measure)
-        keys[number] = [key for key, _ in found]
-        return results, [x for _, x in found]
-
-    branches = [functools.partial(branch, number) for number in range(len(flats))]
-    shapes = [jax.eval_shape(one, *arguments)[1] for one in branches]
-
-    def filled(number: int, *arguments):
-        results, own = branch(number, *arguments)
-        absent = [[jnp.full(s.shape, jnp.nan, s.dtype) for s in of] for of in shapes]
-        return results, [*absent[:number], own, *absent[number + 1 :]]
-
-    cases = [functools.partial(filled, number) for number in range(len(flats))]
-    results, measured = jax.lax.switch(index, cases, *arguments)
-    return results, [pair for one, xs in zip(keys, measured) for pair in zip(one, xs)]
-
-
-def _where(values: Sequence, wanted: Sequence[bool]) -> list:
-    """The wanted ones of some values."""
-    return [x for x, w in zip(values, wanted, strict=True) if w]
-
-
-def _spread(values: Sequence, wanted: Sequence[bool]) -> list:
-    """The inverse of `_where`, with None in place of the other values."""
-    rest = iter(values)
-    return [next(rest) if w else None for w in wanted]
-
-
-def _refuse_effects(eqn: JaxprEqn) -> None:
-    """Raises StepError for a callback that would run twice: in the step, and in the counting
-    program.
+def _bound(node: Node, operands, wanted: set[int], measure: Callable, found: Found) -> Sequence:
+    """Any other node. Raises StepError for a callback that would run twice: in the step, and in the
+    counting program.
     """
-    inner = (e for jaxpr in subjaxprs(eqn) for e in equations(jaxpr))
-    if any(e.primitive.name == "io_callback" for e in (eqn, *inner)):
+    if any(e.primitive.name == "io_callback" for e in (node.eqn, *inside(node.eqn))):
         raise StepError(
             "track: the forward calls jax.experimental.io_callback, which counting would call once"
             " more; expected a forward without"
         )
+    return node.bind(operands)
+
+
+_RULES: dict[str, Callable] = {mark_p.name: _marked, "scan": _scanned, "cond": _branched}
+
+
+def _filled(which: Sequence[bool], values) -> list:
+    """The values at the places where `which` is true, and None at the others."""
+    each = iter(values)
+    return [next(each) if one else None for one in which]
