@@ -18,6 +18,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from jaxmem._core.groups import divisible
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.begin import begin, time_baselines
 from jaxmem._planner.search.divide import Division, divide
@@ -39,6 +40,7 @@ ENOUGH = 0.98
 # A budget is refused if both of the first two assignments of least bytes exceed the usable bytes by
 # more than this share of the usable bytes without arguments.
 HOPELESS = 0.1
+DIVIDED_COMPILES = 2  # compiles of the search that are left for plans with groups of layers
 LOSSLESS_COMPILES = 2  # compiles of lossless plans, in addition to the other compiles
 
 
@@ -179,7 +181,9 @@ def _next_solutions(search: Search, least_seconds: float) -> list[ActionSolution
         or t.cost.cautious_seconds <= least_seconds
         for t in within
     )
-    if done and earlier is None:
+    # A step whose layers can be divided leaves its last compiles to `divide`.
+    last = bool(within and divisible(search.profile)) and search.compiles_left <= DIVIDED_COMPILES
+    if earlier is None and (done or last):
         return []
     # Candidates, the most promising first. There is one more candidate than compiles at the same
     # time, since some candidates may have been compiled before.
