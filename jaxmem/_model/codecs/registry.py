@@ -1,4 +1,6 @@
-"""Finds a codec by its text form, or by the kind of a tensor. Importing this file imports no JAX."""
+"""Finds a codec by its text form, or by the kind of a tensor. Importing this file imports no
+JAX.
+"""
 
 import dataclasses
 import re

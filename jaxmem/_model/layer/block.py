@@ -94,7 +94,9 @@ def layers_of(
 
 
 def _like(model: Layer, program: Program) -> Layer | None:
-    """Returns `program` as a layer with the candidates of `model`; None if the operations differ."""
+    """Returns `program` as a layer with the candidates of `model`; None if the operations
+    differ.
+    """
     folded = _folded(program)
     operations = lambda p: [(n.primitive, len(n.outputs)) for n in p.nodes]
     if operations(folded) != operations(model.program):
@@ -222,7 +224,9 @@ _MOST_KNOWN = 64
 
 
 def _read(graph: LayerGraph) -> set[int]:
-    """Returns the cached result of `_read_by_the_derivative`, which runs once for equal programs."""
+    """Returns the cached result of `_read_by_the_derivative`, which runs once for equal
+    programs.
+    """
     program = graph.program
     inputs = tuple(v if isinstance(v, int) else str(v) for n in program.nodes for v in n.inputs)
     operations = tuple((n.primitive, n.outputs, *_said(n)) for n in program.nodes)

@@ -140,7 +140,9 @@ def is_complex(aval) -> bool:
 
 
 def aval_bytes(aval) -> int:
-    """Returns the bytes of a value; 0 for a value that cannot be saved, such as a key or a token."""
+    """Returns the bytes of a value; 0 for a value that cannot be saved, such as a key or a
+    token.
+    """
     if not hasattr(aval, "dtype") or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         return 0
     return math.prod(aval.shape) * aval.dtype.itemsize

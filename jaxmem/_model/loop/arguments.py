@@ -69,7 +69,9 @@ class ParameterSplit:
         return floating, (others, None if key is None else jax.random.fold_in(key, i))
 
     def join(self, own) -> tuple[Any, Any]:
-        """Returns the layer's parameters as a tree, and the layer's key: the arguments of `block`."""
+        """Returns the layer's parameters as a tree, and the layer's key: the arguments of
+        `block`.
+        """
         floating, (others, key) = own
         return jax.tree.unflatten(self.structure, merged((floating, others), self.which)), key
 

@@ -87,7 +87,9 @@ def square(a):
 
 
 def spread(ratio, like):
-    """Returns one factor for each row in a shape and a dtype to multiply an array like `like` by."""
+    """Returns one factor for each row in a shape and a dtype to multiply an array like `like`
+    by.
+    """
     return ratio.reshape(ratio.shape + (1,) * (like.ndim - ratio.ndim)).astype(like.dtype)
 
 

@@ -67,7 +67,9 @@ class Accumulated:
         return self.tx.rule.axis_name
 
     def init(self, model: Model, params):
-        """Returns the first state. The rows of all layers are in one array, whatever the placement."""
+        """Returns the first state. The rows of all layers are in one array, whatever the
+        placement.
+        """
         state: Any = self.tx.init(params)
         if isinstance(state, AdamAState):
             return state

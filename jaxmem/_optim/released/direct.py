@@ -70,7 +70,9 @@ class Components:
 
     @property
     def stacked(self) -> list[bool]:
-        """For each leaf of the state, whether it belongs to the layers, and has an axis of layers."""
+        """For each leaf of the state, whether it belongs to the layers, and has an axis of
+        layers.
+        """
         return [s in self.layer[1] for s in range(len(self.alone.owners))]
 
     def leaves(self, state) -> list:
@@ -294,7 +296,9 @@ def _mixed(name: str) -> OptimizerError:
 
 
 def _numbers_near(stacked):
-    """Moves an array with one scalar for each layer to device memory: a scalar is not worth a copy."""
+    """Moves an array with one scalar for each layer to device memory: a scalar is not worth a
+    copy.
+    """
     near = lambda a: layout.moved(a, layout.DEVICE) if a.ndim == 1 else a
     return jax.tree.map(near, stacked)
 

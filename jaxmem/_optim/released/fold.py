@@ -61,7 +61,9 @@ class Clip:
         return Clip(how, float(at))
 
     def factor(self, square):
-        """Returns the factor that scales a gradient of this squared norm to a norm of at most `at`."""
+        """Returns the factor that scales a gradient of this squared norm to a norm of at most
+        `at`.
+        """
         norm = jnp.sqrt(square)
         # both branches are computed: 1.0 keeps a zero norm from dividing
         return jnp.where(norm > self.at, self.at / jnp.where(norm == 0, 1.0, norm), 1.0)

@@ -19,7 +19,9 @@ from jaxmem.errors import OptimizerError
 
 
 def check_pair(model: Model, state) -> None:
-    """Raises OptimizerError unless `state` is a pair whose first entry has the model's parameters."""
+    """Raises OptimizerError unless `state` is a pair whose first entry has the model's
+    parameters.
+    """
     if not isinstance(state, tuple | list) or len(state) != 2:
         raise OptimizerError(
             f"released_step: `state` is {type(state).__name__}; expected the pair"

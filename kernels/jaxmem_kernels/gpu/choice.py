@@ -64,5 +64,7 @@ def packs(x, _, *, group: int) -> bool:
 
 
 def never(*_, **__) -> bool:
-    """Takes no array: XLA fuses the unpacking of a mask with its use, and writes no unpacked mask."""
+    """Takes no array: XLA fuses the unpacking of a mask with its use, and writes no unpacked
+    mask.
+    """
     return False

@@ -173,7 +173,9 @@ def _run(file, name, capability, arrays, results, group, **constants):
 
 
 def _rounding(stochastic, seed) -> dict:
-    """Returns a kernel's constants for rounding. Without stochastic rounding, the seed is ignored."""
+    """Returns a kernel's constants for rounding. Without stochastic rounding, the seed is
+    ignored.
+    """
     return {"STOCHASTIC": stochastic, "SALT": salt_of(seed) if stochastic else 0}
 
 
