@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import socket
-import sys
 import threading
 
 import jax
@@ -158,7 +157,7 @@ def reports(tmp_path_factory):
         port = free.getsockname()[1]
     caches = [tmp_path_factory.mktemp(f"cache{number}") for number in range(2)]
     lines = [
-        [sys.executable, "-m", "tests.programs.planned_together", number, 2, port, caches[number]]
+        ("tests.programs.planned_together", number, 2, port, caches[number])
         for number in range(2)
     ]
     printed = children.together(lines, children.with_cpus(2), seconds=240)

@@ -4,7 +4,6 @@ divided then, on meshes of both kinds of axes, in one process and in two.
 
 import json
 import socket
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -58,9 +57,9 @@ def test_two_processes_make_it_together(axes, devices, ways):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    program = [sys.executable, "-m", "tests.programs.created", axes, ",".join(ways)]
-    commands = [[*program, process, 2, port] for process in range(2)]
-    for text in children.together(commands, children.with_cpus(devices // 2), 300):
+    program = "tests.programs.created", axes, ",".join(ways)
+    programs = [(*program, process, 2, port) for process in range(2)]
+    for text in children.together(programs, children.with_cpus(devices // 2), 300):
         check(json.loads(text.splitlines()[-1]), ways, devices)
 
 

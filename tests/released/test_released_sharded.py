@@ -14,24 +14,11 @@ from jaxmem._target.deviceless.process import child_environment
 from tests.shared import children, tiny_lm
 
 
-def outputs(devices: int, *arguments: tuple) -> list[dict]:
-    """What the processes print, one for each of `arguments`."""
-    command = [sys.executable, "-m", "tests.programs.sharded_adama"]
-    pipes = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-        "env": children.with_cpus(devices),
-    }
-    running = [subprocess.Popen([*command, *map(str, own)], **pipes) for own in arguments]
-    done = [(process, *process.communicate(timeout=500)) for process in running]
-    for process, _, err in done:
-        assert process.returncode == 0, err[-3000:]
-    return [json.loads(out.splitlines()[-1]) for _, out, _ in done]
+PROGRAM = "tests.programs.sharded_adama"
 
 
 def test_eight_devices_are_one_with_eight_times_as_many_microbatches():
-    (got,) = outputs(8, ())
+    got = children.printed(children.with_cpus(8), PROGRAM)
     assert got["devices"] == 8
     assert len(got["found"]) == 18
     assert got["found"] == pytest.approx(dict.fromkeys(got["found"], 0.0), abs=1e-12)
@@ -42,7 +29,9 @@ def test_two_processes_are_one():
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    for got in outputs(2, (0, 2, port), (1, 2, port)):
+    programs = [(PROGRAM, process, 2, port) for process in range(2)]
+    for text in children.together(programs, children.with_cpus(2), 500):
+        got = json.loads(text.splitlines()[-1])
         assert got["devices"] == 4
         assert len(got["found"]) == 10
         assert got["found"] == pytest.approx(dict.fromkeys(got["found"], 0.0), abs=1e-12)
