@@ -157,8 +157,7 @@ def reports(tmp_path_factory):
         port = free.getsockname()[1]
     caches = [tmp_path_factory.mktemp(f"cache{number}") for number in range(2)]
     lines = [
-        ("tests.programs.planned_together", number, 2, port, caches[number])
-        for number in range(2)
+        ("tests.programs.planned_together", number, 2, port, caches[number]) for number in range(2)
     ]
     printed = children.together(lines, children.with_cpus(2), seconds=240)
     return [json.loads(text.splitlines()[-1]) for text in printed], caches

@@ -13,7 +13,6 @@ import pytest
 from jaxmem._target.deviceless.process import child_environment
 from tests.shared import children, tiny_lm
 
-
 PROGRAM = "tests.programs.sharded_adama"
 
 

@@ -44,7 +44,7 @@ class Worker:
     """A process that runs one program after another, and has imported JAX for all of them."""
 
     def __init__(self, environment: dict[str, str]):
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`end` closes it)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.shared.worker"],
             stdin=subprocess.PIPE,
