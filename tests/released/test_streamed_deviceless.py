@@ -30,12 +30,6 @@ LAYERS, WIDTH = 6, 256
 BESIDE = 0.9 if jax.__version_info__ >= (0, 11, 1) else 0.5
 
 
-@pytest.fixture(scope="module")
-def h200():
-    with Compiler("h200", workers=1) as compiler:
-        yield compiler
-
-
 def compiled(compiler, function, *args, donated=0, options=None):
     traced = jax.jit(function, donate_argnums=donated).trace(*args)
     exported, donated = export_flat(traced, "cuda", 90)

@@ -70,12 +70,6 @@ def plain_step(plan):
     return lambda params, x: jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params, x))
 
 
-@pytest.fixture(scope="module")
-def h200():
-    with Compiler("h200", workers=1) as compiler:
-        yield compiler
-
-
 def stacks_of_parameters(step, *args, compiler: Compiler | None) -> list[str]:
     """Kinds of the buffers at the peak that have a stacked parameter's shape."""
     shapes = {a.shape for a in jax.tree.leaves(models.parameters(LAYERS, WIDTH))}

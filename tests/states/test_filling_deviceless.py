@@ -21,12 +21,6 @@ pytestmark = pytest.mark.jax_defaults
 LAYERS = 6
 
 
-@pytest.fixture(scope="module")
-def h200():
-    with Compiler("h200", workers=1) as compiler:
-        yield compiler
-
-
 def drawn(i):
     """A layer of 3 MiB, in arrays that differ in size."""
     a, b, c = jax.random.split(jax.random.fold_in(jax.random.key(0), i), 3)
