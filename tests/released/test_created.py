@@ -2,9 +2,6 @@
 divided then, on meshes of both kinds of axes, in one process and in two.
 """
 
-import json
-import socket
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,13 +51,9 @@ def test_a_divided_state_is_made_as_it_is_divided(axes, devices, ways):
     [("explicit", 2, ("moments",)), slow("explicit", 8, ALL), slow("auto", 8, ALL)],
 )
 def test_two_processes_make_it_together(axes, devices, ways):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
     program = "tests.programs.created", axes, ",".join(ways)
-    programs = [(*program, process, 2, port) for process in range(2)]
-    for text in children.together(programs, children.with_cpus(devices // 2), 300):
-        check(json.loads(text.splitlines()[-1]), ways, devices)
+    for found in children.two(children.with_cpus(devices // 2), 300, *program):
+        check(found, ways, devices)
 
 
 @pytest.mark.parametrize(

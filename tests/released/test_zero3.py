@@ -2,9 +2,7 @@
 resident step.
 """
 
-import json
 import pathlib
-import socket
 
 import jax
 import numpy as np
@@ -23,9 +21,9 @@ CLOSE = 1e-6  # of numbers of about 1, a few steps after the start
 FAR = 5 * CLOSE
 
 
-def program(kind, n, steps, persists, folder, *processes):
+def program(kind, n, steps, persists, folder):
     numbers = ",".join(map(str, persists))
-    return "tests.programs.zero3", kind, n, steps, numbers, folder, *processes
+    return "tests.programs.zero3", kind, n, steps, numbers, folder
 
 
 def alone(folder, devices, *arguments, quick: bool):
@@ -37,12 +35,8 @@ def alone(folder, devices, *arguments, quick: bool):
 
 def two(folder, devices, *arguments):
     """What two processes find, each with half of the devices."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    programs = [program(*arguments, folder, process, 2, port) for process in range(2)]
-    printed = children.together(programs, children.with_cpus(devices // 2), 300)
-    return [checked(json.loads(text.splitlines()[-1]), devices) for text in printed]
+    found = children.two(children.with_cpus(devices // 2), 300, *program(*arguments, folder))
+    return [checked(one, devices) for one in found]
 
 
 def checked(got: dict, devices: int, close: float = CLOSE) -> dict:

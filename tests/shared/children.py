@@ -3,11 +3,11 @@
 import atexit
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 
 import jax
 
@@ -103,7 +103,7 @@ def text(environment: dict[str, str], module: str, *arguments) -> str:
 
 
 def rows(environment: dict[str, str], module: str, *arguments) -> list[dict]:
-    """A line of JSON each."""
+    """What a module prints, a line of JSON each."""
     return [json.loads(line) for line in text(environment, module, *arguments).splitlines()]
 
 
@@ -112,21 +112,30 @@ def printed(environment: dict[str, str], module: str, *arguments) -> dict:
     return rows(environment, module, *arguments)[-1]
 
 
-def together(programs: Sequence[Sequence], environment: dict[str, str], seconds: float):
-    """What programs print that run side by side in processes of their own, a text for each: modules
-    with their arguments. As soon as one fails, or when the time is over, all are ended: the others
-    would wait for it.
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
+def two(environment: dict[str, str], seconds: float, *program, each=((), ())) -> list[dict]:
+    """What each of two processes of one run prints last. As soon as one fails, or when the time is
+    over, both are ended: the other would wait for it.
+
+    program: a module and its arguments, behind which each process is given its number, how many
+      there are, a port to meet at, and its own arguments of `each`.
     """
+    port = free_port()
     with tempfile.TemporaryFile("w+") as errors:
         running = [
             subprocess.Popen(
-                [sys.executable, "-m", *map(str, program)],
+                [sys.executable, "-m", *map(str, (*program, number, len(each), port, *own))],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
                 env=environment,
             )
-            for program in programs
+            for number, own in enumerate(each)
         ]
         try:
             end = time.monotonic() + seconds
@@ -138,8 +147,8 @@ def together(programs: Sequence[Sequence], environment: dict[str, str], seconds:
         finally:
             for process in running:
                 process.kill()
-        printed = [process.communicate()[0] for process in running]
+        outputs = [process.communicate()[0] for process in running]
         errors.seek(0)
         codes = [process.returncode for process in running]
         assert not any(codes), f"{codes} after at most {seconds} s: {errors.read()[-3000:]}"
-    return printed
+    return [json.loads(output.splitlines()[-1]) for output in outputs]

@@ -4,8 +4,6 @@ hold.
 
 import functools
 import re
-import subprocess
-import sys
 from importlib.metadata import version
 
 import jax
@@ -34,16 +32,8 @@ def offloading(test):
 
 @functools.cache
 def offloaded() -> str:
-    command = [sys.executable, "-m", "tests.programs.offloaded_stack"]
-    run = subprocess.run(
-        command,
-        env=child_environment(children.finding_packages()),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    return run.stdout
+    environment = child_environment(children.finding_packages())
+    return children.text(environment, "tests.programs.offloaded_stack")
 
 
 def folding_step(plan):
