@@ -169,6 +169,7 @@ def _checked(label, choices) -> dict[str, Choice]:
 
 
 def _choice(label: str, tag, choice) -> Choice:
+    """A choice, made of the name of an action where only the name was given."""
     if isinstance(choice, Choice) and isinstance(tag, str):
         return choice
     try:

@@ -46,6 +46,7 @@ class _Stored:
 
     @property
     def _codec(self):
+        """The choice's codec, or None if the choice does not compress."""
         return None if self.choice.codec is None else parse(self.choice.codec)
 
     def encode(self, x):

@@ -309,4 +309,5 @@ def _instruction(name: str, body: str, arrays: dict[str, tuple[Array, ...]]) -> 
 
 
 def _element(results: Sequence[Array], at: int) -> Array:
+    """An element of a tuple's arrays, and no array if the tuple is shorter."""
     return results[at] if at < len(results) else NOTHING

@@ -85,6 +85,7 @@ def decided(run: Run) -> str:
 
 
 def _ms(seconds: Any) -> str:
+    """Seconds as a text in milliseconds."""
     return show_ms(1e3 * seconds) if isinstance(seconds, int | float) else "–"
 
 
