@@ -146,6 +146,7 @@ def _page(runs: Sequence[Run], command: str) -> str:
 
 
 def _lead(runs: Sequence[Run]) -> str:
+    """The first sentence of the page: the result of one run, or the names of several."""
     if len(runs) > 1:
         return escape(", ".join(run.name for run in runs))
     (run,) = runs
