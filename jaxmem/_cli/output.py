@@ -78,6 +78,7 @@ def say(text: str, stream=None, hang: str = "") -> None:
 
 
 def _broken(line: str, width: int, hang: str) -> str:
+    """A line broken at words to a width."""
     if len(line) <= width:
         return line
     start = line[: len(line) - len(line.lstrip())]

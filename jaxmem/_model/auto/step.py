@@ -157,7 +157,7 @@ def _no_layers(function: Callable, program: Program) -> StepError:
     name = getattr(function, "__name__", type(function).__name__)
     loops = [n for n in program.nodes if n.primitive in ("scan", "while")]
     largest = sorted(loops, key=_size, reverse=True)[:_SHOWN]
-    looked_at = "; ".join(f"the {n.primitive} at {place_of(n.eqn)}: {_why(n)}" for n in largest)
+    looked_at = "; ".join(f"the {n.primitive} at {place_of(n.eqn)}: {_why_not(n)}" for n in largest)
     products = sum(flops(n) > 0 for n in program.nodes)
     rest = f"of {products} matrix products outside loops, no layers of equal operations repeat"
     return StepError(
@@ -174,7 +174,8 @@ def _size(node: Node) -> float:
     return flops(node) or values * 1e-9
 
 
-def _why(node: Node) -> str:
+def _why_not(node: Node) -> str:
+    """Returns the reason why a loop is not a loop over layers, in words."""
     if node.primitive == "while":
         return "a while loop has no derivative; a fori_loop of a known number of turns is a scan"
     if flops(node) == 0:

@@ -46,6 +46,7 @@ class _Stored:
 
     @property
     def _codec(self):
+        """The choice's codec, or None if the choice does not compress."""
         return None if self.choice.codec is None else parse(self.choice.codec)
 
     def encode(self, x):
@@ -178,7 +179,7 @@ def check_remat3() -> None:
 
 
 def decisions(plan) -> Decisions:
-    """Returns `plan` as an object that makes decisions; None keeps everything.
+    """Returns `plan` as an object that makes decisions; for None, one that keeps every tensor.
 
     Raises TagError for any other object.
     """
@@ -233,9 +234,9 @@ def groups_of(plan, block: str, layers: int) -> dict[range, Policy]:
 def remat_policy(plan, *, block: str | None = None, layer: tuple[int, int] | None = None) -> Policy:
     """Makes a policy for `jax.checkpoint`, `flax.linen.remat` or `flax.nnx.remat` from a plan.
 
-    plan: a `jaxmem.Plan` or a `jaxmem.plans.Assignment`. None keeps everything. `jax.checkpoint`
-      cannot save complex values without a tag, so untagged complex values are recomputed in any
-      case.
+    plan: a `jaxmem.Plan` or a `jaxmem.plans.Assignment`. None keeps every tensor, tagged or not, as
+      if the block had no checkpoint. `jax.checkpoint` cannot save complex values without a tag, so
+      untagged complex values are recomputed in any case.
     block: the label of the block. Blocks with one label share their decisions. Use several labels
       if a plan should decide about several kinds of blocks separately. None means "block".
     layer: (i, L) for layer i, counted from 0, of L layers that a Python loop repeats. A plan may

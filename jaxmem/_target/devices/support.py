@@ -111,4 +111,5 @@ def _action(word, actions) -> Action:
 
 
 def _plain(word) -> str:
+    """Returns a word in the spelling of an action: lower case, with underscores."""
     return str(word).strip().lower().replace("-", "_")

@@ -311,4 +311,5 @@ def _array(dtype: str, dims: str, layout: str) -> Array:
 
 
 def _element(results: Sequence[Array], at: int) -> Array:
+    """An element of a tuple's arrays, and no array if the tuple is shorter."""
     return results[at] if at < len(results) else NOTHING

@@ -186,6 +186,7 @@ def _outputs(
 
 
 def _marked(node: Node, operands, wanted: set[int], measure: Callable, found: Found) -> Sequence:
+    """The rule of a mark: measures its operand, and passes the operand on."""
     params = node.eqn.params
     for _ in range(params["several"]):
         measure = jax.vmap(measure)

@@ -104,7 +104,7 @@ class Loop:
         while True:
             try:
                 while self.done < steps and self.pace.ended is None:
-                    self._one()
+                    self._run_or_skip()
                     if self.best.rare:
                         self._read(0)
                     due = self.pace.due(self.done) or self.best.is_least
@@ -131,7 +131,8 @@ class Loop:
             else:
                 break
 
-    def _one(self) -> None:
+    def _run_or_skip(self) -> None:
+        """Runs the next step, or skips it."""
         number = self.done + 1
         batch = self.data(number)
         if number in self.skipped:
@@ -158,6 +159,7 @@ class Loop:
             self._write(number, row | self.revised.row(number, row.get("step_seconds")))
 
     def _write(self, number: int, row: Mapping[str, float]) -> None:
+        """Writes the row of a step."""
         self.best.read(row)
         self.run.row(number, **row)
         if self.each is not None:
@@ -171,6 +173,7 @@ class Loop:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
+        """Saves the state, and what the run needs to resume."""
         notes = {
             "settings": self.settings,
             "position": self.data.position,

@@ -105,6 +105,7 @@ class Revised:
         return result
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Writes rows at the end of a file of the run."""
         lines = lines_of(rows)
         if lines:
             with (
