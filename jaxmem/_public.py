@@ -20,6 +20,7 @@ from jaxmem._optim.adama.transform import adamaw_a as adamaw_a
 from jaxmem._optim.adama.transform import scale_by_adama as scale_by_adama
 from jaxmem._optim.released.released import released_step as released_step
 from jaxmem._planner.explain.explain import explain as explain
+from jaxmem._planner.jit import jit as jit
 from jaxmem._planner.plan import plan as plan
 from jaxmem._planner.verify import verify as verify
 from jaxmem._result.plan.plan import Plan as Plan

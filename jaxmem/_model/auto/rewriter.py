@@ -13,7 +13,7 @@ from jaxmem._model.layer.block import Layer
 from jaxmem._model.layer.graph import flops, uses_references
 from jaxmem._trace.rewrite import Node, Program
 from jaxmem._trace.source import place_of
-from jaxmem.errors import StepError
+from jaxmem.errors import NoLayersError
 
 _SHOWN = 3  # loops
 
@@ -31,7 +31,7 @@ class Rewriter:
     def __init__(self, decided: Decisions, layers: list[Layer] | None = None):
         """layers: where those that are found are put, for who wants to see them."""
         self.found = False
-        self.error: StepError | None = None
+        self.error: NoLayersError | None = None
         self._layers = layers
         self._work = -1.0  # FLOPs of the function that `error` is about
         self._decided = decided
@@ -66,7 +66,7 @@ class Rewriter:
         return call.returned(results)
 
 
-def _no_layers(function: Callable, program: Program) -> StepError:
+def _no_layers(function: Callable, program: Program) -> NoLayersError:
     """The error, with the largest loops and why each is none over layers."""
     name = getattr(function, "__name__", type(function).__name__)
     loops = [n for n in program.nodes if n.primitive in ("scan", "while")]
@@ -74,7 +74,7 @@ def _no_layers(function: Callable, program: Program) -> StepError:
     looked_at = "; ".join(f"the {n.primitive} at {place_of(n.eqn)}: {_why(n)}" for n in largest)
     products = sum(flops(n) > 0 for n in program.nodes)
     rest = f"of {products} matrix products outside loops, no layers of equal operations repeat"
-    return StepError(
+    return NoLayersError(
         f"auto: no layer was found in {name!r} ({looked_at or 'it has no loop'}; {rest}). Layers"
         " are the turns of a jax.lax.scan, or equal ones after each other, that multiply matrices"
         " or convolve. Wrap a layer by hand: jax.checkpoint(layer,"

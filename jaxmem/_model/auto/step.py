@@ -9,7 +9,7 @@ from jaxmem._model.auto.rewriter import Rewriter
 from jaxmem._model.auto.unseen import innermost, made_before
 from jaxmem._model.layer.block import Layer
 from jaxmem._model.tags.policy import decisions
-from jaxmem.errors import StepError
+from jaxmem.errors import NoLayersError, StepError
 
 
 def build_of(step: Callable) -> Callable:
@@ -64,20 +64,20 @@ class PlannedStep:
             return function(*args, **kwargs)
 
     def _checked(self, function: Callable, args: tuple, kwargs: dict):
-        """Calls the step, or what traces it. Raises StepError where no layer is found in it."""
+        """Calls the step, or what traces it. Raises NoLayersError if no layer is found in it."""
         result = self.within(function, *args, **kwargs)
         if not self.found:
             raise self.no_layers()
         return result
 
-    def no_layers(self) -> StepError:
+    def no_layers(self) -> NoLayersError:
         """The error of a step in which no layer was found."""
         if self._rewriter.error is not None:
             return self._rewriter.error
         name = getattr(self._step, "__name__", type(self._step).__name__)
         before = made_before(self._step)
         made = f": it uses {', '.join(before)}" if before else ""
-        return StepError(
+        return NoLayersError(
             f"auto: {name!r} called none of {', '.join(f'jax.{n}' for n in NAMES)} while it was"
             f" traced. A gradient function that was made before is not seen{made}. Make it inside"
             " the step, as in `gradients = jax.grad(loss)(params, batch)`; or let it differentiate"
