@@ -3,11 +3,13 @@
     python -m benchmarks.ablations
 
 The phases: local search near the least bytes, refinement by whole steps (which runs where buffers
-are assigned before a compile is done: for TPUs), and groups of layers. Budgets: the least that
-compiled, 3 % more, and three between the least and everything kept. Every plan is searched from
-nothing: no earlier compile is recalled, and times of pieces are the same in all variants. Seconds
-are predicted; on a device that is not there they are XLA's estimate of the compiled step, or the
-roofline of its fusions. A ratio is the variant's over the search's: above 1, the phase gains.
+are assigned before a compile is done: for TPUs), and groups of layers. The steps are those of
+configs without a tag or a checkpoint, under `jaxmem.auto`, so that layers can be grouped. Budgets:
+the least that compiled, and five between it and everything kept, most of them near the least. Every
+plan is searched from nothing: no earlier compile is recalled, and times of pieces are the same.
+Seconds are predicted; on a device that is not there they are XLA's estimate of the compiled step,
+or the roofline of its fusions. A ratio is the variant's over the search's: above 1, the phase
+gains.
 """
 
 import contextlib
@@ -15,13 +17,23 @@ import statistics
 from collections.abc import Callable
 from unittest import mock
 
-from benchmarks.shared.case import Case, case_on, forgetting
-from benchmarks.shared.results import Report
+import jaxmem
+from benchmarks.foreign import OVERRIDES, untagged
+from benchmarks.shared.case import Step, forgetting, on
+from benchmarks.shared.results import Benchmark, Report, measure
+from experiments.command.load import load
+from experiments.steps.step import abstract
 from jaxmem._planner.search import begin, candidates, least, search
 from jaxmem._planner.search.history import History
 
-CASES = (("gpt_nano", "local"), ("gpt_117m", "h200"), ("gpt_117m", "v5e"))
-SHARES = (0.0, 0.03, 0.25, 0.5, 0.75)  # of what everything kept takes beyond the least
+# Config, target and the allowed actions; "default" is what a plan may use without a request.
+CASES = (
+    ("gpt_nano", "local", "default"),
+    ("gpt_117m", "h200", "default"),
+    ("gpt_117m", "h200", "keep,recompute"),
+    ("gpt_117m", "v5e", "default"),
+)
+SHARES = (0.002, 0.03, 0.07, 0.12, 0.2, 0.4)  # of what everything kept takes beyond the least
 WORTH = 0.01
 
 Patches = tuple[tuple[object, str, Callable], ...]
@@ -37,34 +49,38 @@ PHASES: dict[str, Patches] = {
 }
 
 
-def planned(case: Case, budget: int, phase: str) -> dict:
+def planned(case: Step, budget: int, phase: str, actions: str) -> dict:
     """What becomes of a budget in a search without one phase, that recalls nothing."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(forgetting())
         stack.enter_context(mock.patch.object(History, "recall_least", return_value=None))
         for owner, name, instead in PHASES[phase]:
             stack.enter_context(mock.patch.object(owner, name, instead))
-        return case.row(budget)
+        return case.row(budget, actions=None if actions == "default" else actions)
 
 
-def ends(case: Case) -> dict:
+def ends(case: Step, actions: str) -> dict:
     """The least bytes of a budget that is refused, and those with everything kept."""
     everything = case.plan(10**15)
     none = 1 + int(everything.baseline_parts.arguments / (1 - case.backend.margin))
-    refused = planned(case, none, "nothing")
+    refused = planned(case, none, "nothing", actions)
     return {"least": refused["least"], "everything": everything.baseline_bytes}
 
 
-def run(report: Report, config: str, target: str) -> None:
-    name = f"{config} {target}"
-    with case_on(target, config) as case:
-        low, high = report.once(f"{name} ends", ends, case).values()
+def run(report: Report, config: str, target: str, actions: str) -> None:
+    name = f"{config} {target} {actions}"
+    chosen = load(config, OVERRIDES)
+    with on(target) as backend:
+        case = Step(jaxmem.auto(untagged(chosen)), abstract(chosen), backend)
+        low, high = report.once(f"{name} ends", ends, case, actions).values()
         for share in SHARES:
             budget = int((low + share * (high - low)) / (1 - case.backend.margin)) + 1
             for phase in PHASES:
                 if phase == "whole steps" and not case.backend.assigns:
                     continue
-                report.once(f"{name} {share} without {phase}", planned, case, budget, phase)
+                report.once(
+                    f"{name} {share} without {phase}", planned, case, budget, phase, actions
+                )
 
 
 def of_phase(report: Report, name: str, phase: str) -> dict:
@@ -90,9 +106,7 @@ def of_case(report: Report, name: str) -> dict:
     return {p: of_phase(report, name, p) for p in ran}
 
 
-def main() -> None:
-    Report("ablations").of_each(CASES, run, of_case)
-
+RESULTS = {"ablations": Benchmark(CASES, run, of_case=of_case)}
 
 if __name__ == "__main__":
-    main()
+    measure("ablations", RESULTS)

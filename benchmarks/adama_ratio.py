@@ -21,13 +21,14 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.shared.case import small_resnet
-from benchmarks.shared.results import Report
+from benchmarks.shared.results import Benchmark, Report, measure
 from experiments.data import images as image_data
 from experiments.models import resnet
 from experiments.running.images import read
 from experiments.steps import images as image_step
 from jaxmem._core.files import write_whole
 from jaxmem._optim.adama import ratio
+from jaxmem._result.svg import Axis, axis, element
 
 WAYS = ("squares", "row")
 COUNTS, SEED, COLOURS = (2, 4, 8), 0, ("#1f77b4", "#d62728", "#2ca02c")
@@ -103,50 +104,43 @@ def follow(way: str, microbatches: str) -> dict[str, list[float]]:
 
 
 def figure(rows: dict[int, dict[str, list[float]]], scaled: dict[int, dict]) -> str:
-    """Three panels over steps, the ratio without and with the row ratio, with 1 marked, and
-    signal-to-noise with 0; what is beyond a frame lies on it.
+    """Three panels over steps: the ratio without and with the row ratio, with 1 marked, and
+    signal-to-noise with 0 marked. Values beyond a frame are drawn on the frame.
     """
     of = lambda which, name: [row[name] for row in which.values()]
+    ratios, noise = axis(0.95, 1.15), axis(-0.5, 1.0)
     panels = [
-        panel("mean of √v / √v′", of(rows, "ratio"), 0, (0.95, 1.15), 1.0),
-        panel("the same with the row ratio", of(scaled, "ratio"), HEIGHT, (0.95, 1.15), 1.0),
-        panel("signal to noise", of(rows, "signal to noise"), 2 * HEIGHT, (-0.5, 1.0), 0.0),
+        panel("mean of √v / √v′", of(rows, "ratio"), 0, ratios, 1.0),
+        panel("the same with the row ratio", of(scaled, "ratio"), HEIGHT, ratios, 1.0),
+        panel("signal to noise", of(rows, "signal to noise"), 2 * HEIGHT, noise, 0.0),
     ]
     names = [
-        f'<text x="{LEFT + 70 * i}" y="14" fill="{COLOURS[i]}">N = {n}</text>'
+        element("text", f"N = {n}", x=LEFT + 70 * i, y=14, fill=COLOURS[i])
         for i, n in enumerate(rows)
     ]
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {3 * HEIGHT}"'
-        ' font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
-    )
-    return f"{head}{''.join(names + panels)}</svg>\n"
+    white = element("rect", width="100%", height="100%", fill="white")
+    look = {"font_family": "sans-serif", "font_size": 12, "xmlns": "http://www.w3.org/2000/svg"}
+    inner = white + "".join(names + panels)
+    return element("svg", inner, viewBox=f"0 0 {WIDTH} {3 * HEIGHT}", **look) + "\n"
 
 
-def panel(
-    title: str, lines: list[list[float]], top: int, limits: tuple[float, float], mark: float
-) -> str:
-    low, high = limits
-    steps, tall, right = max(map(len, lines)), HEIGHT - BOTTOM - TOP - 10, WIDTH - 16
-    share = lambda v: (min(max(v, low), high) - low) / (high - low)
-    x = lambda i: LEFT + (right - LEFT) * i / max(1, steps - 1)
-    y = lambda v: top + HEIGHT - BOTTOM - tall * share(v)
-    across = lambda v, look: (
-        f'<line x1="{LEFT}" x2="{right}" y1="{y(v):.1f}" y2="{y(v):.1f}" {look}/>'
+def panel(title: str, lines: list[list[float]], top: int, y: Axis, mark: float) -> str:
+    steps = axis(0, len(lines[0]))
+    left = lambda step: round(LEFT + (WIDTH - 16 - LEFT) * steps.percent(step) / 100, 1)
+    base, tall = top + HEIGHT - BOTTOM, HEIGHT - BOTTOM - TOP - 10
+    high = lambda value: round(base - tall * y.percent(value) / 100, 1)
+    text = lambda x, y, said, at="middle": element("text", said, x=x, y=y, text_anchor=at)
+    across = lambda value, **look: element(
+        "line", x1=LEFT, x2=WIDTH - 16, y1=high(value), y2=high(value), **look
     )
-    text = lambda x, y, said, at="middle": (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{at}">{said}</text>'
-    )
-    marks = [text(LEFT, top + TOP + 4, title, "start")]
-    for v in (low + (high - low) * k / 4 for k in range(5)):
-        marks += [text(LEFT - 6, y(v) + 4, f"{v:.3g}", "end"), across(v, 'stroke="#ddd"')]
-    marks += [text(x(i), top + HEIGHT - 22, i) for i in range(0, steps + 1, max(1, steps // 4))]
-    marks.append(text((LEFT + WIDTH) / 2, top + HEIGHT - 6, "step"))
-    marks.append(across(mark, 'stroke="#555" stroke-dasharray="4"'))
+    marks = [text(LEFT, top + TOP + 4, title, "start"), text(WIDTH / 2, base + 34, "step")]
+    for value, said in y.ticks:
+        marks += [text(LEFT - 6, high(value) + 4, said, "end"), across(value, stroke="#ddd")]
+    marks += [text(left(step), base + 18, said) for step, said in steps.ticks]
+    marks.append(across(mark, stroke="#555", stroke_dasharray=4))
     for line, colour in zip(lines, COLOURS):
-        points = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(line))
-        look = f'fill="none" stroke="{colour}" stroke-width="1.5"'
-        marks.append(f'<polyline points="{points}" {look}/>')
+        points = " ".join(f"{left(i)},{high(v)}" for i, v in enumerate(line))
+        marks.append(element("polyline", points=points, fill="none", stroke=colour))
     return "".join(marks)
 
 
@@ -167,10 +161,8 @@ def summary(report: Report) -> dict:
     }
 
 
-def main() -> None:
-    cases = itertools.product(WAYS, (f"N={n}" for n in COUNTS))
-    Report("adama_ratio").rows(cases, follow, summary)
-
+CASES = itertools.product(WAYS, (f"N={n}" for n in COUNTS))
+RESULTS = {"adama_ratio": Benchmark(CASES, row=follow, summary=summary)}
 
 if __name__ == "__main__":
-    main()
+    measure("adama_ratio", RESULTS)

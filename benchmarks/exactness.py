@@ -1,31 +1,52 @@
-"""Is training under a plan the same training? Loss and gradient of gpt_nano, both dropouts on,
-under plans of every kind.
+"""Is training under a plan the same training, and what does compression cost in quality? gpt_nano
+on this CPU.
 
-    python -m benchmarks.exactness
+    python -m benchmarks.exactness [RESULT ...] [--steps N] [--seeds N] [--batches N]
 
-Plans: one action for every tag, and random mixtures of all five. The float32 loss must be that of
-no plan bit for bit, since no action changes the forward; in bfloat16, where XLA rounds as it fuses,
-within 1e-3. Under plans of keep, recompute and offload the float64 gradient must be that of no plan
-to a relative 1e-12 of each parameter's largest entry. On a CPU an offload moves nothing, but runs
-the same program.
+`exactness`: loss and gradient, both dropouts on, under one action for every tag, and under random
+mixtures of all five. The float32 loss must be equal to the loss without a plan bit for bit, since
+no action changes the forward; in bfloat16, where XLA rounds as it fuses, within 1e-3. Under plans
+of keep, recompute and offload the float64 gradient must be equal to the gradient without a plan to
+a relative 1e-12 of each parameter's largest entry. On a CPU an offload moves nothing, but runs the
+same program.
+
+`quality`: validation loss after training from each of three seeds: unplanned, under the config's
+plan, with every tag compressed by the codec of its kind (Adacc 3.2), and with naive per-token INT4
+instead. Then, on the unplanned model of the first seed, the gradient with one tag compressed
+against the exact one, by the tag's own codec and by the naive one: 1 - cosine of the whole
+gradient, as the mean over batches. Targets: within 0.5 % of the unplanned loss; own codecs nearer
+than naive.
 """
 
+import math
 import random
+import statistics
+import time
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 import jaxmem
-from benchmarks.shared.assignments import every, show
+from benchmarks.shared.assignments import every, keep_everything, keep_tags, show
 from benchmarks.shared.baselines import naive, own_codec
-from benchmarks.shared.case import local_profile, nano
-from benchmarks.shared.results import Report
+from benchmarks.shared.case import compile_step, local_profile, nano
+from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.timing import cache_compiles
 from experiments.command.load import load
+from experiments.config.text import Config
 from experiments.data import text as data
+from experiments.errors import DivergedError
 from experiments.models.loops import scanned
+from experiments.running.planning import new_plan
+from experiments.running.shown import Progress
+from experiments.running.text import TEXT, evaluate
 from experiments.steps.step import init_state, make_loss
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Action, Actions, Choice
 from jaxmem._core.assignment import Assignment
+from jaxmem._core.profile import Profile
+
+# -- exactness
 
 MIXED, LOSSLESS = 12, 8
 DROPOUT = ("model.attention_dropout=0.1",)
@@ -77,19 +98,26 @@ def losses(report: Report, label: str, overrides, chosen: dict[str, Actions]) ->
         value, _ = loss_and_gradient(DROPOUT + overrides, actions)
         same, apart = bool(value == reference), abs(float(value) / float(reference) - 1)
         row = {"loss": float(value), "bit_equal": same, "relative": apart}
-        report.add(f"{label} {name}", row)
+        report.add(f"{label} {name}", row | {"actions": show(actions)})
 
 
-def gradients(report: Report, chosen: dict[str, Actions]) -> None:
-    jax.config.update("jax_enable_x64", True)
-    _, reference = loss_and_gradient(DROPOUT + FLOAT64, None)
-    for name, actions in chosen.items():
-        if name.endswith("lossless"):
-            _, gradient = loss_and_gradient(DROPOUT + FLOAT64, actions)
-            report.add(f"float64 {name}", {"farthest": farthest(gradient, reference)})
+def exact_gradients(report: Report, chosen: dict[str, Actions]) -> None:
+    with jax.enable_x64(True):
+        _, reference = loss_and_gradient(DROPOUT + FLOAT64, None)
+        for name, actions in chosen.items():
+            if name.endswith("lossless"):
+                _, gradient = loss_and_gradient(DROPOUT + FLOAT64, actions)
+                report.add(f"float64 {name}", {"farthest": farthest(gradient, reference)})
 
 
-def summary(report: Report) -> dict:
+def exactness(report: Report) -> None:
+    chosen = plans(local_profile(nano()))
+    losses(report, "float32", (), chosen)
+    losses(report, "bfloat16", BFLOAT16, chosen)
+    exact_gradients(report, chosen)
+
+
+def of_exactness(report: Report) -> dict:
     of = lambda label, key: [r[key] for r in report.under(label).values()]
     equal = of("float32", "bit_equal")
     return {
@@ -100,14 +128,146 @@ def summary(report: Report) -> dict:
     }
 
 
-def main() -> None:
-    report, chosen = Report("exactness"), plans(local_profile(nano()))
-    losses(report, "float32", (), chosen)
-    losses(report, "bfloat16", BFLOAT16, chosen)
-    gradients(report, chosen)
-    actions = {name: show(actions) for name, actions in chosen.items()}
-    report.summarise(summary(report) | {"actions": actions})
+# -- quality
 
+TARGET = 0.005
+CODECS = {"own": own_codec, "naive": naive}
+
+
+class Setting(NamedTuple):
+    """What all measurements have: the config, its profile and its text."""
+
+    config: Config
+    profile: Profile
+    text: data.Text
+
+
+def variants(setting: Setting) -> dict[str, Actions]:
+    return {
+        "unplanned": keep_everything(setting.profile),
+        "plan": new_plan(setting.config).actions,
+        "own_codecs": every(setting.profile, own_codec),
+        "naive": every(setting.profile, naive),
+    }
+
+
+def train(setting: Setting, actions: Actions, seed: int):
+    """The trained parameters and what is reported of them."""
+    own = setting.config.train.model_copy(update={"seed": seed})
+    config = setting.config.model_copy(update={"train": own})
+    step, metrics = compile_step(setting.config, jaxmem.remat_policy(Assignment(actions))), {}
+    started = time.perf_counter()
+    with Progress(own.steps, 50, TEXT.unit, TEXT.count(config)) as progress:
+        state = TEXT.first_state(config, None)
+        for number in range(1, own.steps + 1):
+            state, metrics = step(state, TEXT.batch(config, setting.text, number))
+            loss = float(metrics["loss"])
+            progress(number, loss)
+            if not math.isfinite(loss):
+                raise DivergedError(f"step {number}: the loss is {loss}; {TEXT.remedy}")
+    longer = own.model_copy(update={"eval_batches": 2 * own.eval_batches})
+    return state.params, {
+        **evaluate(config.model_copy(update={"train": longer}), state, setting.text),
+        "train_loss": {name: float(v) for name, v in metrics.items() if not np.ndim(v)},
+        "seconds": time.perf_counter() - started,
+        "actions": {t: str(c) for tags in actions.values() for t, c in tags.items()},
+    }
+
+
+def training(report: Report, setting: Setting) -> dict:
+    """Every variant from every seed, seed by seed; the parameters of the first, unplanned."""
+    params, chosen = {}, variants(setting)
+    for seed in range(report.chosen["seeds"]):
+        for name, actions in chosen.items():
+            key, first = f"train/{name}/{seed}", name == "unplanned" and seed == 0
+            if first or not report.has(key):
+                trained, result = train(setting, actions, seed)
+                params = trained if first else params
+                report.add(key, result)
+    return params
+
+
+def gradients(report: Report, setting: Setting, params: dict) -> None:
+    """1 - cosine of the gradient with one tag compressed and the exact one, by tag and codec."""
+    t, text = setting.config.train, setting.text.train
+    batches = range(report.chosen["batches"])
+    tokens = [data.sample(text, t.seed, 10**6 + i, t.batch, t.sequence) for i in batches]
+
+    def gradient(actions: Actions) -> list[np.ndarray]:
+        loss = make_loss(setting.config, scanned(jaxmem.remat_policy(Assignment(actions))))
+        compiled = jax.jit(jax.grad(loss))
+        leaves = [jax.tree.leaves(compiled(params, one)) for one in tokens]
+        flat = lambda one: np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in one])
+        return [flat(one) for one in leaves]
+
+    def compressed(block, tag, which: str) -> dict:
+        choice = CODECS[which](tag)
+        got = gradient(keep | {block.name: keep[block.name] | {tag.name: choice}})
+        errors = [1 - g @ e / np.sqrt((g @ g) * (e @ e)) for g, e in zip(got, exact)]
+        return {"codec": choice.codec, "one_less_cosine": [float(e) for e in errors]}
+
+    keep = keep_tags(setting.profile)
+    exact = gradient(keep)
+    for block in setting.profile.blocks:
+        for tag in (t for t in block.tags if t.dtype != "bool"):
+            for which in CODECS:
+                key = f"gradient/{tag.kind}/{tag.name}/{which}"
+                report.once(key, compressed, block, tag, which)
+
+
+def of_training(report: Report) -> dict:
+    """By variant: by what share the validation loss differs from that without a plan."""
+    val: dict[str, dict[str, float]] = {}
+    for key, row in report.under("train/").items():
+        name, seed = key.split("/")
+        val.setdefault(name, {})[seed] = row["val_loss"]
+    unplanned, losses = val["unplanned"], {}
+    for name, by_seed in val.items():
+        more = [by_seed[seed] / unplanned[seed] - 1 for seed in unplanned if seed in by_seed]
+        mean = statistics.mean(more)
+        losses[name] = {
+            "relative_difference": mean,
+            "by_seed": more,
+            "within_target": abs(mean) <= TARGET,
+        }
+    return losses
+
+
+def of_gradients(report: Report) -> dict:
+    """By kind of tensor: 1 - cosine with each codec, as a mean over tags and batches."""
+    errors: dict[str, dict[str, list[float]]] = {}
+    for key, row in report.under("gradient/").items():
+        kind, _, which = key.split("/")
+        errors.setdefault(kind, {}).setdefault(which, []).extend(row["one_less_cosine"])
+    kinds = {}
+    for kind, found in errors.items():
+        means = {which: statistics.mean(found[which]) for which in CODECS}
+        kinds[kind] = means | {"own_is_nearer": means["own"] < means["naive"]}
+    return kinds
+
+
+def quality(report: Report) -> None:
+    cache_compiles()
+    config = nano(f"train.steps={report.chosen['steps']}")
+    text = data.read(config.data.path, config.train.sequence)
+    setting = Setting(config, local_profile(config), text)
+    gradients(report, setting, training(report, setting))
+
+
+def of_quality(report: Report) -> dict:
+    return {
+        "target": TARGET,
+        "validation_loss": of_training(report),
+        "gradient_one_less_cosine_by_kind": of_gradients(report),
+    }
+
+
+RESULTS = {
+    "exactness": Benchmark(run=exactness, summary=of_exactness),
+    "quality": Benchmark(
+        run=quality, summary=of_quality, numbers={"steps": 150, "seeds": 3, "batches": 4}
+    ),
+}
 
 if __name__ == "__main__":
-    main()
+    measure("exactness", RESULTS)

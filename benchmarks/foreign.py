@@ -1,58 +1,52 @@
-"""Models that know nothing of jaxmem, planned as they are: none names a tensor, none is changed.
+"""Models as they are, planned by `jaxmem.auto`: whether a plan is found, and its tags against tags
+by hand.
 
-    python -m benchmarks.foreign
+    python -m benchmarks.foreign [RESULT ...]
 
-Each model's whole training step goes to `jaxmem.plan(jaxmem.auto(step), ...)`, for the CPU at hand
-and for an H200, at 0.9, 0.6 and 0.4 of the bytes of the step as it is, and at 0.97 of those of full
-recomputation: every layer under `jax.checkpoint` with nothing saved. `floor` is the least that the
-planner could compile, where it found no plan. `layers_under_checkpoints` are those of a plan that
-are not kept as the user wrote them: where it is 1, a larger plan keeps everything.
+`foreign`: models that do not import jaxmem, unchanged. Each model's whole training step goes to
+`jaxmem.plan(jaxmem.auto(step), ...)`, for this CPU and for an H200, at 0.9, 0.6 and 0.4 of the
+bytes of the step as it is, and at 0.97 of those of full recomputation: every layer under
+`jax.checkpoint` with nothing saved. If no plan is found, `floor` is the least that the planner
+compiled. `layers_under_checkpoints` counts a plan's layers that are not kept as the user wrote
+them: if it is 1, a larger plan keeps everything. On the CPU each plan's step is run from the same
+parameters as the user's step. The parameters are perturbed so that no gradient is zero: `loss` and
+`update` are the largest relative differences of the loss and of any parameter's gradient. They show
+rounding alone where the plan stores nothing in a codec, `lossless`.
 
-On the CPU each plan's step is run beside the user's own from the same parameters, which are
-perturbed so that no gradient is zero: `loss` and `update` are the largest differences, relative, of
-the loss and of any parameter's gradient. They tell of rounding where the plan stores nothing in a
-codec, `lossless`.
+`auto_tags`: tags that `jaxmem.auto` finds against tags that an engineer wrote, at the same budgets.
+A config's step is planned twice for an H200: with its own tags, and by `jaxmem.auto` with every tag
+and checkpoint taken out of its model. Eight budgets divide the range from the least that the tagged
+step compiles to up to the bytes of the step without a checkpoint, without its ends. `ratio` is the
+plan's time under auto over the time with tags, both XLA's estimate of the whole compiled step. The
+first plan of each is made from nothing, and the two take turns in going first: `seconds` is the
+time of planning.
 """
 
 import functools
 import statistics
+import tempfile
+import time
 from collections.abc import Callable
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 
 import jaxmem
-from benchmarks.shared.case import Step, on
-from benchmarks.shared.results import Report
-from benchmarks.shared.steps import SIZES, shapes, step_of
-from jaxmem._core.actions import KEEP, REST
+from benchmarks.shared.case import Step, between, on
+from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.steps import MODELS, SIZES, shapes, step_of
+from experiments.command.load import load
+from experiments.steps.step import abstract, make_step, step_over
+from jaxmem._core.actions import KEEP, REST, keeps_everything
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.groups import LABEL
 from jaxmem._model.auto.step import planned_step
 from jaxmem._planner.search.compile import StepCompiler
-from tests.shared.foreign import flax_models, libraries, plain
+from tests.shared.foreign import plain
 
 SHARES = (0.9, 0.6, 0.4)
 OF_RECOMPUTATION = 0.97
-MODELS: dict[str, Callable] = {
-    "gemma, a Python loop": plain.gemma_in_a_loop,
-    "gemma, a scan": plain.gemma_in_a_scan,
-    "gemma, a scan of checkpoints": plain.gemma_in_a_scan_of_checkpoints,
-    "microbatches, a chunked loss": plain.microbatches_with_a_chunked_loss,
-    "names twice in a layer": plain.names_twice_in_a_layer,
-    "mixture of experts": plain.mixture_of_experts,
-    "encoder and decoder": plain.encoder_and_decoder,
-    "recurrent over time": plain.recurrent_over_time,
-    "Linen, nn.scan": functools.partial(flax_models.linen_transformer, scanned=True),
-    "Linen, a Python loop": functools.partial(flax_models.linen_transformer, scanned=False),
-    "Linen, ResNet with BatchNorm": flax_models.resnet_with_batch_statistics,
-    "Transformers, GPT-2": libraries.gpt2,
-    "Transformers, BERT": libraries.bert,
-    "Transformers, Llama": libraries.llama,
-    "Transformers, ViT": libraries.vit,
-    "Equinox, a Python loop": functools.partial(libraries.equinox_transformer, scanned=False),
-    "Equinox, a scan": functools.partial(libraries.equinox_transformer, scanned=True),
-}
 ON_A_MESH = {"FSDP and tensor parallel on 8 devices": plain.on_a_mesh_of_eight}
 EIGHT = "h200:8"
 NOISE = 1e-4  # of the largest gradient: one below it is rounding
@@ -150,11 +144,113 @@ def summary(report: Report) -> dict:
     }
 
 
-def main() -> None:
-    cases = [(name, target) for name in MODELS for target in ("local", "h200")]
-    cases += [(name, EIGHT) for name in ON_A_MESH]
-    Report("foreign").for_each(cases, run, summary)
+# -- auto_tags
 
+CONFIGS = ("gpt_117m", "bert_base", "gpt_345m")
+BUDGETS = 8
+# The released step takes a layer as a function, and its clipping is its own.
+OVERRIDES = ("optimizer.accumulation=scan", "optimizer.clip=norm")
+TARGET = "h200"
+
+
+def plain_loop(layer, parameters, x, key, *shared):
+    """A scan over the layers without a checkpoint."""
+    count = len(jax.tree.leaves(parameters)[0])
+
+    def turn(x, one):
+        parameters, index = one
+        own = {} if key is None else {"key": jax.random.fold_in(key, index)}
+        return layer(parameters, x, *shared, **own), None
+
+    return jax.lax.scan(turn, x, (parameters, jax.numpy.arange(count, dtype="uint32")))[0]
+
+
+def untagged(config) -> Callable:
+    """The config's step as one would write it without jaxmem."""
+    step = step_over(config, plain_loop)
+
+    def plain(*args):
+        same = mock.patch.object(jaxmem, "tag", lambda x, *_, **__: x)
+        soft = lambda x, *_, axis=-1, **__: jax.nn.softmax(x, axis)
+        with same, mock.patch.object(jaxmem, "softmax", soft):
+            return step(*args)
+
+    return plain
+
+
+def with_tags(step: Step, budget: int) -> dict:
+    """What becomes of a budget, with XLA's seconds of the whole step under the plan."""
+    plan, row = step.attempt(budget)
+    if plan is None:
+        return row
+    under = None if keeps_everything(plan.actions) else plan.actions
+    whole = step.compile_fully(under).result()
+    assert whole.xla_seconds is not None
+    tags = sum(len(tags) for tags in plan.actions.values())
+    return row | {"xla_seconds": whole.xla_seconds, "tags": tags}
+
+
+def both(steps: dict[str, Step], budget: int) -> dict:
+    rows = {way: with_tags(step, budget) for way, step in steps.items()}
+    found = all(row["found"] for row in rows.values())
+    ratio = rows["auto"]["xla_seconds"] / rows["tags"]["xla_seconds"] if found else None
+    return {"budget": budget, "ratio": ratio} | rows
+
+
+def ends_of_tags(steps: dict[str, Step]) -> dict:
+    whole = steps["auto"].plan(10**15)
+    least = steps["tags"].least(whole.baseline_parts.arguments)
+    return {"least": least, "everything": whole.baseline_bytes}
+
+
+def from_nothing(steps: dict[str, Step], budget: int) -> dict:
+    """Seconds of the first plan of each, in a cache folder of its own, the best of two turns."""
+    found: dict[str, list[float]] = {"tags": [], "auto": []}
+    for name in ("tags", "auto", "auto", "tags"):
+        cache = tempfile.TemporaryDirectory()
+        with cache as folder, mock.patch.dict("os.environ", XDG_CACHE_HOME=folder):
+            start = time.perf_counter()
+            steps[name].plan(budget)
+            found[name].append(time.perf_counter() - start)
+    return {name: min(seconds) for name, seconds in found.items()}
+
+
+def compare(report: Report, name: str) -> None:
+    config = load(name, OVERRIDES)
+    builds = {
+        "tags": functools.partial(make_step, config),
+        "auto": jaxmem.auto(untagged(config)),
+    }
+    with on(TARGET) as backend:
+        steps = {way: Step(build, abstract(config), backend) for way, build in builds.items()}
+        low, high = report.once(f"{name} ends", ends_of_tags, steps).values()
+        for label, budget in between(low, high, BUDGETS).items():
+            report.once(f"{name} {label.partition('/')[0]}", both, steps, budget)
+        if name == CONFIGS[0]:
+            report.once(f"{name} from nothing", from_nothing, steps, (low + high) // 2)
+
+
+def summary_of_tags(report: Report) -> dict:
+    rows = [r for r in report.results.values() if "ratio" in r]
+    found = {way: [r[way] for r in rows if r[way]["found"]] for way in ("auto", "tags")}
+    ratios = [r["ratio"] for r in rows if r["ratio"] is not None]
+    times = report[f"{CONFIGS[0]} from nothing"]
+    return {
+        "budgets": len(rows),
+        "found under auto": len(found["auto"]),
+        "found with tags": len(found["tags"]),
+        "largest ratio": max(ratios),
+        "geometric mean": statistics.geometric_mean(ratios),
+        "seconds of the first plan, auto over tags": times["auto"] / times["tags"],
+        "median solve under auto": statistics.median(r["solve_seconds"] for r in found["auto"]),
+    }
+
+
+CASES = [(name, target) for name in MODELS for target in ("local", "h200")]
+RESULTS = {
+    "foreign": Benchmark([*CASES, *((name, EIGHT) for name in ON_A_MESH)], run, summary),
+    "auto_tags": Benchmark(CONFIGS, compare, summary_of_tags),
+}
 
 if __name__ == "__main__":
-    main()
+    measure("foreign", RESULTS)

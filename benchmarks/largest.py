@@ -33,7 +33,7 @@ import jax
 from benchmarks.placed import bytes_of
 from benchmarks.shared.case import on
 from benchmarks.shared.released import NO_DROPOUT, state_of, step_of
-from benchmarks.shared.results import Report, say
+from benchmarks.shared.results import Benchmark, Report, measure, say
 from experiments.command.load import load
 from experiments.models import registry
 from jaxmem._core.actions import ALL
@@ -245,9 +245,8 @@ def summary(report: Report) -> dict:
     return told
 
 
-def main() -> None:
-    Report("largest").for_each(DEVICES, run, summary)
+RESULTS = {"largest": Benchmark(DEVICES, run, summary)}
 
 
 if __name__ == "__main__":
-    main()
+    measure("largest", RESULTS)

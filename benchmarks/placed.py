@@ -1,46 +1,70 @@
-"""Are plans that place states as predicted, and faster than simpler rules?
+"""Plans that place model states in host memory: predicted and compiled bytes, the gain over simpler
+rules, and ProTrain's choices. No step runs.
 
-    python -m benchmarks.placed
+    python -m benchmarks.placed [RESULT ...]
 
-A GPT and a Llama of 24 layers (width 2048, 8 sequences of 1024 in a microbatch, two of them),
-released, with float32 states, planned for three GPUs that are not there, within five budgets each:
-from a little more than the least that compiles to what everything takes there.
+`placed`: a GPT and a Llama of 24 layers (width 2048, 8 sequences of 1024 in a microbatch, two of
+them), released, with float32 states, planned for three GPUs without hardware, within five budgets
+each, from a little more than the least that compiles to the bytes of everything on the device.
+`error` is a plan's predicted device bytes, before its compile, against the compiled bytes; `first
+error` is that of the search's first compile. Host bytes are compared exactly. `seconds` are the
+layers', as predicted.
 
-- `error` is what was predicted of a plan's device bytes, before its compile, against what it
-  compiles to; `first error` that of the search's first compile, before any had taught. Host bytes
-  are compared exactly.
-- `seconds` are those of the layers, as predicted. `rules` has the same of simpler plans within the
-  same bytes, by the same program and prices: every layer recomputed (`states alone`), every layer's
-  states in host memory (`all streamed`), and ProTrain's choices for a block, which is kept,
-  recomputed or swapped as a whole, without copies (`blocks whole`).
+`placed_rules`: deciding together against deciding one after the other, and against fixed rules. The
+same models, targets and prices, within twelve budgets each, from 5 % above the program's least to
+everything on the device; solved alone, without a compile.
 
-No step is run.
+- `states first`: the places of states are decided as if every layer were recomputed, then one
+  policy for the layers of each place within the remaining bytes.
+- `actions first`: the layers' policy is decided as if no state took the link, with all layers
+  streamed; then the places of their states.
+- `states alone`, `all streamed`, `resident`: every layer recomputed; every layer's states in host
+  memory; none there.
+- `ProTrain`: a block is kept, recomputed or swapped as a whole, its states stream or stay, and
+  buffers keep some (its four numbers, spec P1 to P5).
+
+A cell is a rule's predicted seconds of the layers over those of the joint solution. `host` is the
+same budget with half of the host memory that the joint solution takes: time may not fall by it.
+
+`protrain_table`: what plans choose where ProTrain's authors state their choice (spec P10): two
+GPTs, two batches, four GPUs of two kinds. Released steps of AdamA with one microbatch of sequences
+of 1024, in bfloat16 with float32 states. The layers' policy, the places of their states, and what
+is divided over the four devices, are planned together, and the plan is compiled. A host has 90 GiB
+for each of its GPUs. `recomputed` counts layers that recompute all of their tags, `kept` those that
+keep everything, and `offloaded` those that move a tensor to the host; `persist` counts layers whose
+states stay on the device. `protrain` has ProTrain's four numbers.
 """
 
 import dataclasses
 import itertools
 import statistics
+import time
+from collections.abc import Callable
 from typing import Any
 
+import jaxmem
 from benchmarks.shared.case import from_to, on
-from benchmarks.shared.released import MODELS, config_of, planned_step
-from benchmarks.shared.results import Report
-from jaxmem._core.actions import ALL, KEEP, LOSSLESS, OFFLOAD, REST
+from benchmarks.shared.released import LONG, MODELS, NO_DROPOUT, OWN, config_of, planned_step
+from benchmarks.shared.results import Benchmark, Report, measure
+from experiments.command.load import load
+from jaxmem._core.actions import ALL, KEEP, LOSSLESS, OFFLOAD, RECOMPUTE, REST
 from jaxmem._core.database import Database
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._planner.placement.front import layer_policy
-from jaxmem._planner.placement.layer import BUFFERED, RESIDENT, STREAMED
+from jaxmem._planner.placement.layer import BUFFERED, RESIDENT, STREAMED, LayerGroup
 from jaxmem._planner.placement.plan import read_places
-from jaxmem._planner.placement.program import PlacementProblem, solve_placement
+from jaxmem._planner.placement.program import (
+    PlacementProblem,
+    PlacementSolution,
+    priced,
+    solve_placement,
+)
 from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch, with_working
 from jaxmem._planner.search.trial import Limits
 from jaxmem._target.devices.support import allowed_actions
-from jaxmem._target.devices.target import Target
 
 MICROBATCHES = 2
 CASES = tuple(itertools.product(MODELS, ("h200", "rtx4090", "a100-80gb")))
-BUDGETS = 5
-LEAST = 1.03  # of what the program's least compiles to
 
 
 def search_of(model: str, backend) -> PlacementSearch:
@@ -52,25 +76,16 @@ def search_of(model: str, backend) -> PlacementSearch:
     return read_places(build, args, backend, limits, Allowed(actions, actions))
 
 
-def rules(search: PlacementSearch) -> dict[str, PlacementProblem]:
-    """The problems that simpler plans solve."""
-    problem, profile, block = search.within(None), search.profile, search.block
-    offloaded = {t.name: OFFLOAD for t in block.tags if any(o.host_bytes for o in t.options)}
-    whole = [{}, {REST: KEEP}, offloaded]
-    policies = [layer_policy(profile, block, choices) for choices in whole]
-    policies = with_working(policies, search.steps, block.name, search.others)
-    given = {"states alone": {"policies": policies[:1]}, "all streamed": {"places": (STREAMED,)}}
-    given["blocks whole"] = {"policies": policies, "places": (RESIDENT, STREAMED, BUFFERED)}
-    return {name: dataclasses.replace(problem, **how) for name, how in given.items()}
-
-
-def rooms(search: PlacementSearch, target: Target) -> list[int]:
-    least, most = search.least(), solve_placement(search.within(None))
-    assert least is not None
+def rooms(problem: PlacementProblem, least: float, usable: int, budgets: int) -> list[int]:
+    """Budgets from `least` to everything on the device."""
+    most = solve_placement(dataclasses.replace(problem, room=None))
     assert most is not None
-    compiled = search.steps.compile(search.assignment(least), least.places)
-    most_bytes = min(most.device_bytes, target.usable_bytes)
-    return from_to(int(LEAST * compiled.total), most_bytes, BUDGETS)
+    return from_to(int(least), min(most.device_bytes, usable), budgets)
+
+
+# -- placed
+
+COMPILED, LEAST_COMPILED = 5, 1.03  # budgets; of the bytes that the program's least compiles to
 
 
 def bytes_of(best: PlacedTrial) -> dict[str, Any]:
@@ -85,11 +100,8 @@ def bytes_of(best: PlacedTrial) -> dict[str, Any]:
     }
 
 
-def at(
-    unlimited: PlacementSearch, simpler: dict[str, PlacementProblem], room: int
-) -> dict[str, Any]:
-    """What is found within so many bytes."""
-    within = lambda problem: dataclasses.replace(problem, room=room)
+def within(unlimited: PlacementSearch, room: int) -> dict[str, Any]:
+    """The plan within so many bytes."""
     limits = dataclasses.replace(unlimited.limits, usable_bytes=room)
     search = dataclasses.replace(unlimited, limits=limits, tried=[])
     best, first = search.run(), search.tried[0]
@@ -99,49 +111,123 @@ def at(
         "solve seconds": search.solve_seconds,
         "first error": first.predicted_bytes / first.total - 1,
     }
-    if best is None:
-        return row
-    short = {"short": search.error}
-    others = {
-        name: solve_placement(dataclasses.replace(within(problem), **short))
-        for name, problem in simpler.items()
-    }
-    return (
-        row
-        | bytes_of(best)
-        | {
-            "seconds": best.solution.seconds,
-            "rules": {name: a and a.seconds for name, a in others.items()},
-        }
-    )
+    return row if best is None else row | bytes_of(best) | {"seconds": best.solution.seconds}
 
 
-def run(report: Report, model: str, target: str) -> None:
-    keys = [f"{model}, {target}, {i}" for i in range(BUDGETS)]
+def of_plans(report: Report, model: str, target: str) -> None:
+    keys = [f"{model}, {target}, {i}" for i in range(COMPILED)]
     if all(map(report.has, keys)):
         return
     with on(target, Database()) as backend:
-        unlimited = search_of(model, backend)
-        simpler = rules(unlimited)
-        for key, room in zip(keys, rooms(unlimited, backend.target)):
-            report.once(key, at, unlimited, simpler, room)
+        search = search_of(model, backend)
+        lowest = search.least()
+        assert lowest is not None
+        compiled = search.steps.compile(search.assignment(lowest), lowest.places)
+        least, usable = LEAST_COMPILED * compiled.total, backend.target.usable_bytes
+        for key, room in zip(keys, rooms(search.within(None), least, usable, COMPILED)):
+            report.once(key, within, search, room)
 
 
-def summary(report: Report) -> dict:
+def summary_of_plans(report: Report) -> dict:
     rows = [r for r in report.results.values() if "error" in r]
     size = lambda name: sorted(abs(r[name]) for r in rows)
     told: dict[str, Any] = {"plans": len(rows), "of": len(report.results)}
     for name in ("error", "first error"):
         told |= {f"median {name}": statistics.median(size(name)), f"worst {name}": size(name)[-1]}
     told["host bytes exact"] = sum(r["host predicted"] == r["host compiled"] for r in rows)
-    told["most solve seconds"] = max(r["solve seconds"] for r in rows)
-    return told | of_rules(
-        [{n: s and s / r["seconds"] for n, s in r["rules"].items()} for r in rows]
-    )
+    return told | {"most solve seconds": max(r["solve seconds"] for r in rows)}
+
+
+# -- placed_rules
+
+SOLVED, LEAST_SOLVED = 12, 1.05  # budgets; of the program's least bytes
+
+
+def fits(problem: PlacementProblem, one: PlacementSolution) -> bool:
+    assert problem.room is not None
+    assert problem.host_room is not None
+    return one.device_bytes <= problem.room and one.host_bytes <= problem.host_room
+
+
+def states_first(problem: PlacementProblem) -> PlacementSolution | None:
+    first = solve_placement(dataclasses.replace(problem, policies=problem.policies[:1]))
+    if first is None:
+        return None
+    found = []
+    for policies in itertools.product(range(len(problem.policies)), repeat=len(first.counts)):
+        counts: dict[LayerGroup, int] = {}
+        for (kind, n), policy in zip(first.counts.items(), policies):
+            counts[LayerGroup(kind.place, policy)] = n
+        found.append(priced(problem, counts, first.outer))
+    found = [one for one in found if fits(problem, one)]
+    return min(found, key=lambda one: one.cautious_seconds, default=None)
+
+
+def actions_first(problem: PlacementProblem) -> PlacementSolution | None:
+    layers = problem.states.layers
+    alone = [
+        (policy.seconds, w)
+        for w, policy in enumerate(problem.policies)
+        for one in [priced(problem, {LayerGroup(STREAMED, w): layers}, "pinned_host")]
+        if fits(problem, one)
+    ]
+    if not alone:
+        return None
+    _, fastest = min(alone)
+    return solve_placement(dataclasses.replace(problem, policies=(problem.policies[fastest],)))
+
+
+def rules(
+    search: PlacementSearch,
+) -> dict[str, Callable[[PlacementProblem], PlacementSolution | None]]:
+    """What solves a problem by each rule."""
+    profile, block = search.profile, search.block
+    offloaded = {t.name: OFFLOAD for t in block.tags if any(o.host_bytes for o in t.options)}
+    policies = [layer_policy(profile, block, choices) for choices in ({}, {REST: KEEP}, offloaded)]
+    policies = with_working(policies, search.steps, block.name, search.others)
+    only = lambda **some: lambda problem: solve_placement(dataclasses.replace(problem, **some))
+    return {
+        "states first": states_first,
+        "actions first": actions_first,
+        "states alone": only(policies=policies[:1]),
+        "all streamed": only(places=(STREAMED,)),
+        "resident": only(places=(RESIDENT,)),
+        "ProTrain": only(policies=policies, places=(RESIDENT, STREAMED, BUFFERED)),
+    }
+
+
+def against_rules(problem: PlacementProblem, simpler: dict[str, Callable]) -> dict:
+    """The joint solution, and the seconds of the others over its own."""
+    joint = solve_placement(problem)
+    assert joint is not None
+    with_less = solve_placement(dataclasses.replace(problem, host_room=joint.host_bytes // 2))
+    ratio = lambda one: None if one is None else one.seconds / joint.seconds
+    return {
+        "room": problem.room,
+        "states": str(joint.places),
+        "seconds": joint.seconds,
+        "solve seconds": joint.solve_seconds,
+        "host": ratio(with_less),
+        "rules": {name: ratio(rule(problem)) for name, rule in simpler.items()},
+    }
+
+
+def of_budgets(model: str, target: str) -> dict:
+    with on(target, Database()) as backend:
+        search = search_of(model, backend)
+        simpler, problem = rules(search), search.within(None)
+        least = solve_placement(dataclasses.replace(problem, room=None), "bytes")
+        assert least is not None
+        lowest, usable = LEAST_SOLVED * least.device_bytes, backend.target.usable_bytes
+        asked = [
+            dataclasses.replace(problem, room=room)
+            for room in rooms(problem, lowest, usable, SOLVED)
+        ]
+        return {"budgets": [against_rules(one, simpler) for one in asked]}
 
 
 def of_rules(rows: list[dict[str, float | None]]) -> dict[str, dict]:
-    """By rule: how many times as long it takes as the joint plan, where it finds one."""
+    """By rule: how many times as long it takes as the joint solution, where it finds one."""
     found = {rule: [ratio for row in rows if (ratio := row[rule])] for rule in rows[0]}
     return {
         rule: {
@@ -154,9 +240,83 @@ def of_rules(rows: list[dict[str, float | None]]) -> dict[str, dict]:
     }
 
 
-def main() -> None:
-    Report("placed").for_each(CASES, run, summary)
+def summary_of_rules(report: Report) -> dict:
+    rows = [row for found in report.results.values() for row in found["budgets"]]
+    solves = [row["solve seconds"] for row in rows]
+    times = [[r["seconds"] for r in found["budgets"]] for found in report.results.values()]
+    pairs = [pair for one in times for pair in itertools.pairwise(one)]
+    less = [row["host"] for row in rows if row["host"] is not None]
+    return {
+        "budgets": len(rows),
+        "median solve seconds": statistics.median(solves),
+        "most solve seconds": max(solves),
+        "rises with the budget": sum(b > a * (1 + 1e-6) for a, b in pairs),
+        "falls with less host memory": sum(ratio < 1 - 1e-6 for ratio in less),
+    } | of_rules([row["rules"] for row in rows])
 
+
+# -- protrain_table
+
+# By row of the paper's table: model, batch, target; blocks that ProTrain checkpoints, of all;
+# blocks that it swaps; chunks that persist, of all; buffers.
+PROTRAIN = {
+    "A, RTX 3090": ("gpt_1b", 8, "rtx3090:4", "0/32, 0, 12/12, 0"),
+    "A, A100": ("gpt_1b", 8, "a100-80gb:4", "0/32, 0, 12/12, 0"),
+    "B": ("gpt_1b", 64, "rtx3090:4", "24/32, 2, 2/12, 3"),
+    "C": ("gpt_1b", 64, "a100-80gb:4", "0/32, 0, 12/12, 0"),
+    "D": ("gpt_10b", 8, "rtx3090:4", "48/48, 0, 3/49, 46"),
+    "E": ("gpt_10b", 8, "a100-80gb:4", "0/48, 0, 15/49, 3"),
+}
+
+
+def decided(model: str, batch: int, target: str) -> jaxmem.Plan:
+    size = f"train.batch={batch}", "train.microbatches=1"
+    build, args = planned_step(load(model, [*OWN, *NO_DROPOUT, *LONG, *size]), axis="data")
+    decide = "actions", "states", "sharding"
+    return jaxmem.plan(build, *args, target=target, host_budget="90GiB", decide=decide)
+
+
+def counts(plan: jaxmem.Plan) -> dict[str, int]:
+    """How many layers do what."""
+    places = plan.places
+    assert places is not None
+    found = {"recomputed": 0, "kept": 0, "offloaded": 0}
+    for label, choices in plan.actions.items():
+        if not label.startswith("block"):
+            continue
+        _, _, group = label.partition("[")
+        start, stop = map(int, group[:-1].split(":")) if group else (0, places.layers)
+        tags = [c.action.value for tag, c in choices.items() if tag != REST]
+        found["recomputed"] += (stop - start) * all(a == RECOMPUTE.action.value for a in tags)
+        found["kept"] += (stop - start) * (choices.get(REST) == KEEP)
+        found["offloaded"] += (stop - start) * any("offload" in a for a in tags)
+    return found
+
+
+def choices(name: str) -> dict:
+    model, batch, target, protrain = PROTRAIN[name]
+    found: dict[str, Any] = {"model": model, "batch": batch, "target": target}
+    start = time.perf_counter()
+    try:
+        plan = decided(model, batch, target)
+    except jaxmem.errors.BudgetError as error:
+        return found | {"error": str(error)}
+    places = plan.places
+    assert places is not None
+    found |= {"protrain": protrain, "layers": places.layers} | counts(plan)
+    found |= {name: getattr(places, name) for name in ("persist", "copies", "buffers", "streamed")}
+    found |= {"divided": plan.divided, "compiled": plan.compiled_bytes, "host": plan.host_bytes}
+    found |= {"seconds": plan.predicted_seconds, "compiles": plan.compiles}
+    return found | {"planned in seconds": time.perf_counter() - start}
+
+
+RESULTS = {
+    "placed": Benchmark(CASES, of_plans, summary_of_plans),
+    "placed_rules": Benchmark(CASES, row=of_budgets, summary=summary_of_rules),
+    "protrain_table": Benchmark(
+        PROTRAIN, row=choices, summary=lambda report: {"rows": len(report.results)}
+    ),
+}
 
 if __name__ == "__main__":
-    main()
+    measure("placed", RESULTS)

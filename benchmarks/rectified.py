@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
-from benchmarks.shared.results import Report, say
+from benchmarks.shared.results import Benchmark, Report, measure, say
 from benchmarks.shared.timing import in_turns
 from experiments.command.load import load
 from experiments.config.text import Config
@@ -254,12 +254,14 @@ def summary(report: Report) -> dict:
     }
 
 
-def main() -> None:
-    measures = {"trained": trained, "stale": stale, "between": between}
-    cases = [*(("trained", seed) for seed in SEEDS), *(("stale", share) for share in BUDGETS)]
-    make = lambda name, *case: measures[name](*case)
-    Report("rectified").rows([*cases, "between"], make, summary)
+MEASURES = {"trained": trained, "stale": stale, "between": between}
+CASES = [*(("trained", seed) for seed in SEEDS), *(("stale", share) for share in BUDGETS)]
+RESULTS = {
+    "rectified": Benchmark(
+        [*CASES, "between"], row=lambda name, *case: MEASURES[name](*case), summary=summary
+    )
+}
 
 
 if __name__ == "__main__":
-    main()
+    measure("rectified", RESULTS)

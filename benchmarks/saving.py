@@ -17,13 +17,12 @@ import pathlib
 import statistics
 import tempfile
 import time
-import warnings
 from unittest import mock
 
 import jax
 
 from benchmarks.shared.released import nbytes
-from benchmarks.shared.results import Report
+from benchmarks.shared.results import Benchmark, Report, measure
 from experiments.command.load import load
 from experiments.running.planning import prepare
 from experiments.running.text import TEXT
@@ -72,9 +71,7 @@ def trained(rounds: int) -> tuple[dict[int, dict[str, float]], dict[int, float]]
     return saves, seen
 
 
-def main() -> None:
-    warnings.simplefilter("ignore")
-    report = Report("saving", rounds=60)
+def run(report: Report) -> None:
     saves, seen = trained(report.chosen["rounds"])
     # Not the first of all, nor the last, of which there is no half without it.
     whole = sorted(step for step in saves if step and step + 2 * STEPS < max(seen))
@@ -83,7 +80,6 @@ def main() -> None:
         begin, middle, end = (seen[step + n * STEPS] for n in (0, 1, 2))
         took = {key: saves[step][key] for key in ("blocks", "whole")}
         report.results[f"step {step}"] = {"with": middle - begin, "without": end - middle} | took
-    report.summarise(summary(report))
 
 
 def summary(report: Report) -> dict:
@@ -107,5 +103,7 @@ def summary(report: Report) -> dict:
     }
 
 
+RESULTS = {"saving": Benchmark(run=run, summary=summary, numbers={"rounds": 60})}
+
 if __name__ == "__main__":
-    main()
+    measure("saving", RESULTS)

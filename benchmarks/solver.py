@@ -21,9 +21,9 @@ import hypothesis
 from hypothesis import strategies as st
 
 from benchmarks.shared.case import Case, case_on
-from benchmarks.shared.results import Report
+from benchmarks.shared.results import Benchmark, Report, measure
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import least_bytes, solve
 from tests.shared import profiles
 from tests.shared.greedy import greedy
@@ -36,7 +36,7 @@ RANDOM = "random graphs"
 
 def on_profile(case: Case) -> dict:
     made = case.profile
-    least, most = least_bytes(Problem(made)), evaluate(made, case.keep_tags)
+    least, most = least_bytes(ActionProblem(made)), evaluate(made, case.keep_tags)
     assert least is not None
     more = most.saved_bytes - least.bytes
     rooms = [round(least.bytes + more * i / (ROOMS - 1)) for i in range(ROOMS)]
@@ -45,7 +45,7 @@ def on_profile(case: Case) -> dict:
     before = float("inf")
     for room in rooms:
         start, busy = time.perf_counter(), time.process_time()
-        best = solve(Problem(made, room=room))
+        best = solve(ActionProblem(made, room=room))
         seconds.append(time.perf_counter() - start)
         processor.append(time.process_time() - busy)
         assert best is not None
@@ -53,7 +53,7 @@ def on_profile(case: Case) -> dict:
         counts["time_rose_with_room"] += best.cautious_seconds > before * (1 + SAME)
         before = best.cautious_seconds
         slack.append(best.bytes / room if room else 1.0)
-        other = greedy(Problem(made, room=room))
+        other = greedy(ActionProblem(made, room=room))
         if other is None:
             counts["greedy_found_none"] += 1
             continue
@@ -82,7 +82,7 @@ def on_random_graphs() -> dict:
 
     def in_room(made, known: list, room: int) -> None:
         start = time.perf_counter()
-        got = solve(Problem(made, room=room))
+        got = solve(ActionProblem(made, room=room))
         seconds.append(time.perf_counter() - start)
         want = min((p.priced for p in known if p.bytes <= room), default=None)
         counts["solves"] += 1
@@ -93,7 +93,7 @@ def on_random_graphs() -> dict:
         priced, tie = price(got), 2e-6 * max(1.0, max(p.priced for p in known))
         equal = got.bytes <= room and priced <= want * (1 + SAME) + tie
         counts["equal_to_brute_force"] += equal
-        other = greedy(Problem(made, room=room))
+        other = greedy(ActionProblem(made, room=room))
         if other is None:
             counts["greedy_found_none"] += 1
             return
@@ -166,9 +166,8 @@ def summary(report: Report) -> dict:
     }
 
 
-def main() -> None:
-    Report("solver").for_each(CASES, run, summary)
+RESULTS = {"solver": Benchmark(CASES, run, summary)}
 
 
 if __name__ == "__main__":
-    main()
+    measure("solver", RESULTS)

@@ -1,23 +1,22 @@
-"""What codecs move and hold on TPUs that are not there: as Pallas kernels, and as XLA compiles
-their references.
+"""What codecs move and hold on TPUs without hardware: as Pallas kernels, and as XLA compiles their
+references.
+
+    python -m benchmarks.tpu_codecs
 
 Encoding and decoding are compiled alone, with codes in whatever order of axes XLA chooses, as in a
-step. `least` is what each way must read and write, the tensor and its codes (`nbytes`). `passes`
-are the bytes that all operations of the compiled program read and write, over `least`, and
+step. `least` is the bytes that each way must read and write, the tensor and its codes (`nbytes`).
+`passes` are the bytes that all operations of the compiled program read and write, over `least`, and
 `device_passes` those of them in the device's memory: the rest moves in a core's own memory (VMEM),
-which a tensor of a few MiB fits in if nothing else does. Where XLA copies a tensor there before a
-kernel reads it, `passes` counts the copy's two ends and the reading. `padded` is what codes take in
-tiles over `nbytes`.
+which a tensor of a few MiB fits in if nothing else does. If XLA copies a tensor there before a
+kernel reads it, `passes` counts the copy's two ends and the reading. `padded` is the codes' bytes
+in tiles over `nbytes`.
 
 Whole steps: eight layers of two products and a GELU over [4096, 1024] and [4096, 4096] bfloat16,
 with everything kept and with each of their three tags compressed. Bytes are the compiler's buffer
-assignment, seconds are jaxmem's roofline of the compiled step, which no TPU has confirmed. A TPU
-that is not there runs nothing.
-
-Command:  python -m benchmarks.tpu_codecs [--out FILE]
+assignment, seconds are jaxmem's roofline of the compiled step, which no TPU has confirmed.
 """
 
-from tests.shared import tpus  # isort: skip  (before any device is asked for)
+from tests.shared import tpus  # isort: skip  (sets libtpu's environment before JAX loads it)
 
 import contextlib
 import functools
@@ -29,12 +28,11 @@ import jax.numpy as jnp
 
 import jaxmem
 import jaxmem_kernels as jk
-from benchmarks.shared.results import Report
-from benchmarks.shared.steps import compiled
+from benchmarks.shared.devices import compiled
+from benchmarks.shared.results import Benchmark, Report, measure
 from jaxmem import codecs
 from jaxmem._core.actions import Action, Choice
 from jaxmem._core.assignment import Assignment
-from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._target.hlo.roofline import TpuRates, tpu_costs
 
 TPUS = ("v5e", "v5p", "v6e")
@@ -121,8 +119,7 @@ def whole(name: str, choice: Choice) -> dict:
     spec = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     weights = {"up": spec(LAYERS, WIDTH, 4 * WIDTH), "down": spec(LAYERS, 4 * WIDTH, WIDTH)}
     jitted = jax.jit(functools.partial(step, policy=policy), donate_argnums=0)
-    with Compiler(name, workers=1) as compiler:
-        found = compiled(compiler, jitted.trace(weights, spec(TOKENS, WIDTH)))
+    found = compiled(name, jitted.trace(weights, spec(TOKENS, WIDTH)))
     assert found.xla_seconds is not None
     return {
         "MiB": round(found.total_bytes / 2**20, 1),
@@ -181,9 +178,7 @@ def run(report: Report, name: str) -> None:
     report.once(f"{name} steps", steps, name)
 
 
-def main() -> None:
-    Report("tpu_codecs").for_each(TPUS, run, summary)
-
+RESULTS = {"tpu_codecs": Benchmark(TPUS, run, summary)}
 
 if __name__ == "__main__":
-    main()
+    measure("tpu_codecs", RESULTS)

@@ -12,7 +12,7 @@ from jaxmem import plans as plans
 from jaxmem import runs as runs
 from jaxmem._model.auto.auto import auto as auto
 from jaxmem._model.loop.stack import stack as stack
-from jaxmem._model.tags.remat import remat_policy as remat_policy
+from jaxmem._model.tags.policy import remat_policy as remat_policy
 from jaxmem._model.tags.residuals import compress_residuals as compress_residuals
 from jaxmem._model.tags.tag import tag as tag
 from jaxmem._optim.adama.transform import adama as adama

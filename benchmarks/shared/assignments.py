@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice
 from jaxmem._core.profile import Profile, Tag
 from jaxmem._planner.solve.cost import effective, evaluate
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import solve
 
 ROOMS = (0.5, 0.2, 0.08)  # of the bytes of all tags
@@ -41,15 +41,15 @@ def under(profile: Profile, action: Action) -> Actions:
 def drawn(profile: Profile, pick: Callable[[Sequence[Choice]], Choice]) -> Actions:
     """`pick` of each tag's choices."""
     found = recomputed(profile)
-    for (block, tag), choices in Problem(profile).open_choices().items():
+    for (block, tag), choices in ActionProblem(profile).open_choices().items():
         found[block][tag] = pick(choices)
     return found
 
 
-def solved(profile: Profile, share: float, **given) -> Actions | None:
-    """The solver's answer for a share of the bytes of all tags."""
+def solved(profile: Profile, share: float, solver: Callable = solve, **given) -> Actions | None:
+    """A solver's answer for a share of the bytes of all tags."""
     most = evaluate(profile, keep_tags(profile)).saved_bytes
-    solution = solve(Problem(profile, room=int(share * most), **given))
+    solution = solver(ActionProblem(profile, room=int(share * most), **given))
     return None if solution is None else solution.actions
 
 

@@ -31,6 +31,7 @@ from jaxmem._target.compile.backend import Deviceless, Local, backend_for
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.support import allowed_actions
 from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import trace
 
 # A compiled program is remembered whoever traced it.
 jax.config.update("jax_traceback_in_locations_limit", 0)
@@ -91,6 +92,13 @@ class Step:
     def compile(self, *many: Actions | None) -> list[CompiledStep]:
         """The step under each, None being everything kept."""
         return self.steps.compile(*(self.keep_everything if a is None else a for a in many))
+
+    def compile_fully(self, actions: Actions | None):
+        """The future of a complete compile of the step as it is written under `actions`; None is no
+        plan.
+        """
+        under = None if actions is None else Assignment(actions)
+        return self.backend.compile(*trace(self.build, under, self.args))
 
     def plan(self, budget: int | None, **given) -> jaxmem.Plan:
         return jaxmem.plan(self.build, *self.args, budget=budget, target=self.target, **given)
@@ -161,6 +169,14 @@ class AnyTimes(Database):
     def read_times(self, device: str, source: str, texts: Sequence[str]) -> dict[str, Timing]:
         # as if measured just now: what is old would be measured again, on this machine
         return dict.fromkeys(texts, Timing(1e-5, written=time.time()))
+
+
+def random_bits_for(target: str) -> None:
+    """Sets JAX's default random bits: rbg's for a TPU, threefry's otherwise. For dropout by
+    threefry, XLA:TPU writes dozens of arrays as large as the mask.
+    """
+    implementation = "rbg" if Target.parse(target).platform == "tpu" else "threefry2x32"
+    jax.config.update("jax_default_prng_impl", implementation)
 
 
 def on(target: str, database: Database | None = None) -> Local | Deviceless:

@@ -1,8 +1,6 @@
-"""Steps of a BERT over several devices that are not there: AdamA beside accumulation in place, by
-what is divided.
-
-Shared by adama_bert_4b.py and adama_largest.py. Layers keep nothing in both, so that what differs
-is the gradient.
+"""Steps compiled for devices that are absent, without the planner; and steps of a BERT over several
+absent H200s: AdamA and accumulation in place, by what is divided. Layers keep nothing in both, so
+that the two differ in the gradient alone.
 """
 
 import functools
@@ -16,7 +14,6 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from benchmarks.shared.steps import compiled
 from experiments.config.text import Config
 from experiments.models import registry as models
 from experiments.models.split import whole
@@ -26,9 +23,25 @@ from jaxmem._model.states.shards import assembled, gathered, part_of, refilled, 
 from jaxmem._model.states.store import fetch, put
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.deviceless.compiler import Compiler
+from jaxmem._trace.export import export_flat
 
 PLAN = Assignment({"block": {}})
 AXIS = "data"
+
+
+@functools.cache
+def compiler(target: str) -> Compiler:
+    """Compiles for a target without hardware, in a process that ends with this process."""
+    return Compiler(target, workers=1)
+
+
+def compiled(target: str, traced, capability: int | None = None, options=None) -> Compiled:
+    """A traced step, compiled for a target without hardware. `capability` is the GPU's, for the
+    kernels in the step.
+    """
+    found = compiler(target)
+    exported, donated = export_flat(traced, found.target.platform, capability)
+    return found.submit(exported, donated=donated, options=options).result()
 
 
 def parameters(config: Config):
@@ -149,7 +162,7 @@ def mesh_of(devices: int) -> AbstractMesh:
     return AbstractMesh((devices,), (AXIS,), axis_types=(AxisType.Auto,))
 
 
-def compiled_on(compiler: Compiler, config: Config, devices: int, made) -> Compiled:
+def compiled_on(config: Config, devices: int, made) -> Compiled:
     """`made`: what `adama` or `accumulation` returns."""
     step, state, specs = made
     mesh = mesh_of(devices)
@@ -162,4 +175,4 @@ def compiled_on(compiler: Compiler, config: Config, devices: int, made) -> Compi
     traced = jax.jit(keyed, donate_argnums=0).trace(
         jax.tree.map(place, state, specs), batch, place(data, P())
     )
-    return compiled(compiler, traced)
+    return compiled(f"h200:{devices}", traced)

@@ -1,6 +1,11 @@
-"""Results that are written after each one, in a file that is always whole."""
+"""Benchmarks, and their results: a file is written after each row, and is always whole.
+
+A script of `benchmarks/` defines its benchmarks in a table `RESULTS`, by the name of their result's
+file, and calls `measure`.
+"""
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -9,7 +14,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,41 +28,63 @@ RESULTS = pathlib.Path(__file__).parents[1] / "results"
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-pjrt", "libtpu", "flax", "optax", "pulp", "highspy")
 
 
-class Report:
-    """The results of one script, read again by a run that goes on where another stopped.
+def parser(script: str, numbers: Mapping[str, int], results: Iterable[str] = ()):
+    """Reads the command line of a script.
 
-    `numbers` are whole-number options of the command line with their defaults, `chosen` what they
-    are. Results of other numbers, or of other versions, are not gone on with. Results that are gone
-    on with keep the sources that were recorded for the first of them, so that they are listed as
-    stale if any of them is.
+    numbers: its whole-number options, with their defaults.
+    results: the names of the results that it writes.
+    """
+    found = argparse.ArgumentParser(
+        f"python -m benchmarks.{script}",
+        description=sys.modules["__main__"].__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    names = ", ".join(results) or script
+    found.add_argument("results", nargs="*", help=f"the results to write, default: all of {names}")
+    found.add_argument("--out", type=pathlib.Path, default=RESULTS, help="the folder of the files")
+    found.add_argument("--fresh", action="store_true", help="forget the results that are there")
+    for name, default in numbers.items():
+        found.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
+    return found
+
+
+class Report:
+    """The rows of one result, read again by a run that continues an earlier run.
+
+    script: the script that writes the result; its own name by default.
+    numbers: whole-number options of the script's command line with their defaults.
+    settings: those that this result depends on. `chosen` are their numbers.
+
+    Results of other numbers, or of other versions, are not continued. Results that are continued
+    keep the sources that were recorded for the first of them, so that they are listed as stale if
+    any of them is.
     """
 
-    def __init__(self, module: str, argv: Sequence[str] | None = None, **numbers: int):
-        parser = argparse.ArgumentParser(
-            f"python -m benchmarks.{module}",
-            description=sys.modules["__main__"].__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        parser.add_argument("--out", type=pathlib.Path, default=RESULTS / f"{module}.json")
-        parser.add_argument(
-            "--fresh", action="store_true", help="forget the results that are there"
-        )
-        for name, default in numbers.items():
-            parser.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
-        args = parser.parse_args(argv)
-        self.path, self.chosen = args.out, {name: getattr(args, name) for name in numbers}
-        said = "".join(f" --{n} {v}" for n, v in self.chosen.items() if v != numbers[n])
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str] | None = None,
+        script: str | None = None,
+        numbers: Mapping[str, int] | None = None,
+        settings: Iterable[str] = (),
+    ):
+        script, numbers = script or name, numbers or {}
+        args = parser(script, numbers).parse_args(argv)
+        self.path = args.out / f"{name}.json"
+        self.chosen = {number: getattr(args, number) for number in settings}
+        said = "" if script == name else f" {name}"
+        said += "".join(f" --{n} {v}" for n, v in self.chosen.items() if v != numbers[n])
         self.about: dict[str, Any] = {
-            "command": f"python -m benchmarks.{module}{said}",
+            "command": f"python -m benchmarks.{script}{said}",
             "versions": versions(),
             "device": f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores",
         }
-        self.about |= {"settings": self.chosen} if numbers else {}
+        self.about |= {"settings": self.chosen} if self.chosen else {}
         self.summary: dict[str, Any] | None = None
         self.results: dict[str, Any] = {}
         # Seconds of the runs before; None if the file does not say.
         self.before, self.start = 0.0, time.perf_counter()
-        self.sources = Sources().record(f"benchmarks/{module}.py")
+        self.sources = Sources().record(f"benchmarks/{script}.py")
         if self.path.exists() and not args.fresh:
             old = read_json(self.path)
             if all(old.get(k, {}) == self.about.get(k, {}) for k in ("versions", "settings")):
@@ -92,46 +119,67 @@ class Report:
         found = self.results.items()
         return {key.removeprefix(prefix): row for key, row in found if key.startswith(prefix)}
 
-    def for_each(self, cases: Iterable, run: Callable, summary: Callable) -> None:
-        """Calls `run(self, case)` for each case, or `run(self, *case)` for a tuple. Then writes
-        `summary(self)`.
-        """
-        for _ in self._each(cases, run):
-            pass
-        self.summarise(summary(self))
-
-    def of_each(self, cases: Iterable, run: Callable, of_case: Callable) -> None:
-        """`for_each`, with a summary of each case as soon as it has run: `of_case(self, name)`,
-        where the name is the words of the case.
-        """
-        found = {}
-        for name in self._each(cases, run):
-            found[name] = of_case(self, name)
-            self.summarise(found)
-
-    def rows(self, cases: Iterable, make: Callable, summary: Callable) -> None:
-        """`for_each`, where `make(case)`, or `make(*case)`, is the one result of each case. Its key
-        is the words of the case, between commas.
-        """
-
-        def run(report: Report, *words) -> None:
-            report.once(", ".join(map(str, words)), make, *words)
-
-        self.for_each(cases, run, summary)
-
-    def _each(self, cases: Iterable, run: Callable) -> Iterator[str]:
-        warnings.simplefilter("ignore")
-        for case in cases:
-            words = case if isinstance(case, tuple) else (case,)
-            run(self, *words)
-            yield " ".join(map(str, words))
-
     def write(self) -> None:
         now = time.perf_counter() - self.start
         seconds = {"seconds": None if self.before is None else round(self.before + now, 1)}
         summary = {} if self.summary is None else {"summary": self.summary}
         results = {"results": self.results}
         write_json(self.path, self.about | self.sources | seconds | summary | results)
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """What is measured for one result.
+
+    cases: the table of cases. A case is a tuple, or a single value.
+    run: `run(report, *case)` measures a case and adds its rows.
+    row: `row(*case)` returns the one row of a case, whose key is the case's words between commas.
+      It replaces `run`.
+    summary: `summary(report)` summarises the rows and reads nothing else.
+    of_case: `of_case(report, name)` summarises the rows of one case, as soon as it is measured. The
+      name is the case's words. It replaces `summary`.
+    numbers: whole-number options of the command line with their defaults.
+    """
+
+    cases: Iterable = ((),)
+    run: Callable | None = None
+    summary: Callable[..., dict] | None = None
+    row: Callable | None = None
+    of_case: Callable[..., dict] | None = None
+    numbers: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def summarised(self, report: Report, names: Iterable[str]) -> dict:
+        """The summary of all rows, or of the named cases."""
+        if self.of_case is None:
+            return self.summary(report) if self.summary else {}
+        return {name: self.of_case(report, name) for name in names}
+
+    def write(self, report: Report) -> None:
+        warnings.simplefilter("ignore")
+        done = []
+        for case in self.cases:
+            words = case if isinstance(case, tuple) else (case,)
+            if self.run:
+                self.run(report, *words)
+            elif self.row:
+                report.once(", ".join(map(str, words)), self.row, *words)
+            done.append(" ".join(map(str, words)))
+            if self.of_case:
+                report.summarise(self.summarised(report, done))
+        if self.summary:
+            report.summarise(self.summary(report))
+
+
+def measure(script: str, benchmarks: Mapping[str, Benchmark]) -> None:
+    """Measures the results that the command line names; all results of the script by default."""
+    numbers = {k: v for b in benchmarks.values() for k, v in b.numbers.items()}
+    reader = parser(script, numbers, benchmarks)
+    chosen = reader.parse_args().results
+    if unknown := [name for name in chosen if name not in benchmarks]:
+        reader.error(f"no result of this script: {', '.join(unknown)}")
+    for name in chosen or benchmarks:
+        found = benchmarks[name]
+        found.write(Report(name, None, script, numbers, found.numbers))
 
 
 def of_errors(errors: Iterable[float]) -> dict[str, float]:

@@ -131,6 +131,16 @@ class Sources:
                 total.update(f"{path}\0{len(content)}\0".encode() + content)
         return total.hexdigest()
 
+    def script_of(self, result: str) -> str | None:
+        """The path of the script that writes a result: the one whose table has the result's name,
+        or the script of that name.
+        """
+        named = re.compile(rf"\b{result}\b.: Benchmark\(")
+        paths = [p for p in self.files if re.fullmatch(r"benchmarks/\w+\.py", p)]
+        text = lambda path: (self.root / path).read_text(encoding="utf-8")
+        found = [p for p in paths if named.search(text(p)) or p == f"benchmarks/{result}.py"]
+        return found[0] if found else None
+
     def record(self, script: str) -> dict:
         """What a result says of its sources. `dirty`: whether files differed from the commit's."""
         commit = git(self.root, "rev-parse", "HEAD")

@@ -8,13 +8,13 @@ git: with the last commit that changed the file. This comparison needs the whole
 """
 
 import pathlib
-import re
 from typing import NamedTuple
 
 from benchmarks.shared.sources import ROOT, Sources, git, room_of
 from jaxmem._core.files import read_json
 
 NO_HISTORY = "no sources recorded, and no git history to compare with"
+NO_SCRIPT = "no script writes this result any more"
 
 
 class Stale(NamedTuple):
@@ -50,12 +50,14 @@ def stale_one(sources: Sources, path: pathlib.Path) -> Stale | None:
         return Stale(name, changed, seconds) if changed else None
     if "sources" in found:
         return Stale(name, [], seconds, "parts are from a run that recorded no sources")
-    script = re.search(r"benchmarks\.(\w+)", found["command"])
+    script = sources.script_of(name)
+    if script is None:
+        return Stale(name, [], seconds, NO_SCRIPT)
     commit = written_by(sources.root, path)
-    if script is None or commit is None:
+    if commit is None:
         return Stale(name, [], seconds, NO_HISTORY)
     differ = git(sources.root, "diff", "--name-only", commit) or ""
-    rooms = sources.rooms(f"benchmarks/{script[1]}.py")
+    rooms = sources.rooms(script)
     changed = sorted({room_of(p) for p in differ.splitlines()}.intersection(rooms))
     return Stale(name, changed, seconds) if changed else None
 

@@ -1,5 +1,5 @@
 """Training steps as the planner gets them, with shapes of their arguments: of our configs, and of
-models that know nothing of jaxmem; and steps compiled without the planner.
+models that know nothing of jaxmem.
 """
 
 import functools
@@ -10,15 +10,33 @@ import jax
 import jaxmem
 from experiments.command.load import load
 from experiments.steps.step import abstract, make_step
-from jaxmem._target.compiled.compiled import Compiled
-from jaxmem._target.deviceless.compiler import Compiler
-from jaxmem._trace.export import export_flat
+from tests.shared.foreign import flax_models, libraries, plain
 from tests.shared.foreign.size import Size
 
 SIZES = {
     "local": Size(width=128, heads=4, layers=6, batch=8, sequence=144, vocab=256),
     "h200": Size(width=256, heads=8, layers=6, batch=16, sequence=576, vocab=512),
     "h200:8": Size(width=256, heads=8, layers=6, batch=64, sequence=256, vocab=512),
+}
+# Models that know nothing of jaxmem: `MODELS[name](size)` is (loss, parameters, the rest).
+MODELS: dict[str, Callable] = {
+    "gemma, a Python loop": plain.gemma_in_a_loop,
+    "gemma, a scan": plain.gemma_in_a_scan,
+    "gemma, a scan of checkpoints": plain.gemma_in_a_scan_of_checkpoints,
+    "microbatches, a chunked loss": plain.microbatches_with_a_chunked_loss,
+    "names twice in a layer": plain.names_twice_in_a_layer,
+    "mixture of experts": plain.mixture_of_experts,
+    "encoder and decoder": plain.encoder_and_decoder,
+    "recurrent over time": plain.recurrent_over_time,
+    "Linen, nn.scan": functools.partial(flax_models.linen_transformer, scanned=True),
+    "Linen, a Python loop": functools.partial(flax_models.linen_transformer, scanned=False),
+    "Linen, ResNet with BatchNorm": flax_models.resnet_with_batch_statistics,
+    "Transformers, GPT-2": libraries.gpt2,
+    "Transformers, BERT": libraries.bert,
+    "Transformers, Llama": libraries.llama,
+    "Transformers, ViT": libraries.vit,
+    "Equinox, a Python loop": functools.partial(libraries.equinox_transformer, scanned=False),
+    "Equinox, a scan": functools.partial(libraries.equinox_transformer, scanned=True),
 }
 RATE = 1e4  # what a parameter moves by is its gradient: the rest is lost in rounding
 
@@ -28,8 +46,11 @@ def of_config(name: str) -> tuple[Callable, tuple]:
     return functools.partial(make_step, config), abstract(config)
 
 
-def of_others(make: Callable) -> tuple[Callable, tuple]:
-    loss, params, rest = make(SIZES["local"])
+def local_step(name: str) -> tuple[Callable, tuple]:
+    """The step of one of `MODELS` under `jaxmem.auto`, or of a config, in a size for this CPU."""
+    if name not in MODELS:
+        return of_config(name)
+    loss, params, rest = MODELS[name](SIZES["local"])
     return jaxmem.auto(step_of(loss)), shapes((params, *rest))
 
 
@@ -51,9 +72,3 @@ def shapes(tree):
         return jax.ShapeDtypeStruct(a.shape, a.dtype)
 
     return jax.tree.map(shape, tree)
-
-
-def compiled(compiler: Compiler, traced, capability: int | None = None, options=None) -> Compiled:
-    """A traced step, compiled for the compiler's target; `capability` is of the kernels in it."""
-    exported, donated = export_flat(traced, compiler.target.platform, capability)
-    return compiler.submit(exported, donated=donated, options=options).result()

@@ -83,3 +83,10 @@ def in_turns(
 def over(seconds: Sequence[float], base: Sequence[float]) -> dict[str, float]:
     """Quartiles of the ratios within a round."""
     return quartiles([s / b for s, b in zip(seconds, base, strict=True)])
+
+
+def clock_and_cores(both: tuple[Seconds, Seconds], name: str, base: str) -> dict[str, dict]:
+    """Ratios of a step's seconds to another's, by the clock and by all cores' work."""
+    return {
+        what: over(seconds[name], seconds[base]) for what, seconds in zip(("clock", "cores"), both)
+    }

@@ -1,4 +1,4 @@
-"""Looks at versions, devices and settings, and names what is known to go wrong, with its remedy."""
+"""Checks versions, devices and settings, and names known faults with their remedies."""
 
 import dataclasses
 import os
@@ -27,12 +27,12 @@ PREALLOCATE, FRACTION = "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """What one look found.
+    """The result of one check.
 
-    name: what was looked at.
-    found: what was found, in words.
-    remedy: what to do about it; None where all is well.
-    level: "ok"; "note", where something is left out; "bad", where something will fail.
+    name: the name of the checked thing.
+    found: the result in words.
+    remedy: the remedy for a fault. None if there is no fault.
+    level: "ok"; "note" if a capability is missing; "bad" if something will fail.
     """
 
     name: str
@@ -53,46 +53,52 @@ def examine() -> list[Check]:
 
 
 def combinations(found: Mapping[str, str]) -> list[Check]:
-    """Names the versions that are known not to go together, a check for each; where there are none,
-    one check says so.
+    """Names the combinations of versions that are known to fail, a check for each. Without such a
+    combination, one check says so.
 
-    `found`: package -> its installed version.
+    found: package -> its installed version.
     """
     have = {name: release(version) for name, version in found.items()}
-    bad = []
-
-    def amiss(what: str, remedy: str, level: str = "bad") -> None:
-        bad.append(Check("versions", what, remedy, level))
-
-    jax, jaxlib = have.get("jax", (0,)), have.get("jaxlib", (0,))
-    if jaxlib < HOST_OFFSETS_SINCE:
-        amiss(
+    none = (0,)
+    jax, jaxlib = have.get("jax", none), have.get("jaxlib", none)
+    # Each row: whether this machine has the fault, the fault, the remedy, and the level.
+    known = (
+        (
+            jaxlib < HOST_OFFSETS_SINCE,
             f"jaxlib {found.get('jaxlib')} reads what a scan offloads on a GPU at wrong offsets, so"
             " jaxmem never offloads there",
             "to offload: Python 3.12 and pip install 'jax>=0.11.2'",
             "note",
-        )
-    if "flax" in have and jax >= (0, 11, 2) and have["flax"] < (0, 12, 11):
-        amiss(
-            f"flax {found['flax']} does not import with jax {found['jax']}",
+        ),
+        (
+            "flax" in have and jax >= (0, 11, 2) and have["flax"] < (0, 12, 11),
+            f"flax {found.get('flax')} does not import with jax {found.get('jax')}",
             "pip install --upgrade 'flax>=0.12.11'",
-        )
-    if "triton" in have and have["triton"] >= (3, 9):
-        amiss(
-            f"triton {found['triton']} writes PTX that a CUDA 13.0 driver cannot read",
+            "bad",
+        ),
+        (
+            have.get("triton", none) >= (3, 9),
+            f"triton {found.get('triton')} writes PTX that a CUDA 13.0 driver cannot read",
             "pip install 'triton>=3.6,<3.9', or a newer driver",
-        )
-    if "jax-triton" in have and have["jax-triton"] >= (0, 4) and jax < (0, 11):
-        amiss(
-            f"jax-triton {found['jax-triton']} needs jax 0.11, and this is {found['jax']}",
+            "bad",
+        ),
+        (
+            have.get("jax-triton", none) >= (0, 4) and jax < (0, 11),
+            f"jax-triton {found.get('jax-triton')} needs jax 0.11, and this is {found.get('jax')}",
             "pip install 'jax-triton<0.4'",
-        )
-    if jax[:2] != jaxlib[:2]:
-        amiss(
+            "bad",
+        ),
+        (
+            jax[:2] != jaxlib[:2],
             f"jax {found.get('jax')} with jaxlib {found.get('jaxlib')}",
             f"pip install 'jaxlib=={found.get('jax')}'",
-        )
-    return bad or [Check("versions", "no combination that is known to fail")]
+            "bad",
+        ),
+    )
+    amiss = [
+        Check("versions", what, remedy, level) for is_here, what, remedy, level in known if is_here
+    ]
+    return amiss or [Check("versions", "no combination that is known to fail")]
 
 
 def kernels(found: Mapping[str, str]) -> Check:
@@ -113,51 +119,43 @@ def terminal(found: Mapping[str, str]) -> Check:
 
 
 def settings(environment: Mapping[str, str], gpu: bool) -> list[Check]:
-    """Names environment variables that change what a budget means. `gpu`: JAX runs on one."""
-    checks = []
+    """Names environment variables that change the meaning of a budget.
+
+    gpu: whether JAX runs on a GPU.
+    """
     flags = environment.get("XLA_FLAGS", "")
-    if "--xla_gpu_enable_latency_hiding_scheduler=true" in flags:
-        checks.append(
-            Check(
-                "XLA_FLAGS",
-                flags,
-                "with the latency-hiding scheduler unrolled layers keep on the device what they"
-                " offload: scan over them",
-                "note",
-            )
-        )
-    if "xla_disable_hlo_passes=rematerialization" in flags.replace(" ", ""):
-        checks.append(
-            Check(
-                "XLA_FLAGS",
-                flags,
-                "XLA's own rematerialization is off: plans were made with it on",
-                "note",
-            )
-        )
-    if gpu:
-        share = environment.get(FRACTION)
-        if environment.get(PREALLOCATE, "true").lower() in ("false", "0"):
-            checks.append(
-                Check(
-                    PREALLOCATE,
-                    "false: memory is taken as it is needed, and may fragment",
-                    f"for budgets near the device's memory set {PREALLOCATE}=true and"
-                    f" {FRACTION}=.95",
-                    "note",
-                )
-            )
-        elif share is None:
-            checks.append(
-                Check(
-                    FRACTION,
-                    "not set: JAX takes 75 % of the device's memory",
-                    f"for budgets beyond that set {FRACTION}=.95 before Python starts",
-                    "note",
-                )
-            )
-        else:
-            checks.append(Check(FRACTION, share))
+    share = environment.get(FRACTION)
+    in_parts = environment.get(PREALLOCATE, "true").lower() in ("false", "0")
+    known = (
+        (
+            "--xla_gpu_enable_latency_hiding_scheduler=true" in flags,
+            "XLA_FLAGS",
+            flags,
+            "with the latency-hiding scheduler unrolled layers keep on the device what they"
+            " offload: scan over them",
+        ),
+        (
+            "xla_disable_hlo_passes=rematerialization" in flags.replace(" ", ""),
+            "XLA_FLAGS",
+            flags,
+            "XLA's own rematerialization is off: plans were made with it on",
+        ),
+        (
+            gpu and in_parts,
+            PREALLOCATE,
+            "false: memory is taken as it is needed, and may fragment",
+            f"for budgets near the device's memory set {PREALLOCATE}=true and {FRACTION}=.95",
+        ),
+        (
+            gpu and not in_parts and share is None,
+            FRACTION,
+            "not set: JAX takes 75 % of the device's memory",
+            f"for budgets beyond that set {FRACTION}=.95 before Python starts",
+        ),
+    )
+    checks = [Check(name, what, remedy, "note") for is_here, name, what, remedy in known if is_here]
+    if gpu and not in_parts and share is not None:
+        checks.append(Check(FRACTION, share))
     return checks or [Check("settings", "none that changes what a budget means")]
 
 
@@ -207,8 +205,8 @@ def _platform() -> str:
 
 
 def absent() -> list[Check]:
-    """Tells whether the compilers for GPUs and for TPUs that are not there are here, of the
-    versions that jax asks for. That needs no device and no compile.
+    """Tells whether the compilers for absent GPUs and TPUs are installed, in the versions that jax
+    requires. This check needs no device and no compile.
     """
     gpus = "plans for GPUs that are not there", "the compiler's two wheels are of jax's version"
     tpus = "plans for TPUs that are not there", "libtpu is of the version that jax asks for"
@@ -217,7 +215,11 @@ def absent() -> list[Check]:
 
 
 def _compiler(target: str, name: str, there: str, command: Callable[[], str]) -> Check:
-    """Tells whether what compiles for a target is here; `command` is what would install it."""
+    """Tells whether the compiler for a target is installed.
+
+    there: the result if it is.
+    command: returns the command that installs it.
+    """
     try:
         require_wheels(Target.parse(target))
     except TargetError:
@@ -226,7 +228,7 @@ def _compiler(target: str, name: str, there: str, command: Callable[[], str]) ->
 
 
 def _assembler() -> Check:
-    """Tells whether NVIDIA's assembler is here, from CUDA or from a wheel."""
+    """Tells whether NVIDIA's assembler is installed, from CUDA or from a wheel."""
     places = [shutil.which("ptxas"), "/usr/local/cuda/bin/ptxas"]
     found = next((p for p in places if p and os.path.exists(p)), None)
     if found is None and installed("nvidia-cuda-nvcc") is not None:
@@ -239,9 +241,9 @@ def _assembler() -> Check:
 
 
 def cache() -> Check:
-    """Tells whether what is remembered of earlier plans can be read and written."""
+    """Tells whether the cache of earlier plans' times and compiles can be read and written."""
     path, name = default_path(), "database of times"
-    # where the file is or would be made: the nearest folder that exists
+    # the file, or else the nearest folder that exists, in which it would be made
     place = next(p for p in (path, *path.parents) if os.path.exists(p))
     if (what := check()) is not None:
         return Check(
@@ -261,5 +263,4 @@ def cache() -> Check:
     if not path.exists():
         return Check(name, f"{path}, not yet made")
     held = usage()
-    rows = ", ".join(f"{count} {table}" for table, count in held.rows.items())
-    return Check(name, f"{path}, {show_bytes(held.bytes)}: {rows}")
+    return Check(name, f"{path}, {show_bytes(held.bytes)}: {held.counts}")

@@ -1,7 +1,7 @@
 """Finds the step to plan, `(build, *args)`, by MODULE:FUNCTION on a command line.
 
-Importing and calling run the user's code. What that raises becomes a StepError with the cause
-attached, from which `errors.py` reads the user's line.
+Importing and calling run the user's code. An error of that code becomes the cause of a StepError,
+and `errors.py` reads the user's line from the cause.
 """
 
 import difflib
@@ -24,35 +24,35 @@ EXPECTED = (
 
 
 def load_entry(name: str) -> tuple[Callable, tuple]:
-    """Calls the function that `name` points to, and returns the two parts of what it returns: the
-    first, `build` or with --auto the step itself, and the step's arguments.
+    """Calls the function that `name` points to, and returns the two parts of its result: `build`
+    (with --auto the step itself), and the step's arguments.
 
-    Raises StepError if there is no such module or function, or it returns something else; what the
-    user's code raises meanwhile, or later in `build`, is the StepError's cause.
+    Raises StepError if there is no such module or function, or if its result is of another form. An
+    error of the user's code, here or later in `build`, is the cause of a StepError.
     """
     # The last colon divides: a path may hold others.
     module_name, colon, function_name = name.rpartition(":")
     relative = module_name.startswith(".") and not module_name.endswith(".py")
     if not (colon and module_name and function_name) or relative:
-        raise StepError(f"MODULE:FUNCTION: got {name!r}; {EXPECTED}")
+        raise _refused(f"got {name!r}")
     module = _module(name, module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         what = "is no function" if hasattr(module, function_name) else "is not in it"
         hint = _nearest(function_name, known)
-        raise StepError(f"MODULE:FUNCTION: {name!r}: {function_name!r} {what}{hint}; {EXPECTED}")
+        raise _refused(f"{name!r}: {function_name!r} {what}{hint}")
     if (takes := _takes_more(function)) is not None:
-        raise StepError(f"MODULE:FUNCTION: {name!r} takes {takes}; {EXPECTED}")
+        raise _refused(f"{name!r} takes {takes}")
     result = _called(f"MODULE:FUNCTION: {name!r}", function)
     if not isinstance(result, tuple) or not result or not callable(result[0]):
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
-        raise StepError(f"MODULE:FUNCTION: {name!r} returned {got}; {EXPECTED}")
+        raise _refused(f"{name!r} returned {got}")
     return _with_errors_told(result[0]), result[1:]
 
 
 def _with_errors_told(build: Callable) -> Callable:
-    """`build`, with a StepError for what it raises."""
+    """`build`, with a StepError for its errors."""
 
     @functools.wraps(build)  # with its signature, which the planner looks at
     def told(*args, **named):
@@ -62,9 +62,9 @@ def _with_errors_told(build: Callable) -> Callable:
 
 
 def _called(what: str, function: Callable, *args, **named):
-    """Calls the user's function. Raises StepError from what it raises; jaxmem's own errors pass.
+    """Calls the user's function. Raises StepError from its errors; jaxmem's own errors pass.
 
-    `what` is what the error calls the function.
+    what: the name of the function in the error.
     """
     try:
         return function(*args, **named)
@@ -97,29 +97,28 @@ def _module(name: str, module: str) -> ModuleType:
     path = pathlib.Path(module)
     if module.endswith(".py") and not path.is_file():
         scripts = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise StepError(
-            f"MODULE:FUNCTION: {name!r}: there is no such file here{_nearest(module, scripts)};"
-            f" {EXPECTED}"
-        )
+        raise _refused(f"{name!r}: there is no such file here{_nearest(module, scripts)}")
     try:
         return _from_file(path) if module.endswith(".py") else importlib.import_module(module)
     except JaxmemError:
         raise
     except Exception as error:
-        # Only what was asked for can be misspelt: a module that is missing within it is its own
-        # error.
+        # Only the requested module may be misspelt. A module that it imports and that is missing is
+        # an error of the user's code.
         if isinstance(error, ModuleNotFoundError) and _is_of(error.name, module):
             near = _nearest(module, [p.stem for p in pathlib.Path().glob("*.py")])
-            raise StepError(
-                f"MODULE:FUNCTION: {name!r}: there is no such module here{near}; {EXPECTED}"
-            ) from None
+            raise _refused(f"{name!r}: there is no such module here{near}") from None
         raise StepError(
             f"MODULE:FUNCTION: {name!r}: importing it raised {described(error)}"
         ) from error
 
 
+def _refused(what: str) -> StepError:
+    return StepError(f"MODULE:FUNCTION: {what}; {EXPECTED}")
+
+
 def _is_of(missing: str | None, module: str) -> bool:
-    """Whether a module that was not found is the one asked for, or a package round it."""
+    """Whether a missing module is the requested module, or a package that contains it."""
     return missing is not None and f"{module}.".startswith(f"{missing}.")
 
 

@@ -1,5 +1,5 @@
-"""Makes an error into what the command says of it: its text and, where the user's own code raised
-it, the line of that code.
+"""Makes an error into the command's message: the text of the error and, if the user's own code
+raised it, the line of that code.
 """
 
 import importlib.util
@@ -13,13 +13,13 @@ from typing import Any
 
 from jaxmem.errors import JaxmemError
 
-# folders in which installed packages lie, by their names
+# names of folders that hold installed packages
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def message(error: BaseException) -> str | None:
-    """What to tell the user of `error`; None where nobody foresaw it."""
-    # first, since JAX raises a plain RuntimeError for it, which is not foreseen otherwise
+    """The message about an error for the user. None for an error that jaxmem does not expect."""
+    # First: JAX raises a plain RuntimeError, which would give no message below.
     if (text := _no_device(error)) is not None:
         return text
     if isinstance(error, SystemExit):
@@ -40,8 +40,8 @@ def message(error: BaseException) -> str | None:
 def _where(error: BaseException) -> str | None:
     """The innermost line of the user's code that `error` comes from, as `path:line, in function`.
 
-    jaxmem's own errors are raised from the user's, so the cause is asked first. None where no line
-    is the user's.
+    jaxmem raises its own errors from the user's errors, so the cause comes first. None if no line
+    belongs to the user.
     """
     cause = error.__cause__ if isinstance(error, JaxmemError) else None
     if cause is not None and (inner := _where(cause)) is not None:
@@ -56,8 +56,8 @@ def _where(error: BaseException) -> str | None:
 
 
 def _place(error: BaseException) -> tuple[str, int, str] | None:
-    """File, line and function of the innermost frame of the traceback that is the user's; None
-    where there is none.
+    """File, line and function of the innermost frame of the traceback in the user's code; None if
+    there is no such frame.
     """
     # The line of a SyntaxError never ran, and so is in no frame.
     if isinstance(error, SyntaxError) and error.filename and _is_users(error.filename):
@@ -96,11 +96,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _no_device(error: BaseException) -> str | None:
-    """What to say where JAX was told of a platform that is not here.
+    """The message if JAX_PLATFORMS names a platform that this machine lacks; otherwise None.
 
-    JAX says so in a RuntimeError, or fails an assertion without a text, so it is asked again.
+    JAX raises a RuntimeError, or fails an assertion without a text. So its devices are listed again
+    here.
     """
-    jax: Any = sys.modules.get("jax")  # what was never imported did not fail
+    jax: Any = sys.modules.get("jax")  # if JAX was not imported, it did not fail
     asked = jax and jax.config.jax_platforms
     if not asked or not any(type(one) in (RuntimeError, AssertionError) for one in _chain(error)):
         return None

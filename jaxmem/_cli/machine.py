@@ -5,8 +5,9 @@ Each function runs one command, and returns its exit code.
 import argparse
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
-from jaxmem._cli.output import check_outputs, print_json, say
+from jaxmem._cli.output import check_outputs, say, show_result
 from jaxmem._core import database
 from jaxmem._core.bytes import show_bytes
 from jaxmem._target.devices.calibrate import calibrate as write_rates
@@ -16,9 +17,11 @@ from jaxmem._target.devices.target import Target
 
 def targets(args: argparse.Namespace) -> int:
     found = [Target.parse(name) for name in CHIPS]
-    if args.json:
-        print_json([dataclasses.asdict(t) for t in found])
-        return 0
+    show_result(args, [dataclasses.asdict(t) for t in found], lambda: _table(found))
+    return 0
+
+
+def _table(found: Sequence[Target]) -> None:
     print("name       usable GiB  memory TB/s  16-bit TFLOP/s  link GB/s  times from")
     for t in found:
         source = _times_from(t)
@@ -32,7 +35,6 @@ def targets(args: argparse.Namespace) -> int:
         " many along each axis. Every number is one device's: a chip of v2, v3 and tpu7x is two"
         " devices. `local` is the device at hand, where times are measured"
     )
-    return 0
 
 
 def _times_from(target: Target) -> str:
@@ -51,28 +53,24 @@ def doctor(args: argparse.Namespace) -> int:
     from jaxmem._cli.doctor import examine  # imports JAX
 
     checks = examine()
-    if args.json:
-        print_json([dataclasses.asdict(c) for c in checks])
-    else:
+
+    def lines() -> None:
         for c in checks:
             say(f"{c.level:4} {c.name}: {c.found}", hang=" " * 5)
             if c.remedy is not None:
                 say(f"     -> {c.remedy}", hang=" " * 3)
+
+    show_result(args, [dataclasses.asdict(c) for c in checks], lines)
     return 1 if any(c.level == "bad" for c in checks) else 0
 
 
 def cache(args: argparse.Namespace) -> int:
     if args.clear:
         path, freed = database.default_path(), database.clear()
-        if args.json:
-            print_json({"path": str(path), "freed_bytes": freed})
-        else:
-            say(f"{path}: {show_bytes(freed)} freed")
+        data = {"path": str(path), "freed_bytes": freed}
+        show_result(args, data, f"{path}: {show_bytes(freed)} freed")
         return 0
     held, fault = database.usage(), database.check()
-    if args.json:
-        print_json({"path": str(held.path), "bytes": held.bytes, "rows": held.rows, "fault": fault})
-        return 0
-    rows = ", ".join(f"{count} {table}" for table, count in held.rows.items())
-    say(f"{held.path}: {fault or f'{show_bytes(held.bytes)}, {rows}'}")
+    data = {"path": str(held.path), "bytes": held.bytes, "rows": held.rows, "fault": fault}
+    show_result(args, data, f"{held.path}: {fault or f'{show_bytes(held.bytes)}, {held.counts}'}")
     return 0

@@ -1,9 +1,10 @@
-"""Puts out what a command has to say: text, JSON and files.
+"""Prints and writes the results of commands: text, JSON and files.
 
 Planning takes minutes. So files are checked before it and written after it, and a result is shown
 even if it cannot be written.
 """
 
+import argparse
 import json
 import os
 import pathlib
@@ -16,7 +17,8 @@ from typing import Any
 from jaxmem._core.files import check_writable
 from jaxmem.errors import JaxmemError
 
-Write = tuple[str, str, Callable[[str], None]]  # an option, its path, and what writes there
+# An option, its path (None if it was left out), and a function that writes to a path.
+Write = tuple[str, str | None, Callable[[str], Any]]
 
 
 def check_outputs(
@@ -25,7 +27,7 @@ def check_outputs(
     """Raises JaxmemError unless every output can be written, and none is another or an input.
 
     outputs: option -> the path it was given, None where it was left out.
-    inputs: path -> what is read there, such as "the plan".
+    inputs: path of a file that is read -> its name in errors, such as "the plan".
     """
     taken = dict(inputs or {})
     for option, path in outputs.items():
@@ -39,11 +41,11 @@ def check_outputs(
 
 
 def deliver(show: Callable[[], None], writes: Sequence[Write]) -> None:
-    """Shows a result, then writes it: it is seen even if it cannot be written, and written even if
-    nobody reads what is shown.
+    """Prints a result, then writes its files. The result is printed even if a file cannot be
+    written, and the files are written even if nobody reads the output.
 
     show: prints the result.
-    writes: what to write, each tried even if another fails.
+    writes: the files. Each one is tried even if another fails.
 
     Raises JaxmemError, naming the files that could not be written.
     """
@@ -53,7 +55,8 @@ def deliver(show: Callable[[], None], writes: Sequence[Write]) -> None:
         failed = []
         for option, path, write in writes:
             try:
-                write(path)
+                if path is not None:
+                    write(path)
             except OSError as error:
                 failed.append(f"{option}: {path!r} could not be written: {_why(error)}")
         if failed:
@@ -64,8 +67,8 @@ def say(text: str, stream=None, hang: str = "") -> None:
     """Prints text; on a terminal, lines break between words.
 
     text: one line or several.
-    stream: where to; None means standard output.
-    hang: what a line that is broken goes on with, after its own indentation.
+    stream: the output stream. None means standard output.
+    hang: the start of the further lines of a broken line, after its own indentation.
     """
     stream = stream or sys.stdout
     if stream.isatty():
@@ -89,9 +92,29 @@ def _broken(line: str, width: int, hang: str) -> str:
     return "\n".join(lines)
 
 
-def print_json(data: Any) -> None:
-    """Prints `data` as JSON, and flushes it."""
-    print(json.dumps(data, indent=1), flush=True)
+def show_result(args: argparse.Namespace, data: Any, text: str | Callable[[], None]) -> None:
+    """Prints the result of a command: as JSON with --json, otherwise as text.
+
+    data: the result, as values of JSON.
+    text: the text, or a function that prints it.
+    """
+    if args.json:
+        print(json.dumps(data, indent=1), flush=True)
+    elif isinstance(text, str):
+        say(text)
+    else:
+        text()
+
+
+def console(stream) -> Any:
+    """A console of rich on a stream; None without a terminal, and without rich."""
+    if not stream.isatty():
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console(file=stream, highlight=False)
 
 
 def _check_place(option: str, path: str) -> None:
@@ -108,7 +131,7 @@ def _check_place(option: str, path: str) -> None:
 
 
 def _why(error: OSError) -> str:
-    """The reason alone: the path beside it may be that of a file that we made."""
+    """The reason without the path, which may be the path of a temporary file of ours."""
     return error.strerror or str(error)
 
 

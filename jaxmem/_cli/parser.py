@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str):
         """Ends with argparse's message, the nearest known word if there is one, and the usage."""
-        # argparse tells what is unknown in its message alone, so words are looked for in that.
+        # argparse names the unknown word in its message only, so the message is searched.
         words = message.replace("'", " ").replace("=", " ").split()
         known = [o for a in self._actions for o in (*a.option_strings, *(a.choices or ()))]
         unknown = [w for w in words if w not in known and not w.endswith(":")]
@@ -75,7 +75,7 @@ class Version(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Makes the parser of the whole line. In what it returns, `command` names a function of
+    """Makes the parser of the whole line. In the parsed arguments, `command` names a function of
     `steps`, `plans` or `machine`, and `parser` is the command's own parser.
     """
     top = Parser(
@@ -195,8 +195,8 @@ def _of_this_machine(command) -> None:
 
 
 def _add_debug(parser: argparse.ArgumentParser) -> None:
-    """Adds `--debug`, which may stand before the command and after it. Without a default neither
-    parser overwrites what the other read.
+    """Adds `--debug`, which is allowed before and after the command. Without a default neither
+    parser overwrites the value that the other parser read.
     """
     parser.add_argument(
         "--debug",

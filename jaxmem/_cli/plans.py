@@ -5,7 +5,7 @@ function runs one command, and returns its exit code.
 import argparse
 import pathlib
 
-from jaxmem._cli.output import check_outputs, print_json, say
+from jaxmem._cli.output import check_outputs, say, show_result
 from jaxmem._cli.tables import show_plan
 from jaxmem._result.plan.difference import difference
 from jaxmem._result.plan.plan import Plan
@@ -15,19 +15,13 @@ from jaxmem._train.runs.read import EXPLAINED, METRICS, PLAN, SUMMARY
 
 def show(args: argparse.Namespace) -> int:
     found = Plan.load(args.plan)
-    if args.json:
-        print_json(found.to_json())
-    else:
-        show_plan(found)
+    show_result(args, found.to_json(), lambda: show_plan(found))
     return 0
 
 
 def diff(args: argparse.Namespace) -> int:
     found = difference(Plan.load(args.first), Plan.load(args.second))
-    if args.json:
-        print_json(found.to_json())
-    else:
-        say(str(found), hang="  ")
+    show_result(args, found.to_json(), lambda: say(str(found), hang="  "))
     return 0
 
 
@@ -35,7 +29,7 @@ def report(args: argparse.Namespace) -> int:
     first = pathlib.Path(args.runs[0])
     default = (first if first.is_dir() else first.parent) / "report.html"
     out = default if args.out is None else pathlib.Path(args.out)
-    read = {}  # what the page must not be written over
+    read = {}  # files that the page must not overwrite
     for run in args.runs:
         read[run] = f"{run!r}, which is read,"
         for name in (PLAN, METRICS, SUMMARY, EXPLAINED):

@@ -1,4 +1,4 @@
-"""Shows what jaxmem's log says of long work.
+"""Shows the records of jaxmem's log during long work.
 
 On a terminal, where rich is installed, one line is rewritten, with a bar and a clock that runs on.
 Elsewhere each record is a plain line.
@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from jaxmem._cli.output import console
 from jaxmem._core.progress import LOG
 
 BAR = 12  # columns
@@ -28,13 +29,13 @@ class _Lines(logging.Handler):
 
 
 class _Live(logging.Handler):
-    """The latest record on one line of a terminal, cut to its width, beside a bar and a clock.
+    """Shows the latest record on one line of a terminal, cut to its width, after a bar and a clock.
 
     Records with `done` and `of` in their `extra` fill the bar. What is printed meanwhile appears
     above the line.
     """
 
-    def __init__(self, console):
+    def __init__(self, terminal):
         from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
         from rich.table import Column
         from rich.text import Text
@@ -44,12 +45,12 @@ class _Live(logging.Handler):
                 return Text(f"{task.elapsed or 0:.0f} s", style="progress.elapsed")
 
         super().__init__()
-        rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # what bar and clock leave
+        rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # the width beside bar and clock
         self.display = Progress(
             BarColumn(BAR, table_column=Column(width=BAR)),
             Seconds(table_column=Column(width=6, justify="right")),
             TextColumn("{task.description}", markup=False, table_column=rest),
-            console=console,
+            console=terminal,
             expand=True,
             transient=True,
         )
@@ -90,12 +91,9 @@ def progress(stream=None) -> Iterator[None]:
 
 
 def _handler(stream) -> logging.Handler:
-    """What shows the log on `stream`: a terminal that cannot move its cursor gets plain lines."""
-    if not stream.isatty():
-        return _Lines(stream)
-    try:
-        from rich.console import Console
-    except ImportError:
-        return _Lines(stream)
-    console = Console(file=stream)
-    return _Lines(stream) if console.is_dumb_terminal else _Live(console)
+    """The handler that shows the log on `stream`. A terminal that cannot move its cursor gets plain
+    lines.
+    """
+    terminal = console(stream)
+    plain = terminal is None or terminal.is_dumb_terminal
+    return _Lines(stream) if plain else _Live(terminal)

@@ -9,10 +9,10 @@ import functools
 import math
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from jaxmem._cli.entry import load_entry
-from jaxmem._cli.output import check_outputs, deliver, print_json, say
+from jaxmem._cli.output import check_outputs, deliver, show_result
 from jaxmem._cli.progress import progress
 from jaxmem._cli.tables import show_plan
 from jaxmem._core.assignment import Assignment
@@ -21,7 +21,7 @@ from jaxmem._core.files import read_json, write_json
 from jaxmem._core.progress import LOG
 from jaxmem._model.auto.auto import auto
 from jaxmem._model.auto.seen import seen
-from jaxmem._model.codecs.forms import parse
+from jaxmem._model.codecs.registry import parse
 from jaxmem._planner.explain.explain import explain as make_explanation
 from jaxmem._planner.hand.estimate import estimate as make_estimate
 from jaxmem._planner.hand.price import price
@@ -41,38 +41,33 @@ def plan(args: argparse.Namespace) -> int:
     check_outputs(outputs, {_code(args): "the step's own code"})
     codecs, microbatches = _codecs(args.codecs), _microbatches(args.microbatches)
     measure, policy = _seconds(args.measure), _policy(args)
-    with _prints_apart(args):
-        build, arguments = _entry(args)
-        with progress():
-            if policy is not None:
-                made = price(build, policy, *arguments, target=args.target)
-            else:
-                made = make_plan(
-                    build,
-                    *arguments,
-                    budget=args.budget,
-                    host_budget=args.host_budget,
-                    target=args.target,
-                    actions=args.actions,
-                    fresh=args.fresh,
-                    codecs=codecs,
-                    microbatches=microbatches,
-                    measure=measure,
-                )
-            explained = _explained(args, made, build, arguments) if args.report else None
+    with _step(args) as (build, arguments):
+        if policy is not None:
+            made = price(build, policy, *arguments, target=args.target)
+        else:
+            made = make_plan(
+                build,
+                *arguments,
+                budget=args.budget,
+                host_budget=args.host_budget,
+                target=args.target,
+                actions=args.actions,
+                fresh=args.fresh,
+                codecs=codecs,
+                microbatches=microbatches,
+                measure=measure,
+            )
+        explained = _explained(args, made, build, arguments) if args.report else None
     page = functools.partial(write_report, made, explained=explained)
-    writes = {"--out": made.save, "--report": page}
-    deliver(
-        (lambda: print_json(made.to_json())) if args.json else (lambda: show_plan(made)),
-        [(option, path, writes[option]) for option, path in outputs.items() if path is not None],
-    )
+    writes = [("--out", args.out, made.save), ("--report", args.report, page)]
+    deliver(lambda: show_result(args, made.to_json(), lambda: show_plan(made)), writes)
     return 0
 
 
 def _explained(
     args: argparse.Namespace, made: Plan, build: Callable, arguments: tuple
 ) -> Explanation | None:
-    """What is in memory over the step, for the page about the plan; None where nobody knows."""
+    """The explanation of a plan's memory, for its page. None if the step cannot be explained."""
     LOG.info("compiling the plan and everything kept once more, to draw their memory")
     try:
         return make_explanation(build, *arguments, plan=made, target=args.target, beside=True)
@@ -88,43 +83,36 @@ def verify(args: argparse.Namespace) -> int:
             f"expected PLAN.json, then MODULE:FUNCTION; got {args.plan!r}, then {args.step!r}"
         )
     loaded = Plan.load(args.plan)
-    with _prints_apart(args):
-        build, arguments = _entry(args)
-        with progress():
-            LOG.info("compiling the step under the plan")
-            found = verify_plan(loaded, build, *arguments)
-    if args.json:
-        names = ("target", "budget_bytes", "compiled_bytes", "host_bytes")
-        figures = {name: getattr(found, name) for name in names}
-        print_json(figures | {"planned_bytes": loaded.compiled_bytes})
-        return 0
+    with _step(args) as (build, arguments):
+        LOG.info("compiling the step under the plan")
+        found = verify_plan(loaded, build, *arguments)
+    names = ("target", "budget_bytes", "compiled_bytes", "host_bytes")
+    figures = {name: getattr(found, name) for name in names}
+    figures |= {"planned_bytes": loaded.compiled_bytes}
     host = f", and {show_bytes(found.host_bytes)} in host memory" if found.host_bytes else ""
-    say(
+    text = (
         f"the plan is this step's, and fits: it compiles to {show_bytes(found.compiled_bytes)}"
         f"{host} on {found.target}; its budget is {show_bytes(found.budget_bytes)}, and when it was"
         f" made it compiled to {show_bytes(loaded.compiled_bytes)}"
     )
+    show_result(args, figures, text)
     return 0
 
 
 def estimate(args: argparse.Namespace) -> int:
     policy = _assignment(args.policy)
-    with _prints_apart(args):
-        build, arguments = _entry(args)
-        with progress():
-            found = make_estimate(build, policy, *arguments, target=args.target)
-    if args.json:
-        print_json(dataclasses.asdict(found))
-        return 0
+    with _step(args) as (build, arguments):
+        found = make_estimate(build, policy, *arguments, target=args.target)
     more = 1e3 * found.seconds_more
     saved, arguments = show_bytes(found.saved_bytes), show_bytes(found.arguments_bytes)
-    say(
+    text = (
         f"not compiled: the step takes about {show_bytes(found.bytes)} on {args.target}, of which"
         f" {arguments} are arguments and {saved} saved for the backward; with everything kept about"
         f" {show_bytes(found.baseline_bytes)}. It takes {abs(more):.2f} ms"
         f" {'longer' if more >= 0 else 'less'} than with everything kept"
         f" ({SOURCES[found.time_source]})"
     )
+    show_result(args, dataclasses.asdict(found), text)
     return 0
 
 
@@ -136,23 +124,16 @@ def explain(args: argparse.Namespace) -> int:
     if args.plan is not None:
         inputs[args.plan] = "the plan"
     check_outputs({"--out": args.out}, inputs)
-    with _prints_apart(args):
-        build, arguments = _entry(args)
+    with _step(args) as (build, arguments):
         layers = seen(build(None), arguments) if args.auto else ()
         target = args.target or (chosen.target if chosen else "local")
-        with progress():
-            LOG.info("compiling the step, and reading its buffers")
-            found = make_explanation(
-                build, *arguments, plan=chosen, target=target, beside=args.beside
-            )
+        LOG.info("compiling the step, and reading its buffers")
+        found = make_explanation(build, *arguments, plan=chosen, target=target, beside=args.beside)
     told = {"layers": [dataclasses.asdict(layer) for layer in layers]} if args.auto else {}
     data = told | found.to_json()
     text = "\n\n".join([*map(str, layers), str(found)])
     write = ("--out", args.out, lambda path: write_json(path, data))
-    deliver(
-        (lambda: print_json(data)) if args.json else (lambda: say(text)),
-        [write] if args.out is not None else [],
-    )
+    deliver(lambda: show_result(args, data, text), [write])
     return 0
 
 
@@ -162,17 +143,16 @@ def _code(args: argparse.Namespace) -> str:
     return module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
 
 
-def _entry(args: argparse.Namespace) -> tuple[Callable, tuple]:
-    """`build` and the step's arguments; with --auto the build of a step as it is."""
-    first, arguments = load_entry(args.step)
-    return (auto(first) if args.auto else first), arguments
-
-
-def _prints_apart(args: argparse.Namespace) -> contextlib.AbstractContextManager:
-    """With --json, sends what the user's code prints to standard error, so that standard output
-    holds JSON alone.
+@contextlib.contextmanager
+def _step(args: argparse.Namespace) -> Iterator[tuple[Callable, tuple]]:
+    """Gives the statement `build` and the step's arguments, and shows the progress of planning.
+    With --auto, `build` is made from the step itself. With --json, the output of the user's code
+    goes to standard error, so that standard output holds JSON alone.
     """
-    return contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext()
+    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+        first, arguments = load_entry(args.step)
+        with progress():
+            yield (auto(first) if args.auto else first), arguments
 
 
 def _microbatches(text: str | None) -> list[int] | None:

@@ -4,26 +4,27 @@ rich is installed; as plain text elsewhere.
 
 import sys
 
+from jaxmem._cli.output import console
 from jaxmem._result.looks import LOOKS
 from jaxmem._result.plan.plan import HEAD, Plan, cells, summary
 
 _COLOURS = {str(action): look.terminal for action, look in LOOKS.items()}
 _NUMBERS = ("before", "after", "ms")
-_NARROW = 100  # columns; below it the kind is left out, and the codec stands under the action
+_NARROW = 100  # columns; a narrower table has no kind, and the codec is under the action
 
 
 def show_plan(plan: Plan) -> None:
-    """Prints a plan. On a terminal "why" is wrapped to what the other columns leave; on a narrow
-    one a codec stands under its action.
+    """Prints a plan. On a terminal, "why" is wrapped to the width that the other columns leave. On
+    a narrow terminal, a codec is printed under its action.
     """
-    console = _terminal()
-    if console is None:
+    terminal = console(sys.stdout)
+    if terminal is None:
         print(plan, flush=True)
         return
     from rich.table import Table
     from rich.text import Text
 
-    left_out = {"codec", "kind"} if console.width < _NARROW else set()
+    left_out = {"codec", "kind"} if terminal.width < _NARROW else set()
     columns = [column for column in HEAD if column not in left_out]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
@@ -36,17 +37,6 @@ def show_plan(plan: Plan) -> None:
         if "codec" in left_out and cell["codec"].plain != "-":
             cell["action"].append(f"\n{cell['codec'].plain}", style="dim")
         table.add_row(*(cell[column] for column in columns))
-    console.print(table)
+    terminal.print(table)
     for text in summary(plan):
-        console.print(Text(text))
-
-
-def _terminal():
-    """A console of rich on standard output, or None."""
-    if not sys.stdout.isatty():
-        return None
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    return Console(file=sys.stdout, highlight=False)
+        terminal.print(Text(text))

@@ -21,10 +21,10 @@ from jaxmem.errors import TagError
 
 @runtime_checkable
 class Decisions(Protocol):
-    """What may be given as `plan`, beside None for everything kept: an object of these two methods.
+    """The methods of an object that is given as `plan`. None is allowed too, and keeps everything.
 
-    An object may also have `as_written`, true where `jaxmem.auto` is to leave the step as its
-    author wrote it. `jaxmem.plans.Plan` and `jaxmem.plans.Assignment` have all three.
+    An object may also have `as_written`: whether `jaxmem.auto` leaves the step as its author wrote
+    it. `jaxmem.plans.Plan` and `jaxmem.plans.Assignment` have both methods and the attribute.
     """
 
     def choices_for(self, block: str) -> Mapping[str, Choice]:
@@ -35,10 +35,10 @@ class Decisions(Protocol):
         ...
 
     def groups(self, block: str) -> tuple[tuple[int, int], ...]:
-        """The groups of the block's layers that are decided apart: (start, stop), in order.
+        """The groups of the block's layers with separate decisions: (start, stop), in order.
 
-        Their choices stand under the labels `block[start:stop]`. Empty where all layers share the
-        block's own choices.
+        The choices of a group have the label `block[start:stop]`. The result is empty if all layers
+        share the choices of the block.
         """
         ...
 
@@ -127,13 +127,13 @@ def choices_of(
     others: Mapping[str, Choice] | None,
     what: str,
 ) -> dict[str, Choice]:
-    """The choices of one block, as a dict of its own. Raises TagError where it has none, since a
-    misspelt label would otherwise recompute in silence.
+    """The choices of one block, as a new dict. Raises TagError if the block has none: a misspelt
+    label would otherwise recompute in silence.
 
     actions: block label -> tag name -> choice.
-    block: the label asked for.
+    block: the requested label.
     others: the choices of blocks that `actions` does not name, or None.
-    what: what the error calls the object that decides, such as "plan".
+    what: the name of the deciding object in the error, such as "plan".
     """
     found = actions.get(block, others)
     if found is None:

@@ -12,7 +12,7 @@ import unicodedata
 
 from jaxmem.errors import BudgetError
 
-MOST = 2**63 - 1  # what XLA and every file format can count
+MOST = 2**63 - 1  # the greatest number of bytes in XLA and in every file format
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 # Unit in lower case -> bytes. Letters alone and with "b" are powers of 1000, with "i" of 1024.
 _UNITS = {f"{letter}{end}": 1000**power for letter, power in _POWERS.items() for end in ("", "b")}
@@ -70,8 +70,8 @@ def show_bytes(count: float) -> str:
 
 
 def _read(budget, usable_bytes: int) -> decimal.Decimal | None:
-    """The bytes of a budget, exact and not yet checked; None where it is neither a number nor the
-    text of one. Decimals are used, since floats would round large counts.
+    """The bytes of a budget, exact and not yet checked. None if the budget is neither a number nor
+    the text of a number. Decimals are used, because floats would round large counts.
     """
     if isinstance(budget, bool):  # an integer to Python
         return None
@@ -93,8 +93,8 @@ def _read(budget, usable_bytes: int) -> decimal.Decimal | None:
 
 
 def _objection(budget, count: decimal.Decimal | None, usable_bytes: int) -> str:
-    """What is wrong with a refused budget, if that is plain, or what was probably meant: the middle
-    of an error's sentence.
+    """The fault of a refused budget, if it is known, or the budgets that were probably meant: the
+    middle of an error's sentence.
     """
     if count is not None:
         return ", less than a byte" if count < 1 else f", more than {show_bytes(MOST)}"
@@ -114,10 +114,10 @@ def _objection(budget, count: decimal.Decimal | None, usable_bytes: int) -> str:
 
 
 def _parts(text: str) -> tuple[str, str]:
-    """Takes a text that was refused apart into number and unit, each spelled as `_TEXT` takes it.
+    """Divides a refused text into number and unit, each in the spelling of `_TEXT`.
 
-    What people write otherwise is replaced: full-width digits and superscripts, spaces and commas
-    between thousands, and a comma before the fraction.
+    Other spellings are replaced: full-width digits and superscripts, spaces and commas between
+    thousands, and a comma before the fraction.
     """
     plain = unicodedata.normalize("NFKC", text).strip()
     end = len(plain) - len(plain.lstrip("+-0123456789.,_' "))

@@ -1,7 +1,14 @@
-"""Remembers in SQLite what was timed and compiled before: times under the text of the work that was
-timed (Adacc §3.1), results of compiles under the program's bytes.
+"""Stores measured times and results of compiles in SQLite: times under the text of the timed work
+(Adacc §3.1), results of compiles under the bytes of the program.
 
-A database that cannot be read or written costs speed, never a plan.
+The database is only a cache: several processes share its file, the file heals, and it stays small.
+A fault of the file costs speed and raises no error. A file that cannot be used (no permission, a
+full disk, a lock that is never released) is left alone. A damaged file is moved aside, and a new
+one is begun. Moving aside is for damage alone: any other error may be over at the next use, and a
+new file would lose what the file holds.
+
+The database uses SQLite's rollback journal. The alternative, a write-ahead log, needs memory that
+all processes share. Network file systems lack such memory, and home folders are often on them.
 """
 
 import contextlib
@@ -14,16 +21,19 @@ import pathlib
 import sqlite3
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import platformdirs
 
-from jaxmem._core.sqlite import SqliteFile
+from jaxmem._core.progress import LOG
 from jaxmem._core.versions import installed
+from jaxmem._core.warn import warn
 
 MOST_BYTES = 256 * 2**20
-LAYOUT = 1  # of the tables; files without checksums have 0, and are emptied
+PATIENCE = 5.0  # seconds to wait for another process's transaction
+_IMPATIENCE = 0.05  # the same wait in a process that has waited in vain before
+LAYOUT = 1  # changes with the columns; files without checksums have 0
 COLUMNS = {
     "key": "TEXT PRIMARY KEY",
     "device": "TEXT",
@@ -32,18 +42,33 @@ COLUMNS = {
     "checksum": "INTEGER",  # SQLite has none, and would read flipped bits as other numbers
     "value": "TEXT",  # JSON; last, so that the other columns are read without its pages
 }
-_READ = "key, written, checksum, value"
 TABLES = ("times", "compiles", "tried")
+_COLUMNS = ", ".join(f"{column} {kind}" for column, kind in COLUMNS.items())
+_STATEMENTS = {name: f"CREATE TABLE {name} ({_COLUMNS})" for name in TABLES}
+_READ = "key, written, checksum, value"
+_EVERY = " UNION ALL ".join(f"SELECT written FROM {name}" for name in TABLES)
+# SQLite's codes for a file with other content than ours. Errors with other codes may be temporary.
+_DAMAGE = {
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_ERROR,  # no such table, no such column
+    sqlite3.SQLITE_CONSTRAINT,
+    sqlite3.SQLITE_MISMATCH,
+}
+_SIDECARS = ("-journal", "-wal", "-shm")
+# Files of which this process has reported that it cannot use them, or that it has moved them aside.
+_gone_without: set[pathlib.Path] = set()
+_healed: set[pathlib.Path] = set()
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
     """The time of a piece of work.
 
-    seconds: the least of some runs.
-    spread: how far the median of the runs lay above the least, as a share of it, for most of the
-      pieces that were measured together; 0 for an estimate.
-    written: when it was stored, in seconds since 1970.
+    seconds: the least time of several runs.
+    spread: the excess of the median over the least time, as a share of the least time, for most of
+      the pieces that were measured together. 0 for an estimate.
+    written: the time of storing, in seconds since 1970.
     """
 
     seconds: float
@@ -52,16 +77,21 @@ class Timing:
 
 
 class Usage(NamedTuple):
-    """What the database takes.
+    """The size of the database.
 
-    path: its file.
-    bytes: the bytes of all its files.
-    rows: the number of rows by table.
+    path: the file of the database.
+    bytes: bytes of all its files.
+    rows: number of rows by table.
     """
 
     path: pathlib.Path
     bytes: int
     rows: dict[str, int]
+
+    @property
+    def counts(self) -> str:
+        """The numbers of rows, in words."""
+        return ", ".join(f"{count} {table}" for table, count in self.rows.items())
 
 
 def default_path() -> pathlib.Path:
@@ -73,14 +103,14 @@ def default_path() -> pathlib.Path:
 
 class Database:
     """Reads and writes times of pieces of work on a device, results of deviceless compiles, which
-    are the same every time, and what earlier searches tried.
+    are the same every time, and the compiled plans of earlier searches.
 
-    Every key holds the versions of jaxlib and of the kernels' compilers, so that nothing from
-    another version is found.
+    Every key holds the versions of jaxlib and of the kernels' compilers, so that no row of another
+    version is found.
 
-    path: the file; None means `default_path()`.
-    since: what was written earlier, in seconds since 1970, is not read.
-    most_bytes: beyond it the oldest rows are dropped.
+    path: the file; None means `default_path()`. The file and the folders above it are made.
+    since: rows that were written before this time, in seconds since 1970, are not read.
+    most_bytes: the most bytes of all rows. Beyond it the oldest rows of all tables are deleted.
     """
 
     def __init__(
@@ -89,17 +119,15 @@ class Database:
         since: float = 0.0,
         most_bytes: int = MOST_BYTES,
     ):
-        self.path, self.since = path or default_path(), since
-        tables: dict[str, dict[str, str]] = dict.fromkeys(TABLES, COLUMNS)
-        self._file = SqliteFile(self.path, tables, LAYOUT, most_bytes)
+        self.path, self.since, self.most_bytes = path or default_path(), since, most_bytes
         self._jaxlib = installed("jaxlib")
         self._kernels = " ".join(f"{name} {installed(name)}" for name in ("jax-triton", "triton"))
 
     def read_times(self, device: str, source: str, texts: Sequence[str]) -> dict[str, Timing]:
-        """The times of those of `texts` that are known.
+        """The stored times of pieces of work: text -> time, without pieces that have no time.
 
-        device: the device that they were taken on.
-        source: what took them, such as "measured".
+        device: the device of the measurements.
+        source: the method, such as "measured".
         texts: the pieces of work, each as a text that is equal for equal work.
         """
         keys = {self._key(device, source, text): text for text in texts}
@@ -111,7 +139,7 @@ class Database:
         self._put("times", device, values)
 
     def read_compile(self, device: str, program: bytes) -> dict | None:
-        """What a compile of `program` for `device` said, if it is known."""
+        """The stored result of a compile of `program` for `device`, or None."""
         # one row, or none
         for _, (result, _) in self._get("compiles", [self._key(device, program)]):
             return result if isinstance(result, dict) else None
@@ -123,7 +151,7 @@ class Database:
     def read_tried(self, device: str, step: str, most: int) -> list[tuple[str, str]]:
         """Actions and results of the latest `most` compiles of `step`, oldest first."""
         prefix = self._key(device, step)
-        rows = self._file.read(  # a range of keys, which the index finds; `;` is next after `:`
+        rows = self.read(  # a range of keys, which the index finds; `;` is next after `:`
             f"SELECT {_READ} FROM tried WHERE key > ? AND key < ? AND written >= ?"
             " ORDER BY written DESC, rowid DESC LIMIT ?",
             (f"{prefix}:", f"{prefix};", self.since, most),
@@ -146,23 +174,172 @@ class Database:
     def _get(self, table: str, keys: list[str]) -> Iterator[tuple[str, tuple[Any, float]]]:
         marks = ", ".join("?" * len(keys))
         query = f"SELECT {_READ} FROM {table} WHERE key IN ({marks}) AND written >= ?"
-        return _sound(self._file.read(query, (*keys, self.since)))
+        return _sound(self.read(query, (*keys, self.since)))
 
     def _put(self, table: str, device: str, values: Mapping[str, Any]) -> None:
+        """Writes rows into a table, in place of rows with the same key."""
         now, texts = time.time(), {key: json.dumps(value) for key, value in values.items()}
         rows = [(k, device, self._jaxlib, now, _checksum(k, t), t) for k, t in texts.items()]
+        marks = ", ".join("?" * len(COLUMNS))
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute("BEGIN IMMEDIATE")  # this waits for others; a later lock does not
+            connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)
+            self._trim(connection)
+            connection.execute("COMMIT")
+
         if rows:
-            self._file.write(table, rows)
+            self._attempt(work)
+
+    def read(self, query: str, parameters: Sequence = ()) -> list[tuple]:
+        """The rows that `query` finds; none if the file cannot be used."""
+        return self._attempt(lambda c: c.execute(query, parameters).fetchall()) or []
+
+    def files(self) -> list[pathlib.Path]:
+        """The file, the files that SQLite keeps for it, and the copy of a damaged file."""
+        beside = [self._beside(suffix) for suffix in ("", *_SIDECARS, ".lock")]
+        return [path for path in (*beside, *self._damaged()) if os.path.isfile(path)]
+
+    def fault(self, pragma: str = "quick_check") -> str | None:
+        """The fault of the file by SQLite's `pragma` and by its tables. None if the file is sound
+        or missing.
+
+        Raises sqlite3.Error or OSError if the file cannot be examined.
+        """
+        try:
+            os.lstat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            with contextlib.closing(self._connect("rw")) as connection:
+                said = connection.execute(f"PRAGMA {pragma}(1)").fetchone()[0]
+                return said if said != "ok" else _misfit(connection)
+        except (sqlite3.Error, UnicodeError, _Damaged) as error:
+            if not _is_damage(error):
+                raise
+            return str(error)
+
+    def _attempt(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
+        """The result of `work`. Heals a damaged file, and tries once more. None if the file cannot
+        be used.
+        """
+        tries = 2
+        while True:
+            tries -= 1
+            try:
+                with contextlib.closing(self._open()) as connection:
+                    return work(connection)
+            except (sqlite3.Error, OSError, UnicodeError, _Damaged) as error:
+                if tries and _is_damage(error) and self._heal():
+                    continue
+                if self.path not in _gone_without:
+                    _gone_without.add(self.path)
+                    LOG.info("%s cannot be used (%s); going on without it", self.path, error)
+                return None
+
+    def _open(self) -> sqlite3.Connection:
+        """A connection to a file that has our tables. Raises _Damaged if it has other tables."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        connection = self._connect("rwc")
+        try:
+            # Waiting for the disk would guard against power failures alone, after which it heals.
+            connection.execute("PRAGMA synchronous = OFF")
+            if _layout(connection) < LAYOUT:
+                _lay_out(connection)
+            if (what := _misfit(connection)) is not None:
+                raise _Damaged(what)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        """A connection in SQLite's `mode`: "rw" fails if the file is missing, "rwc" makes it.
+
+        Python begins no transactions by itself (`isolation_level`): every one is ours.
+        """
+        if os.path.isdir(self.path):
+            raise _Damaged("it is a folder")
+        uri = f"{self.path.absolute().as_uri()}?mode={mode}"
+        patience = _IMPATIENCE if self.path in _gone_without else PATIENCE
+        connection = sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None)
+        connection.text_factory = lambda text: text.decode(errors="replace")
+        return connection
+
+    def _trim(self, connection: sqlite3.Connection) -> None:
+        """Deletes the oldest rows, down to three quarters of `most_bytes`, if more are used.
+
+        The file keeps its free pages, and later rows fill them: it stops growing without a rewrite.
+        """
+        if _used(connection) <= self.most_bytes:
+            return
+        while _used(connection) > 0.75 * self.most_bytes:
+            (rows,) = connection.execute(f"SELECT count(*) FROM ({_EVERY})").fetchone()
+            if rows == 0:
+                return
+            # An eighth of the rows at a time, the oldest of all tables together.
+            (limit,) = connection.execute(
+                f"SELECT written FROM ({_EVERY}) ORDER BY written LIMIT 1 OFFSET {rows // 8}"
+            ).fetchone()
+            for name in TABLES:
+                connection.execute(f"DELETE FROM {name} WHERE written <= ?", (limit,))
+
+    def _heal(self) -> bool:
+        """Moves a damaged file aside. Returns whether the path can be used now.
+
+        If several processes meet the damage, one of them moves the file. The others wait for the
+        lock, find no damage any more, and leave the new file alone. The lock is an SQLite file too:
+        its lock works on every system, and ends with the process that holds it.
+        """
+        lock_path = self._beside(".lock")
+        try:
+            with contextlib.closing(
+                sqlite3.connect(lock_path, timeout=PATIENCE, isolation_level=None)
+            ) as lock:
+                lock.execute("BEGIN EXCLUSIVE")
+                what = self.fault("integrity_check")
+                if what is None:
+                    return True
+                aside = self._move_aside()
+        except (sqlite3.Error, OSError):
+            return False
+        if self.path not in _healed:
+            _healed.add(self.path)
+            warn(
+                f"jaxmem: the database of times and compiles {str(self.path)!r} was damaged"
+                f" ({what}). It was moved to {str(aside)!r}, and a new one is begun; only time is"
+                " lost, since what it knew is measured and compiled again"
+            )
+        return True
+
+    def _move_aside(self) -> pathlib.Path:
+        """Renames the file, and removes the files that were moved aside before."""
+        for suffix in _SIDECARS:  # first: by an old journal a new file would be rolled back
+            self._beside(suffix).unlink(missing_ok=True)
+        earlier = self._damaged()
+        aside = self._beside(f".damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+        os.replace(self.path, aside)
+        for path in earlier:
+            if path != aside:
+                with contextlib.suppress(OSError):  # a folder that somebody filled stays
+                    path.rmdir() if path.is_dir() else path.unlink()
+        return aside
+
+    def _damaged(self) -> list[pathlib.Path]:
+        return sorted(self.path.parent.glob(f"{self.path.name}.damaged-*"))
+
+    def _beside(self, suffix: str) -> pathlib.Path:
+        return self.path.with_name(self.path.name + suffix)
 
 
 def usage() -> Usage:
-    """Returns what the database takes; no rows are counted where it is damaged or not there."""
-    file = Database()._file
+    """Returns the size of the database. Rows are 0 if the file is damaged or missing."""
+    cache = Database()
     rows: dict[str, int] = dict.fromkeys(TABLES, 0)
-    if os.path.isfile(file.path) and check() is None:
+    if os.path.isfile(cache.path) and check() is None:
         for name in TABLES:
-            rows[name] = sum(found for (found,) in file.read(f"SELECT count(*) FROM {name}", ()))
-    return Usage(file.path, sum(os.path.getsize(path) for path in file.files()), rows)
+            rows[name] = sum(found for (found,) in cache.read(f"SELECT count(*) FROM {name}"))
+    return Usage(cache.path, sum(map(os.path.getsize, cache.files())), rows)
 
 
 def clear() -> int:
@@ -171,7 +348,7 @@ def clear() -> int:
     Raises OSError if a file cannot be removed.
     """
     freed = 0
-    for path in reversed(Database()._file.files()):  # journals go before the file that they are of
+    for path in reversed(Database().files()):  # journals go before the file that they are of
         with contextlib.suppress(FileNotFoundError):  # SQLite removes its own, whenever it is done
             size = os.path.getsize(path)
             path.unlink()
@@ -180,18 +357,18 @@ def clear() -> int:
 
 
 def check() -> str | None:
-    """Says what is wrong with the database, by SQLite's quick check; None where it is good or not
-    made yet. Changes nothing.
+    """Returns the fault of the database by SQLite's quick check. None if the database is sound or
+    missing. Changes nothing.
     """
     try:
-        return Database()._file.fault()
+        return Database().fault()
     except (sqlite3.Error, OSError) as error:
         return f"it cannot be read: {error}"
 
 
 def _sound(rows: Iterable[tuple]) -> Iterator[tuple[str, tuple[Any, float]]]:
-    """Key, value and time of each row whose checksum is that of its text. Rows with flipped bits
-    are left out, as if they had never been written.
+    """Key, value and time of each row whose checksum fits its text. Rows with flipped bits are left
+    out, as if they had never been written.
     """
     for key, written, checksum, text in rows:
         right = isinstance(text, str) and isinstance(written, float)  # SQLite does not insist
@@ -207,7 +384,7 @@ def _checksum(key: str, text: str) -> int:
 
 
 def _timing(value: Any, written: float) -> Timing | None:
-    """A row of times as it was written, or None where its value is no time."""
+    """The time in a row, or None if the row's value is no time."""
     try:
         seconds, spread = (float(number) for number in value)
     except (TypeError, ValueError):
@@ -218,3 +395,54 @@ def _timing(value: Any, written: float) -> Timing | None:
 
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(isinstance(t, str) for t in value)
+
+
+class _Damaged(Exception):
+    """A file that is not ours to use, for a reason that SQLite has no error for."""
+
+
+def _is_damage(error: Exception) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)  # its lowest byte is the kind of error
+    wrong = isinstance(error, (_Damaged, UnicodeError))  # SQLite's messages hold flipped names
+    return wrong or (code is not None and code & 0xFF in _DAMAGE)
+
+
+def _misfit(connection: sqlite3.Connection) -> str | None:
+    """How a file of this or of a newer layout differs from ours; None if it does not. Older layouts
+    also give None: `_lay_out` empties them.
+    """
+    if (found := _layout(connection)) > LAYOUT:
+        return f"its layout is {found}, of a newer version; this version's is {LAYOUT}"
+    there = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
+    for name, statement in _STATEMENTS.items() if found == LAYOUT else ():
+        if there.get(name) != statement:
+            return f"table {name!r} is {there.get(name)!r}; expected {statement!r}"
+    return None
+
+
+def _lay_out(connection: sqlite3.Connection) -> None:
+    """Makes our tables anew, and empties the file of an older layout."""
+    connection.execute("BEGIN IMMEDIATE")
+    made = _layout(connection) >= LAYOUT  # by another process, which was first
+    if not made:
+        for name, statement in _STATEMENTS.items():
+            connection.execute(f"DROP TABLE IF EXISTS {name}")
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {LAYOUT}")
+    connection.execute("COMMIT")
+    if not made:
+        with contextlib.suppress(sqlite3.OperationalError):  # bytes that are not worth a wait
+            connection.execute("VACUUM")
+
+
+def _layout(connection: sqlite3.Connection) -> int:
+    return connection.execute("PRAGMA user_version").fetchone()[0]
+
+
+def _used(connection: sqlite3.Connection) -> int:
+    """Bytes of the pages that hold something."""
+    pages, free, size = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * size

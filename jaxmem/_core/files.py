@@ -24,7 +24,7 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
-    # Process and random digits keep two writers apart; the dot hides what a crash leaves behind.
+    # Process and random digits keep two writers apart; the dot hides the file after a crash.
     part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with part.open("xb") as file:
@@ -45,14 +45,14 @@ def write_json(path: str | os.PathLike, data: Any) -> None:
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """Returns what a JSON file holds. Raises OSError if it cannot be read, ValueError if it is no
-    JSON, or says a key of an object twice.
+    """Returns the content of a JSON file. Raises OSError if the file cannot be read, and ValueError
+    if it is no JSON or an object has a key twice.
     """
     return parse_json(pathlib.Path(path).read_text(encoding="utf-8"))
 
 
 def parse_json(text: str) -> Any:
-    """Returns what a JSON text says. Raises ValueError like `read_json`."""
+    """Returns the value of a JSON text. Raises ValueError like `read_json`."""
     try:
         return json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
@@ -71,8 +71,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def check_writable(path: str | os.PathLike) -> None:
     """Raises OSError unless a file can be written at `path`: before long work, not after it.
 
-    A file is made beside it and removed, since permissions alone do not tell of full disks and
-    read-only file systems. Folders that are missing are left missing.
+    A temporary file is made in the same folder and removed, because permissions do not show full
+    disks and read-only file systems. Missing folders are not made.
     """
     path = pathlib.Path(path).absolute()
     if path.is_dir():

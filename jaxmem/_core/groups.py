@@ -14,10 +14,10 @@ from jaxmem._core.profile import BlockClass, Profile
 
 
 def divisible(profile: Profile) -> list[BlockClass]:
-    """The blocks whose layers a plan may divide, as those of `jaxmem.stack` and `jaxmem.auto`: the
-    one that saves the most bytes with everything kept comes first.
+    """The blocks whose layers a plan may divide, such as the blocks of `jaxmem.stack` and
+    `jaxmem.auto`. The block that saves the most bytes with everything kept comes first.
 
-    A label that several blocks share is left out: a group's label would not tell which it divides.
+    A label that several blocks share is left out: the label of a group would be ambiguous.
     """
     labels = [b.name for b in profile.blocks]
     found = [b for b in profile.blocks if b.divisible > 1 and labels.count(b.name) == 1]
@@ -38,8 +38,8 @@ def as_decided(blocks: Iterable[BlockClass], labels: Iterable[str]) -> tuple[Blo
 
 
 def _part(block: BlockClass, start: int, stop: int) -> BlockClass:
-    """Layers `start` up to `stop` as a block. What is counted per layer stays; the runs in a step
-    are shared out by the number of layers.
+    """Layers `start` up to `stop` as a block. Numbers per layer are unchanged. The runs in a step
+    are divided in proportion to the layers.
     """
     count = stop - start
     runs, layers = (n * count // block.divisible for n in (block.runs, block.layers))
@@ -59,7 +59,7 @@ def auto_label(number: int) -> str:
 
 
 def is_auto(label: str) -> bool:
-    """Whether `jaxmem.auto` would give such a label: who passed the model on wrote no tag of it."""
+    """Whether `jaxmem.auto` makes such a label, of a block in which the user wrote no tag."""
     return re.fullmatch(rf"{AUTO}(_\d+)?", ungrouped(label)) is not None
 
 
@@ -69,7 +69,7 @@ def group_label(block: str, start: int, stop: int) -> str:
 
 
 def ungrouped(label: str) -> str:
-    """The block that a label is about: `block` for `block[0:6]`, and for `block` itself."""
+    """The block that a label names: `block` for `block[0:6]`, and for `block` itself."""
     match = LABEL.fullmatch(label)
     return match["block"] if match else label
 

@@ -1,4 +1,4 @@
-"""The types of what was learned of a step: its blocks, their tags and what each choice costs.
+"""The types of a profile: the blocks of a step, their tags, and the cost of each choice.
 
 Bytes are int, times are seconds (float), both for one layer (one run of one block) unless a name
 says otherwise.
@@ -11,15 +11,15 @@ from jaxmem._core.actions import KEEP, REST, Actions, Choice
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One choice open to a tag, with its price for one layer. Recomputation is not listed: it is
-    always open, and its price depends on what else is kept.
+    """One possible choice for a tag, with its price for one layer. Recomputation is not listed: it
+    is always possible, and its price depends on the other kept tensors.
 
     choice: the action, with its codec.
-    device_bytes: what stays on the device until the backward.
-    host_bytes: what crosses the host link once each way, and lies in host memory meanwhile.
-    seconds: the device's time for writing, reading, encoding and decoding.
-    doubt: by how many seconds a choice that loses accuracy must be faster, to be taken.
-    lossy: whether it loses accuracy, where a choice that does not is open too.
+    device_bytes: bytes that stay in device memory until the backward.
+    host_bytes: bytes in host memory until the backward. They cross the host link once each way.
+    seconds: seconds of the device for writing, reading, encoding and decoding.
+    doubt: seconds by which a lossy choice must be faster to be taken.
+    lossy: whether the choice loses accuracy, while a lossless choice is possible too.
     """
 
     choice: Choice
@@ -34,16 +34,17 @@ class Option:
 class Tag:
     """A named point of a block, where an action may apply.
 
-    name: what plans call it. Where a name stands at several points of a block, each has a Tag of
-      its own, and one decision holds for all of them.
-    kind: what the tensor is, or None where the model does not say.
-    shape, dtype: the tensor's; inside a loop of the block, those of one turn.
-    value: the index in `BlockClass.values` of the tensor that is saved.
-    options: the choices open to it, beside recomputation.
-    turns: how many such tensors are saved, side by side: the trip counts of the loops of the block
-      that it is made in.
-    shards: over how many devices a tensor of that shape is divided; 1 inside `jax.shard_map`, where
-      the shape is one device's.
+    name: the name in plans. If several points of a block have one name, each has a Tag of its own,
+      and one decision holds for all of them.
+    kind: the kind of the tensor. None if the model names no kind.
+    shape, dtype: the shape and the dtype of the tensor. Inside a loop of the block, the shape in
+      one iteration.
+    value: the index in `BlockClass.values` of the saved tensor.
+    options: the possible choices, without recomputation.
+    turns: number of saved tensors: the product of the trip counts of the block's loops that contain
+      the point.
+    shards: number of devices over which a tensor of the shape is divided. 1 inside `jax.shard_map`,
+      where the shape is the shape of one device's part.
     """
 
     name: str
@@ -61,48 +62,49 @@ class Equation:
     """One operation of a block's forward that the backward may have to repeat."""
 
     primitive: str  # JAX's name of the operation
-    inputs: tuple[int, ...]  # indices in `BlockClass.values`, as those of `outputs`
+    inputs: tuple[int, ...]  # indices in `BlockClass.values`, like the outputs
     outputs: tuple[int, ...]
-    seconds: float  # to repeat it once
-    flops: float = 0.0  # of matrix products only, those of inner loops times their trip counts
+    seconds: float  # to repeat the operation once
+    flops: float = 0.0  # of matrix products only; in inner loops, times their trip counts
     matmuls: int = 0  # matrix-product instructions in it
-    tag: str | None = None  # set where the equation is a tag: its inputs and outputs are one tensor
+    tag: str | None = None  # the name, if the equation is a tag: inputs and outputs are one tensor
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockClass:
-    """A `jax.checkpoint` region under our policy, and how often it repeats.
+    """A `jax.checkpoint` region under our policy, and the number of its instances.
 
     The graph holds everything that the backward may need: `equations` in topological order over
-    `values` (bytes of each). `needed` are the values that the backward reads; `inputs` those that
-    enter the block and cost memory if anything reads them raw (never recomputed, Adacc eq. 6);
-    `free` those in memory anyhow (parameters, constants).
+    `values` (bytes of each value). `needed` are the values that the backward reads. `inputs` are
+    the values that enter the block; they cost memory if an operation reads them raw (never
+    recomputed, Adacc eq. 6). `free` are the values that are in memory in any case (parameters,
+    constants).
     """
 
     name: str  # the policy's block label; classes of one label share their decisions
     fingerprint: str  # of the block's graph; equal for equal graphs
-    layers: int  # how many instances' saved tensors are alive at once
-    runs: int  # how many instances run in a step
+    layers: int  # number of instances whose saved tensors are alive at the same time
+    runs: int  # number of instances that run in a step
     values: tuple[int, ...]
     inputs: tuple[int, ...]
     free: tuple[int, ...]
     needed: tuple[int, ...]
     equations: tuple[Equation, ...]
     tags: tuple[Tag, ...]
-    forward_seconds: float = 0.0  # of what the backward needs, all of it kept
+    forward_seconds: float = 0.0  # of the operations that the backward needs, all of them kept
     backward_seconds: float = 0.0  # of the derivative alone
     flops: float = 0.0  # of the matrix products of both
-    # of keeping each of `inputs` raw: its writing and reading; empty: nothing
+    # seconds to write and read each of `inputs`, if it is kept raw; empty for zero
     input_seconds: tuple[float, ...] = ()
-    # how many layers the program loops over, where a plan may divide them into groups; a loop round
-    # that loop makes `layers` a multiple of it
+    # number of layers that the program loops over, if a plan may divide them into groups; an outer
+    # loop around that loop makes `layers` a multiple of this number
     divisible: int = 0
-    shards: int = 1  # over how many devices a tensor is divided, whose shape is told whole
+    shards: int = 1  # number of devices over which a tensor of whole shape is divided
 
     @property
     def everything_bytes(self) -> int:
-        """Bytes that one layer saves when everything that the backward needs is kept, as without a
-        checkpoint. Parameters and constants are in memory anyhow, and do not count.
+        """Bytes that one layer saves if everything that the backward needs is kept, as without a
+        checkpoint. Parameters and constants do not count: they are in memory in any case.
         """
         free = set(self.free)
         return sum(self.values[v] for v in self.needed if v not in free)
@@ -118,26 +120,26 @@ class BlockClass:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """What was learned of a step on a target."""
+    """The blocks of a step on a target, with bytes and seconds."""
 
-    fingerprint: str  # of the blocks: what a plan is tied to
+    fingerprint: str  # of the blocks; a plan is for steps with this fingerprint
     blocks: tuple[BlockClass, ...]
     target: str
     link_bytes_per_second: float  # device to host and back, each way
     step_seconds: float  # a step under keep-everything, estimated
     time_source: str  # "measured" | "xla" | "roofline"
-    idle_tags: tuple[str, ...] = ()  # tagged, but no backward reads them: any action is the same
-    idle_blocks: tuple[str, ...] = ()  # labels of blocks that no gradient runs through: likewise
+    idle_tags: tuple[str, ...] = ()  # tags that no backward reads: all actions are equal
+    idle_blocks: tuple[str, ...] = ()  # labels of blocks without a gradient: all actions are equal
     unrolled: tuple[str, ...] = ()  # labels of blocks whose layers a Python loop repeats
     disturbed: float = 0.0  # share of the times that were measured while the machine was busy
-    uncertainty: float = 0.0  # share by which work may take longer than its time says
+    uncertainty: float = 0.0  # error bound of the times, as a share
 
     @property
     def everything_kept(self) -> Actions:
-        """The assignment that makes the step as it is without a plan."""
+        """The assignment under which the step runs as without a plan."""
         return {block.name: {REST: KEEP} for block in self.blocks}
 
     @property
     def everything_recomputed(self) -> Actions:
-        """The assignment that keeps the blocks' inputs alone."""
+        """The assignment that keeps only the inputs of the blocks."""
         return {block.name: {} for block in self.blocks}

@@ -1,12 +1,12 @@
-"""Silences what JAX's plugins print on a machine that has none of their devices: they are installed
-there to compile for devices that are elsewhere.
+"""Silences messages of JAX's plugins on a machine without their devices, where the plugins are
+installed for deviceless compilation.
 """
 
 import glob
 import logging
 import os
 
-# What libtpu reads of a TPU's own machine. Told it, it asks nobody, and prints no errors.
+# Facts that libtpu queries from a TPU's machine. If they are set, it makes no query that can fail.
 LIBTPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -15,12 +15,12 @@ LIBTPU = {
 
 
 def quiet_plugin_noise() -> None:
-    """Drops the CUDA plugin's traceback from JAX's log, on a machine that has no driver, and has
-    libtpu not look for its machine where there is no TPU. Where there are devices, what plugins
-    print tells of a defect, and stays.
+    """Drops the CUDA plugin's traceback from JAX's log on a machine without a driver, and libtpu's
+    query for its machine on a machine without a TPU. On a machine with devices, a plugin's message
+    reports a defect, and is shown.
     """
-    # A filter acts on its own logger's records alone, so it goes to the one that writes these
-    # records; no such name, no harm.
+    # A filter acts on the records of its own logger only. If JAX renames the logger, the filter has
+    # no effect.
     log = logging.getLogger("jax._src.xla_bridge")
     if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):
         log.addFilter(_is_not_of_a_tpu)

@@ -5,15 +5,15 @@ from importlib import metadata
 
 
 def installed(name: str) -> str | None:
-    """The version of an installed distribution, or None where it is not installed."""
+    """The version of an installed distribution, or None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 
 
-# Of jaxlib: older ones read arrays in host memory at wrong offsets in a loop on a GPU, so that a
-# scan that offloads has wrong gradients (openxla 46231).
+# The first jaxlib that reads arrays in host memory at the right offsets in a loop on a GPU. With
+# older versions, a scan that offloads has wrong gradients (openxla 46231).
 HOST_OFFSETS_SINCE = (0, 11, 1)
 
 

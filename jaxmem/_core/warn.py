@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 def warn(message: str) -> None:
     """A JaxmemWarning at the innermost line of the call stack that is not jaxmem's own."""
-    # Level 1 is this function, 2 its caller. The walk ends at the first frame of other code.
+    # Level 1 is this function, 2 its caller. The loop ends at the first frame of other code.
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
@@ -29,7 +29,7 @@ def _is_ours(module: str) -> bool:
 
 
 def silently(call: Callable[[], T]) -> T:
-    """What `call` returns, without jaxmem's warnings: it says nothing that was not said before."""
+    """The result of `call`, without jaxmem's warnings, which an earlier call has shown."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", JaxmemWarning)
         return call()

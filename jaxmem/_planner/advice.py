@@ -1,11 +1,13 @@
-"""Tells the user what would have met a budget, or saved time, and was not asked for.
+"""Advice to the user about options that were not requested, and that would have met the budget or
+saved time.
 
 Values that `checkpoint_name` names: their authors never agreed to a loss, so `jaxmem.plan` leaves
-codecs out for them unless `actions` asks for codecs. The advice rests on the same problem, solved
-with these codecs. It says that a budget would have been met only if such a plan compiled within it.
+out codecs for them unless `actions` requests codecs. For the advice, the same problem is solved
+with these codecs. The advice says that codecs would have met the budget only if such a plan
+compiled within the budget.
 
-Arguments: where they alone exceed the budget, the advice names what would make them smaller, and by
-how many bytes.
+Arguments: if the arguments alone exceed the budget, the advice names changes that would make them
+smaller, and the bytes that each change saves.
 """
 
 import dataclasses
@@ -20,7 +22,7 @@ from jaxmem._planner.search.candidates import fastest
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import LEAST_GAIN
 from jaxmem._planner.search.trial import Trial
-from jaxmem._planner.solve.solution import Solution
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._trace.arguments import divisors, on_host
 from jaxmem._trace.jaxpr import nbytes
 from jaxmem.errors import StepError
@@ -29,16 +31,16 @@ ASK = 'it was not asked for: give actions="all"'
 
 
 def would_fit(search: Search, wider: Callable[[], Profile]) -> str:
-    """The end of a sentence about a budget that was not met: which values, compressed, would have
-    met it. Empty where none would have.
+    """The end of a sentence about a budget that was not met: the values whose compression would
+    have met the budget. Empty if compression would not have met it.
 
-    search: compiles the plan that shows it.
-    wider: makes the profile that has prices for codecs of all values.
+    search: the search that found no plan; it compiles the plan with codecs.
+    wider: makes the profile with prices for codecs of all values.
     """
-    found = _solved(search, wider)
-    if found is None:
+    with_codecs = _solved(search, wider)
+    if with_codecs is None:
         return ""
-    solution, names = found
+    solution, names = with_codecs
     (step,) = search.try_compile(solution.actions, least=search.least)
     if isinstance(step, StepError):
         return ""
@@ -48,22 +50,23 @@ def would_fit(search: Search, wider: Callable[[], Profile]) -> str:
 
 
 def would_save(search: Search, best: Trial, wider: Callable[[], Profile]) -> tuple[str, ...]:
-    """A sentence about the time that compressing such values is predicted to spare against `best`,
-    if it is worth a word.
+    """A sentence about the time that compression of these values is predicted to save compared with
+    `best`, if it saves at least `LEAST_GAIN` of the step.
     """
-    found = _solved(search, wider)
-    if found is None:
+    with_codecs = _solved(search, wider)
+    if with_codecs is None:
         return ()
-    solution, names = found
+    solution, names = with_codecs
     spared = best.cost.seconds - solution.seconds
     if spared <= LEAST_GAIN * search.profile.step_seconds:
         return ()
     return (f"compressing {names} is predicted to spare {spared * 1e3:.2f} ms a step; {ASK}",)
 
 
-def _solved(search: Search, wider: Callable[[], Profile]) -> tuple[Solution, str] | None:
-    """The fastest assignment with codecs for all values, and the values that it compresses and the
-    search could not, in words; None where nothing fits, or there are none.
+def _solved(search: Search, wider: Callable[[], Profile]) -> tuple[ActionSolution, str] | None:
+    """The fastest assignment with codecs for all values, and, as a phrase, the values that it
+    compresses and that the search could not compress. None if no assignment fits, or if there are
+    no such values.
     """
     if not _lossless(search.profile):
         return None
@@ -94,19 +97,20 @@ def _lossless(profile: Profile) -> set[tuple[str, str]]:
     }
 
 
-DEVICES = 8  # that states are divided over in the example, where the target is one device
-# How optimizers call their moments, as attributes or keys of their states.
+# The number of devices in the example of divided states, if the target is a single device.
+DEVICES = 8
+# The names of moments in optimizers: attributes or keys of their states.
 MOMENTS = frozenset(
     {"m", "v", "mu", "nu", "trace", "momentum", "velocity", "exp_avg", "exp_avg_sq"}
 )
 
 
 def remedies(traced: jax.stages.Traced, args: tuple, devices: int) -> str:
-    """What jaxmem can do, as the end of a sentence: each with the bytes of one device that it
-    spares; "" where no argument is donated, so that none is known as model state.
+    """The end of a sentence that names ways to make the arguments smaller, each with the bytes that
+    it saves on one device. "" if no argument is donated, since model states are then unknown.
 
-    traced, args: the step, and what it was traced for.
-    devices: how many the target has.
+    traced, args: the traced step, and its arguments.
+    devices: the number of devices of the target.
     """
     states = moments = 0
     infos = jax.tree.leaves_with_path(traced.args_info)
@@ -120,16 +124,16 @@ def remedies(traced: jax.stages.Traced, args: tuple, devices: int) -> str:
     if not states:
         return ""
     count = devices if devices > 1 else DEVICES
-    found = [
+    ways = [
         "a jaxmem.released_step planned with decide=('actions', 'states') keeps states of layers in"
         f" host memory: up to {show_bytes(states)} less",
         f"its data_parallel divides states over {count} devices: up to"
         f" {show_bytes(states - states // count)} less",
     ]
     if moments:
-        found.append(f"moments in bfloat16: {show_bytes(moments // 2)} less")
-    found.append("more microbatches: 0 B less, since they divide saved tensors and no arguments")
-    return "; ".join(found)
+        ways.append(f"moments in bfloat16: {show_bytes(moments // 2)} less")
+    ways.append("more microbatches: 0 B less, since they divide saved tensors and no arguments")
+    return "; ".join(ways)
 
 
 def _names(path) -> set[str]:

@@ -1,5 +1,5 @@
-"""Chooses in how many microbatches a step takes its batch: each number is planned, and the fastest
-plan is taken.
+"""Chooses the number of microbatches of a step: each candidate number is planned, and the fastest
+plan is returned.
 """
 
 import dataclasses
@@ -16,28 +16,29 @@ from jaxmem.errors import BudgetError, StepError
 def checked(numbers: Sequence[int]) -> list[int]:
     """Returns the numbers in ascending order, each once.
 
-    Raises StepError if there are none, or some that are no whole numbers of at least 1.
+    Raises StepError for an empty sequence, and for numbers that are not whole or less than 1.
     """
     # True and False are ints in Python.
-    found = (
+    ascending = (
         sorted(set(numbers))
         if all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
         else []
     )
-    if not found or found[0] < 1:
+    if not ascending or ascending[0] < 1:
         raise StepError(
             f"plan: `microbatches` is {numbers!r}; expected whole numbers of at least 1, such as"
             " (1, 2, 4, 8)"
         )
-    return found
+    return ascending
 
 
 def numbers_for(args: tuple, devices: int) -> list[int]:
-    """The numbers of microbatches to choose from where a user names none: powers of two, up to 16,
-    that divide what each device has of a minibatch, the leading axes of the argument after the
-    state.
+    """The candidate numbers of microbatches if the user passes none: powers of two, up to 16, that
+    divide the examples of a minibatch on each device. The leading axes of the argument after the
+    state give the number of examples.
 
-    Raises StepError where these have no leading axis, or none yet.
+    Raises StepError if the arrays of this argument have no leading axis, or are functions of a
+    size.
     """
     leaves = jax.tree.leaves(args[1:2])
     lengths = [a.shape[0] for a in leaves if len(getattr(a, "shape", ())) > 0]
@@ -53,20 +54,20 @@ def numbers_for(args: tuple, devices: int) -> list[int]:
 def fastest(numbers: Sequence[int], plan_for: Callable[[int], Plan]) -> Plan:
     """Returns the plan of least predicted time over numbers of microbatches.
 
-    More microbatches only cost time once everything is kept, so that the search ends there.
+    Once a plan keeps everything, more microbatches only cost time. So the search ends there.
 
-    numbers: in ascending order.
-    plan_for: makes the plan for one number, or raises BudgetError if it does not fit.
+    numbers: numbers of microbatches, in ascending order.
+    plan_for: makes the plan for one number, or raises BudgetError if no plan fits.
 
-    Raises BudgetError, with the least bytes of all, if no number fits.
+    Raises BudgetError, with the least bytes over all numbers, if no number fits.
     """
     plans, failures = [], []
     for number in numbers:
         try:
             plans.append(dataclasses.replace(plan_for(number), microbatches=number))
         except BudgetError as error:
-            # An error without bytes does not say that the step is too large, but for example that
-            # no assignment meets `host_budget`.
+            # An error without bytes does not mean that the step is too large. It may mean that no
+            # assignment meets `host_budget`.
             if error.least_bytes is None:
                 raise
             failures.append((error.least_bytes, number, error))

@@ -1,4 +1,4 @@
-"""plan(): reads its arguments, profiles the step, runs a search and returns its outcome."""
+"""plan(): checks its arguments, profiles the step, runs a search, and returns the search's plan."""
 
 import dataclasses
 import functools
@@ -146,7 +146,7 @@ def plan(
     counted = checked_outliers(outliers)
     allowed = Allowed(able, named, codecs=codecs, outliers=counted, careful=actions is None)
     notes += budget_notes(limit, target)
-    # A database reads nothing that was written before `since`, and writes in either case.
+    # The database reads no entry that was written before `since`. It always writes.
     database = Database(since=time.time() if fresh else 0.0)
     with backend_for(target, database) as backend:
         limits = Limits(limit, int(limit * (1 - backend.margin)), host_room)
@@ -166,7 +166,7 @@ def plan(
             return plan_at(args, measure)
         most = None if microbatches is None else max(checked(microbatches))
         step_sizes = StepSizes(with_microbatches(build, most), args, backend, limits, wanted)
-        found = of_size(
+        sized_plan = of_size(
             batch,
             Boundary(
                 possible(step_sizes, sizes, microbatches),
@@ -177,10 +177,10 @@ def plan(
             step_sizes.kept,
         )
         if measure is None:
-            return found
-        assert found.batch is not None
-        timed = plan_at(sized(args, found.batch), measure)
-        return dataclasses.replace(timed, batch=found.batch)
+            return sized_plan
+        assert sized_plan.batch is not None
+        timed = plan_at(sized(args, sized_plan.batch), measure)
+        return dataclasses.replace(timed, batch=sized_plan.batch)
 
 
 def _plan(
@@ -195,11 +195,11 @@ def _plan(
     """Makes the plan for one number of microbatches.
 
     build, args: the step and its arguments, as `plan` takes them.
-    backend: where the step is compiled, and its pieces are timed.
+    backend: compiles the step, and times its pieces.
     limits: the bytes that the plan may take.
-    allowed: the actions and codecs that it may choose from.
-    notes: sentences for the user, known before.
-    measure: seconds for runs; None for none.
+    allowed: the actions and codecs to choose from.
+    notes: sentences for the user that precede the plan's other notes.
+    measure: seconds for runs of the fastest steps; None runs no step.
     """
     step = read_step(build, args, backend, limits, allowed)
     target, profile, jaxpr = step.target, step.profile, step.traced.jaxpr
@@ -207,10 +207,10 @@ def _plan(
     _warn_of_unrolled(profile, target, step.arguments, limits)
     _warn_of_waste(profile)
     _warn_of_no_tags(profile, jaxpr, step.shards)
-    # Search: solve and compile in turns.
+    # Search: solve and compile in alternation.
     search = step.search(limits, allowed.careful)
     found = find_plan(search, step.arguments)
-    # What `checkpoint_name` names might have been compressed, had the user asked for it.
+    # The profile with codecs for values that `checkpoint_name` names, for advice to the user.
     wider = lambda: silently(step.wider)
     if found.best is None:
         hint = would_fit(search, wider) if allowed.named != allowed.actions else ""
@@ -220,8 +220,8 @@ def _plan(
     notes += random_notes(jaxpr.jaxpr, target)
     runs: list[Runs] = []
     if measure is not None:
-        found, runs, said = measured(found, measure)
-        notes += said
+        found, runs, notes_of_runs = measured(found, measure)
+        notes += notes_of_runs
     assert found.best is not None
     if allowed.named != allowed.actions and found.best is not search.baseline:
         notes += would_save(search, found.best, wider)
@@ -230,7 +230,7 @@ def _plan(
 
 
 def _time_notes(profile: Profile) -> tuple[str, ...]:
-    """Returns what to tell the user of times that were measured beside other work, if anything."""
+    """A note for the user, if times were measured while the machine was busy with other work."""
     if profile.disturbed < 0.05:
         return ()
     return (
@@ -241,9 +241,9 @@ def _time_notes(profile: Profile) -> tuple[str, ...]:
 
 
 def _gap_notes(gap: float) -> tuple[str, ...]:
-    """Returns what to tell the user of a plan that may not be the fastest one, if anything.
+    """A note for the user, if the plan is not proven to be the fastest.
 
-    gap: by what share of the decided time the optimum may be faster.
+    gap: the share of the decided time by which the optimum may be faster.
     """
     if gap < 0.001:
         return ()
@@ -256,9 +256,10 @@ def _gap_notes(gap: float) -> tuple[str, ...]:
 
 
 def _kernel_notes(more: int | None) -> tuple[str, ...]:
-    """Returns what to tell the user of codecs that were compiled as their references, if anything.
+    """A note for the user, if codecs were compiled as their references and not as kernels.
 
-    more: by how many bytes their kernels are expected to take more; None where nothing is to tell.
+    more: the bytes that the kernels are expected to take in addition to their references; None if
+      no codec was compiled as its reference.
     """
     if more is None:
         return ()
@@ -271,8 +272,8 @@ def _kernel_notes(more: int | None) -> tuple[str, ...]:
 
 
 def _warn_of_unrolled(profile: Profile, target: Target, arguments: int, limits: Limits) -> None:
-    """Warns, before anything is compiled, of layers for which plans will save little here, if all
-    that they keep does not fit.
+    """Warns, before the first compile, of layers without a loop, for which a plan saves little on
+    this target. There is no warning if everything kept fits.
 
     arguments: bytes of the step's arguments.
     """
@@ -288,9 +289,9 @@ def _warn_of_unrolled(profile: Profile, target: Target, arguments: int, limits: 
 
 
 def _warn_of_waste(profile: Profile) -> None:
-    """Warns of tags that would be saved in vain, as seen in the plan that keeps every tag."""
+    """Warns of tags that are saved in vain by the plan that keeps every tag."""
     every_tag = {b.name: {t.name: KEEP for t in b.tags} for b in profile.blocks}
-    if price_of(profile, every_tag) is None:  # keep is not among the actions allowed
+    if price_of(profile, every_tag) is None:  # KEEP is not among the allowed actions
         return
     for message in waste.warnings(profile, every_tag):
         warn(f"jaxmem: {message}")
@@ -300,9 +301,9 @@ def _warn_of_no_tags(profile: Profile, jaxpr, shards: int) -> None:
     """Warns of blocks without a tag, and names the largest tensors that a tag could name."""
     tagged = {block.name for block in profile.blocks if block.tags}
     for label in dict.fromkeys(b.name for b in profile.blocks if b.name not in tagged):
-        own = [tensor for tensor in unnamed(jaxpr, shards) if tensor.block == label]
+        largest = [tensor for tensor in unnamed(jaxpr, shards) if tensor.block == label]
         warn(
             f"jaxmem: block {label!r} has no tag, so that a plan can only keep all of it or"
             " recompute all of it; the largest tensors that its backward reads are"
-            f" {listed(own) or 'its inputs'}; name what is dear to recompute by jaxmem.tag"
+            f" {listed(largest) or 'its inputs'}; name what is dear to recompute by jaxmem.tag"
         )

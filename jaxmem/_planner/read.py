@@ -1,4 +1,4 @@
-"""Reads a step for a plan: traces it, checks it, and profiles it."""
+"""Traces, checks and profiles a step for a plan."""
 
 import dataclasses
 import functools
@@ -33,26 +33,26 @@ from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import argument_bytes, batch_axes
 from jaxmem._trace.jaxpr import Jaxpr
 
-SHOWN = 3  # places of checkpoints
+SHOWN = 3  # places of checkpoints that a note names
 
 
 @dataclasses.dataclass(frozen=True)
 class TracedStep:
     """A step that was traced, checked and profiled.
 
-    steps: compiles it.
-    traced: the step with every tag recomputed, so that the backward of each block holds its whole
-      forward.
-    arguments: bytes of its arguments on one device.
-    shards: over how many devices a block's tensors are divided. Traced shapes are those before a
-      mesh divides them.
-    profile: what was learned of it.
+    steps: compiles the step under a plan.
+    traced: the step with every tag recomputed, so that the backward of each block contains the
+      block's whole forward.
+    arguments: bytes of the step's arguments on one device.
+    shards: the number of devices over which a block's tensors are divided. Traced shapes are the
+      shapes before a mesh divides them.
+    profile: the blocks of the step, with their bytes and seconds.
     wider: makes the profile in which values that `checkpoint_name` names may be compressed too.
-    history: what earlier searches compiled and ran.
-    written: earlier compiles of the step as written, where it has checkpoints of its own; else
+    history: the compiles and the runs of earlier searches.
+    written: earlier compiles of the step as written, if the step has checkpoints of its own; else
       None.
     notes: sentences for the user.
-    seconds: what reading took.
+    seconds: seconds that tracing and profiling took.
     """
 
     steps: StepCompiler
@@ -91,13 +91,13 @@ def read_step(
     limits: Limits | None,
     allowed: Allowed,
 ) -> TracedStep:
-    """Reads the step that `build` returns for `args`.
+    """Traces, checks and profiles the step that `build` returns for `args`.
 
     limits: the bytes that a plan may take; None for no limit.
-    allowed: the actions and codecs that are given prices.
+    allowed: the actions and codecs that get prices.
 
-    Raises BudgetError where the arguments alone exceed the limits, TargetError where the target
-    cannot read arguments in host memory, StepError and TagError as `jaxmem.plan`.
+    Raises BudgetError if the arguments alone exceed the limits. Raises TargetError if the target
+    cannot read arguments in host memory. Raises StepError and TagError as `jaxmem.plan` does.
     """
     target, start = backend.target, time.perf_counter()
     LOG.info("tracing the step, and timing its pieces")
@@ -121,29 +121,33 @@ def read_step(
         database=backend.database,
     )
     history = History(backend, traced.jaxpr)
-    own = History(backend, as_written) if steps.written is Written.CHECKPOINTED else None
+    written = History(backend, as_written) if steps.written is Written.CHECKPOINTED else None
     profile, notes = corrected(price(allowed=allowed), history)
     notes += _undecided(steps)
-    steps.idle_blocks = profile.idle_blocks  # they are known only from the profile
-    # as where the user asks for codecs
+    steps.idle_blocks = profile.idle_blocks  # only the profile knows the idle blocks
+    # The permissions under `actions="all"`: codecs for values that `checkpoint_name` names too.
     for_all = dataclasses.replace(allowed, named=allowed.actions, careful=False)
     wider = lambda: corrected(price(allowed=for_all), history)[0]
     seconds = time.perf_counter() - start
     return TracedStep(
-        steps, traced, arguments, shards, profile, wider, history, own, notes, seconds
+        steps, traced, arguments, shards, profile, wider, history, written, notes, seconds
     )
 
 
 def written_as(jaxpr: Jaxpr) -> Written:
-    """What a step is as its author wrote it, of which `jaxpr` is the trace."""
+    """The checkpoints of a step as its author wrote it: a plan's policies, checkpoints of the
+    author's own, or none.
+
+    jaxpr: the trace of the step as written.
+    """
     if has_policies(jaxpr):
         return Written.PLANNED
     return Written.CHECKPOINTED if own_checkpoints(jaxpr) else Written.KEPT
 
 
 def _undecided(steps: StepCompiler) -> tuple[str, ...]:
-    """What to tell the user of checkpoints that stay under every plan, if anything: everything kept
-    has them too.
+    """A note for the user about checkpoints that remain under every plan, if the step has any. The
+    step with everything kept has them too.
     """
     if steps.written is Written.KEPT:
         return ()

@@ -1,7 +1,7 @@
-"""Chooses the size of a minibatch, or a context length: the largest that fits, or the fastest.
+"""Chooses the size of a minibatch, or a context length: the largest size that fits, or the fastest.
 
-Liveness estimates tell what to expect of a size, and few sizes are planned. The compiled bytes of
-each plan correct the estimates.
+Liveness estimates predict the least bytes for a size, so that only few sizes are planned. The
+compiled bytes of each plan correct the estimates.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ from jaxmem._trace.arguments import argument_bytes, is_function, shards_of, size
 from jaxmem.errors import BudgetError, JaxmemError, OptimizerError, StepError
 
 GOALS = ("max", "fastest")
-PROBED = 11  # powers of two, of which the first that the step is traced for is the least size
+PROBED = 11  # powers of two that are tried; the first size that the step can be traced for is least
 MOST_SIZES = 2**20
 
 
 def check_batch(batch: str | None, sizes: Sequence[int] | None, args: tuple) -> None:
-    """Raises StepError for a `batch` or `sizes` that cannot be meant, or without a function among
-    the arguments.
+    """Raises StepError for an invalid `batch` or `sizes`, and if no argument is a function of a
+    size.
     """
     if batch is None and sizes is None:
         return
@@ -52,24 +52,25 @@ def check_batch(batch: str | None, sizes: Sequence[int] | None, args: tuple) -> 
 
 
 def _checked(sizes: Sequence[int]) -> Sequence[int]:
-    """The sizes in ascending order, each once."""
-    whole = lambda n: isinstance(n, int) and not isinstance(n, bool) and n > 0
-    found = sorted(set(sizes)) if isinstance(sizes, Sequence) and all(map(whole, sizes)) else []
-    if not found:
+    """The sizes in ascending order, each once. Raises StepError for invalid sizes."""
+    is_size = lambda n: isinstance(n, int) and not isinstance(n, bool) and n > 0
+    if not isinstance(sizes, Sequence) or not sizes or not all(map(is_size, sizes)):
         raise StepError(
             f"plan: `sizes` is {sizes!r}; expected whole numbers of at least 1, such as"
             " range(8, 4097, 8)"
         )
-    return found
+    return sorted(set(sizes))
 
 
 @dataclasses.dataclass(frozen=True)
 class StepSizes:
-    """What a step takes by its size, by liveness estimates of its traces.
+    """Bytes of a step as a function of its size, by liveness estimates of its traces.
 
     build: takes a plan, and returns the step.
     args: the step's arguments, functions of a size among them.
-    decide: the names of what is decided.
+    backend: estimates the step's temporary bytes.
+    limits: the bytes that a plan may take.
+    decide: the argument `decide` of `plan`.
     """
 
     build: Any
@@ -79,7 +80,7 @@ class StepSizes:
     decide: Collection[str]
 
     def least(self, size: int) -> int:
-        """Bytes with everything recomputed, and states streamed where they may be."""
+        """Bytes with everything recomputed, and with states in host memory if states are placed."""
         return self._bytes(size, Assignment.nothing())
 
     def kept(self, size: int) -> int:
@@ -92,11 +93,13 @@ class StepSizes:
             return self._of_placed(args, plan)
         traced = StepCompiler(self.build, args, self.backend).trace(plan)
         devices = self.backend.target.devices
-        beside = self.backend.temporary_bytes(traced, shards_of(traced, args, devices))
-        return argument_bytes(traced, args, devices) + beside
+        temporary = self.backend.temporary_bytes(traced, shards_of(traced, args, devices))
+        return argument_bytes(traced, args, devices) + temporary
 
     def _of_placed(self, args: tuple, plan: Assignment) -> int:
-        """The same where states are placed; of the ways to divide it, that which divides most."""
+        """Bytes of a step whose states are placed, divided over devices as finely as the step's
+        optimizer allows.
+        """
         refused = None
         for how in reversed(DIVIDED) if SHARDING in self.decide else [None]:
             try:
@@ -111,7 +114,9 @@ class StepSizes:
 
 
 def _places(steps: PlacedSteps, limits: Limits | None) -> Places:
-    """As many layers in host memory as it has room for; none of them without limits."""
+    """Places with as many layers in host memory as the host limit allows. Without limits, all
+    layers are in device memory.
+    """
     states = steps.states()
     if limits is None or not states.layer:
         return Places(states.layers, states.layers)
@@ -125,10 +130,11 @@ def _places(steps: PlacedSteps, limits: Limits | None) -> Places:
 def possible(
     step_sizes: StepSizes, sizes: Sequence[int] | None, microbatches: Sequence[int] | None
 ) -> Sequence[int]:
-    """The sizes that may be taken: those given, else multiples of the first that works, of the
-    powers of two that numbers of microbatches and devices divide.
+    """The candidate sizes: `sizes` if given, else the multiples of a base size. The base size is
+    the first of m, 2m, 4m, ... for which the step can be traced, where m is the least common
+    multiple of the numbers of microbatches and of devices.
 
-    Raises StepError where the step is traced for none of them.
+    Raises StepError if the step can be traced for none of the first `PROBED` base sizes.
     """
     if sizes is not None:
         return _checked(sizes)
@@ -148,14 +154,15 @@ def possible(
     ) from last
 
 
-SPREAD = 5  # sizes of which the fastest is taken
-NEAR = 1.25  # of the room: by how much a search's last guess may be off
-FURTHER = 4  # times as far as before, where nothing is known of what lies there
+SPREAD = 5  # the number of sizes that are planned to find the fastest size
+# A failed size is planned again if its least bytes are within this multiple of the room.
+NEAR = 1.25
+FURTHER = 4  # the factor by which successive steps of a search grow
 
 
 def within(count: int, bytes_of: Callable[[int], float], room: float) -> int:
-    """The last of `count` indices whose bytes are within the room, -1 where none is; bytes are
-    taken to grow with the index.
+    """The last of `count` indices whose bytes are at most `room`; -1 if there is no such index.
+    Bytes must grow with the index.
     """
     low, high, known = -1, 0, {}
     at = lambda i: known.setdefault(i, bytes_of(i)) if i not in known else known[i]
@@ -163,11 +170,13 @@ def within(count: int, bytes_of: Callable[[int], float], room: float) -> int:
         low, high = high, max(high + 1, FURTHER * (high + 1) - 1)
         if high >= count > low + 1:
             high = count - 1
-    for turn in itertools.count():
+    for iteration in itertools.count():
         if high - low <= 1 or high >= count:
             return low
         middle = (low + high) // 2
-        if low >= 0 and turn % 3 < 2:  # bytes are nearly proportional; halves end it where not
+        # Bytes are nearly proportional to the size, so interpolate. Every third iteration halves
+        # the interval, so that the loop ends soon if bytes are not proportional.
+        if low >= 0 and iteration % 3 < 2:
             share = (room - at(low)) / (at(high) - at(low))
             middle = min(max(low + int(share * (high - low)), low + 1), high - 1)
         low, high = (middle, high) if at(middle) <= room else (low, middle)
@@ -175,10 +184,10 @@ def within(count: int, bytes_of: Callable[[int], float], room: float) -> int:
 
 
 class Boundary:
-    """Finds where plans cease to fit, between two sizes that follow each other.
+    """Finds the largest size that fits, whose next larger size does not fit.
 
-    sizes: in ascending order.
-    least: bytes that are expected of the least plan for a size.
+    sizes: candidate sizes in ascending order.
+    least: the estimated bytes of the smallest plan for a size.
     room: bytes that a plan may take.
     plan_at: makes the plan for a size, or raises BudgetError.
     """
@@ -194,19 +203,19 @@ class Boundary:
         self._least = functools.cache(lambda i: least(sizes[i]))
         self.plans: dict[int, Plan] = {}
         self.failures: dict[int, BudgetError] = {}
-        self._doubted: dict[int, BudgetError] = {}
+        self._retried: dict[int, BudgetError] = {}  # failures that were planned once more
         self._learned: dict[int, float] = {}  # least bytes by index
 
     def find(self) -> int:
-        """The index of the largest size that fits, whose successor does not.
+        """The index of the largest size that fits, whose next larger size does not fit.
 
-        Raises BudgetError where the least size does not fit, with its least bytes.
+        Raises BudgetError if the smallest size does not fit, with its least bytes.
         """
         fits, fails, step = -1, len(self.sizes), 1
-        while (again := self._is_doubted(fails, fails - fits == 1)) or fails - fits > 1:
+        while (retry := self._may_fit_after_all(fails, fails - fits == 1)) or fails - fits > 1:
             index = within(len(self.sizes), self._expected, self.room)
-            if again:
-                self._doubted[fails] = self.failures.pop(fails)
+            if retry:
+                self._retried[fails] = self.failures.pop(fails)
                 index = fails
             elif not fits < index < fails:
                 further = fits + step if index <= fits else fails - step
@@ -227,14 +236,14 @@ class Boundary:
         return fits
 
     def plan(self, index: int) -> Plan | None:
-        """The plan for a size, made once; None where it does not fit."""
+        """The plan for a size, made once; None if no plan fits."""
         if index in self.plans or index in self.failures:
             return self.plans.get(index)
         LOG.info("planning for size %d", self.sizes[index])
         try:
             plan = self._plan_at(self.sizes[index])
         except BudgetError as error:
-            # An error without bytes does not say that the size is too large.
+            # An error without bytes does not mean that the size is too large.
             if error.least_bytes is None:
                 raise
             self.failures[index] = error
@@ -245,39 +254,39 @@ class Boundary:
             self._learned[index] = min(self.room, *(point.bytes for point in plan.points))
         return plan
 
-    def _is_doubted(self, index: int, is_last: bool) -> bool:
-        """Whether a size may fit for which the planner found nothing: plans that fit say so, or the
-        search would end here, and the least was near. The planner is asked once more, and begins
-        with what it compiled.
+    def _may_fit_after_all(self, index: int, is_last: bool) -> bool:
+        """Whether to plan a size once more for which no plan fitted. The size is planned again if
+        it fits by the bytes of the plans that fit. It is also planned again if the search would end
+        here, and its least bytes were near the room. The second search begins with the compiles of
+        the first.
         """
-        if index not in self.failures or index in self._doubted:
+        if index not in self.failures or index in self._retried:
             return False
         if is_last and (self.failures[index].least_bytes or 0) <= NEAR * self.room:
             return True
         of_plans = {i: least for i, least in self._learned.items() if i in self.plans}
-        return bool(of_plans) and self._by(of_plans, index) <= self.room
+        return bool(of_plans) and self._corrected(of_plans, index) <= self.room
 
     def _expected(self, index: int) -> float:
-        """Bytes of the least plan for a size, by all that is known."""
-        return self._by(self._learned, index)
+        """Bytes of the smallest plan for a size, by all sizes that were planned."""
+        return self._corrected(self._learned, index)
 
-    def _by(self, learned: Mapping[int, float], index: int) -> float:
-        """Bytes of the least plan: those of an estimate, by a line through the two nearest sizes
-        that were planned. What estimates are off is taken to be the same for all where only one
-        was.
+    def _corrected(self, learned: Mapping[int, float], index: int) -> float:
+        """Bytes of the smallest plan: the estimate, corrected by a line through the two nearest
+        sizes that were planned. If only one size was planned, its error is added to every estimate.
         """
-        told = self._least(index)
-        near = sorted(learned, key=lambda i: abs(i - index))[:2]
-        if not near:
-            return told
-        pairs = sorted((self._least(i), learned[i]) for i in near)
+        estimate = self._least(index)
+        nearest = sorted(learned, key=lambda i: abs(i - index))[:2]
+        if not nearest:
+            return estimate
+        pairs = sorted((self._least(i), learned[i]) for i in nearest)
         (low, least), (high, most) = pairs[0], pairs[-1]
         slope = (most - least) / (high - low) if high > low and most > least else 1.0
-        where = near[0]
-        return learned[where] + slope * (told - self._least(where))
+        base = nearest[0]
+        return learned[base] + slope * (estimate - self._least(base))
 
     def beyond(self, index: int) -> tuple[str, ...]:
-        """A sentence for the user about the size after this one, where it did not fit."""
+        """A sentence for the user about the next larger size, if it did not fit."""
         if (error := self.failures.get(index + 1)) is None:
             return ()
         needed = show_bytes(error.least_bytes or 0)
@@ -285,16 +294,16 @@ class Boundary:
 
 
 def fastest(boundary: Boundary, kept: Callable[[int], int]) -> int:
-    """The index of the size of the highest predicted throughput. Throughput is taken to grow as
-    long as everything is kept; between the largest such size and the largest that fits a few are
-    planned, all where there are few.
+    """The index of the size with the highest predicted throughput. Throughput is assumed to grow
+    with the size as long as everything kept fits. From the largest such size to the largest size
+    that fits, at most `SPREAD` evenly spaced sizes are planned.
 
-    kept: bytes that are expected of the step with everything kept, for a size.
+    kept: the estimated bytes of the step with everything kept, for a size.
     """
     most, first = boundary.find(), 0
     if most >= SPREAD:
-        of = lambda i: kept(boundary.sizes[i])
-        first = max(0, within(most + 1, of, boundary.room))
+        kept_bytes = lambda i: kept(boundary.sizes[i])
+        first = max(0, within(most + 1, kept_bytes, boundary.room))
     number = min(SPREAD, most - first + 1)
     for i in range(number):
         boundary.plan(first + (most - first) * i // max(1, number - 1))
@@ -303,7 +312,7 @@ def fastest(boundary: Boundary, kept: Callable[[int], int]) -> int:
 
 
 def of_size(batch: str, boundary: Boundary, kept: Callable[[int], int]) -> Plan:
-    """The plan of the size that `batch` asks for."""
+    """The plan of the largest size if `batch` is "max", else the plan of the fastest size."""
     index = boundary.find() if batch == "max" else fastest(boundary, kept)
     plan = boundary.plans[index]
     notes = (*plan.notes, *boundary.beyond(index))

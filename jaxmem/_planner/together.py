@@ -1,4 +1,4 @@
-"""plan() in several processes: the first one plans, and all compile its plan's step."""
+"""plan() in several processes: the first process plans, and all processes compile its step."""
 
 import functools
 import json
@@ -16,15 +16,16 @@ from jaxmem._trace.arguments import sized
 from jaxmem.errors import JaxmemError
 
 P = ParamSpec("P")
-# Seconds that a process waits while the first one plans: a search of large steps takes hours. The
-# coordinator reports a process that has died long before.
+# Seconds that a process waits while the first process plans: the search for a large step takes
+# hours. The coordinator of `jax.distributed` reports a dead process much earlier.
 LONGEST = 24 * 3600.0
 
 
 def by_the_first(plan: Callable[P, Plan]) -> Callable[P, Plan]:
-    """`plan`, called in the first of the processes that `jax.distributed` has joined. All of them
-    get its plan, or its error, and compile the plan's step by the same lines, so that they have the
-    same program. A process that is alone plans.
+    """Wraps `plan` for processes that `jax.distributed` has joined. Only the first process calls
+    `plan`. Every process gets the plan of the first process, or its error. Every process compiles
+    the plan's step by the same code, so that all processes have the same program. If there is only
+    one process, it calls `plan`.
     """
 
     @functools.wraps(plan)
@@ -32,10 +33,11 @@ def by_the_first(plan: Callable[P, Plan]) -> Callable[P, Plan]:
         processes = joined()
         if processes.alone:
             return plan(*args, **kwargs)
-        processes.agreed(lambda: None)  # all have come: else the first would plan for nobody
+        # Wait until every process has called `plan`, before the first process plans for all.
+        processes.agreed(lambda: None)
         processes.wait(LONGEST)
         failed: JaxmemError | None = None
-        made: Plan | None = None
+        compiled_plan: Plan | None = None
 
         def decide() -> dict[str, Any]:
             nonlocal failed
@@ -47,37 +49,38 @@ def by_the_first(plan: Callable[P, Plan]) -> Callable[P, Plan]:
                 return {"error": type(error).__name__, "text": str(error), "least_bytes": least}
 
         def compile() -> None:
-            nonlocal made
-            made = _compiled(message["plan"], args)
+            nonlocal compiled_plan
+            compiled_plan = _compiled(message["plan"], args)
 
         if not processes.first:
             LOG.info("waiting for the plan of process 0")
         message = processes.first_does(decide)
         if "error" in message:
             raise failed or _error_of(message)
-        # A process in which the step does not compile ends the call in all.
+        # If the step does not compile in one process, the call raises in every process.
         processes.agreed(compile)
-        assert made is not None
-        return made
+        assert compiled_plan is not None
+        return compiled_plan
 
     return by_all
 
 
 def _compiled(text: str, args: tuple) -> Plan:
-    """The plan of process 0, with its step compiled here; a plan for another device has none.
+    """The plan of process 0, with its step compiled in this process. A plan for a device that is
+    not at hand has no compiled step.
 
     text: the plan as JSON.
-    args: those of `plan`.
+    args: the positional arguments of `plan`.
     """
     plan = file.read(Plan, json.loads(text), "the plan of process 0")
     if not Target.parse(plan.target).local:
         return plan
-    build, *own = args
-    return verify(plan, build, *(own if plan.batch is None else sized(tuple(own), plan.batch)))
+    step_args = args[1:] if plan.batch is None else sized(args[1:], plan.batch)
+    return verify(plan, args[0], *step_args)
 
 
 def _error_of(message: dict[str, Any]) -> JaxmemError:
-    """The error that the first process sent, of the same type."""
+    """The error of the first process, with its type, from the process's message."""
     kind = getattr(errors, message["error"], JaxmemError)
     if issubclass(kind, errors.BudgetError):
         return kind(message["text"], least_bytes=message["least_bytes"])

@@ -1,4 +1,4 @@
-"""verify(): checks a plan that was loaded against the model at hand, and compiles it anew."""
+"""verify(): checks a loaded plan against the user's model, and compiles the step under the plan."""
 
 import dataclasses
 
@@ -41,7 +41,8 @@ def verify(plan: Plan, build, *args) -> Plan:
         if plan.places is not None:
             placed = placed_steps(plan, build, args, backend, "verify")
             build, args = placed.build, placed.args_at(placed.resident)
-        # A plan that places states is made for the model as it is with all of them on the device.
+        # If a plan places states, its fingerprint is computed from the step with all states on the
+        # device.
         steps = StepCompiler(build, args, backend)
         jaxpr = steps.trace(Assignment.nothing()).jaxpr
         check_plan_is_passed_on(jaxpr.jaxpr, steps.trace(Assignment.unchanged()).jaxpr.jaxpr)
@@ -72,11 +73,12 @@ def verify(plan: Plan, build, *args) -> Plan:
 def _check_model(plan: Plan, blocks: list[BlockClass], idle: set[str]) -> None:
     """Raises PlanFileError if the plan was made for another model.
 
-    The fingerprint is compared last, since an error can name a block or a tag that differs.
+    The fingerprint is compared last, since the other errors can name the block or the tag that
+    differs.
 
-    plan: what was loaded.
-    blocks: those of the model at hand.
-    idle: labels of blocks outside a backward.
+    plan: the loaded plan.
+    blocks: the blocks of the user's model.
+    idle: labels of blocks through which no gradient runs.
     """
 
     def fail(field: str, got, expected: str):
@@ -87,8 +89,8 @@ def _check_model(plan: Plan, blocks: list[BlockClass], idle: set[str]) -> None:
     for block in blocks:
         tags.setdefault(block.name, set()).update(t.name for t in block.tags)
     for label, choices in plan.actions.items():
-        block = ungrouped(label)  # the model has blocks; a plan may decide groups of their layers
-        if label in idle and block not in tags:  # no gradient runs through it
+        block = ungrouped(label)  # a plan's label may be a group of a block's layers
+        if label in idle and block not in tags:
             continue
         if block not in tags:
             fail(

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from jaxmem._core.bytes import show_bytes
 
-Ticks = tuple[tuple[float, str], ...]  # value, and what is written at it
+Ticks = tuple[tuple[float, str], ...]  # a value, and its label
 Points = Iterable[tuple[float, float]]  # in percent
 
 
@@ -57,7 +57,7 @@ class Axis:
     ticks: Ticks
 
     def percent(self, value: float) -> float:
-        """Where `value` lies, from 0 to 100; beyond the ends, at the end."""
+        """The position of `value`, from 0 to 100; beyond an end, the position of the end."""
         return 100 * min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
 
 
@@ -89,6 +89,11 @@ def nice(low: float, high: float) -> list[float]:
     return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
+def near_scale(budget: int | None, most: float) -> int | None:
+    """A budget, if it is near enough to the greatest number of a figure to be drawn; else None."""
+    return budget if budget is not None and budget <= 1.5 * most else None
+
+
 def padded(values: Iterable[float]) -> tuple[float, float]:
     """The least and the greatest value with a margin, so that no mark touches the frame."""
     values = list(values)
@@ -110,8 +115,8 @@ def chart(x: Axis, y: Axis, marks: Iterable[str], *, name: str, x_title: str, y_
 
     x, y: the axes.
     marks: SVG, drawn on these axes.
-    name: what a screen reader says.
-    x_title, y_title: what stands beside the axes.
+    name: the text for screen readers.
+    x_title, y_title: the titles of the axes.
     """
     grid = ""
     for value, text in y.ticks:
@@ -132,7 +137,7 @@ def chart(x: Axis, y: Axis, marks: Iterable[str], *, name: str, x_title: str, y_
 
 
 def _title(text: str) -> str:
-    """What a browser shows of a mark under the pointer."""
+    """The text that a browser shows for a mark under the pointer."""
     return element("title", escape(text)) if text else ""
 
 
@@ -207,7 +212,7 @@ def box(left: float, width: float, css: str, title: str = "") -> str:
     return element("rect", _title(title), css=css, **at)
 
 
-# -- Text beside figures.
+# -- Text of figures, and tables.
 
 
 def key(css: str) -> str:
@@ -233,8 +238,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], css: str) -> str:
     cell = lambda name, text: element(
         "td", text, data_label=name, css=None if text != "–" else "none"
     )
-    lines = ("".join(map(cell, head, cells)) for cells in rows)
-    return _table([escape(name) for name in head], lines, f"wide {css}")
+    tops = (element("th", escape(name), scope="col") for name in head)
+    return grid(tops, (map(cell, head, cells) for cells in rows), f"wide {css}")
 
 
 def named_rows(
@@ -244,24 +249,20 @@ def named_rows(
 
     marked: the columns that are set off from the others.
     """
-    cell = lambda i, text: element("td", text, css="marked" if i in marked else None)
-    name = lambda text: element("th", text, scope="row")
-    lines = (
-        name(first) + "".join(map(cell, range(1, 1 + len(rest)), rest)) for first, *rest in rows
+    look = lambda i: "marked" if i in marked else None
+    tops = (element("th", name, scope="col", css=look(i)) for i, name in enumerate(head))
+    cell = lambda i, text: (
+        element("td", text, css=look(i)) if i else element("th", text, scope="row")
     )
-    return _table(head, lines, css, marked)
+    lines = ((cell(i, text) for i, text in enumerate(cells)) for cells in rows)
+    return grid(tops, lines, css)
 
 
-def _table(
-    head: Sequence[str], lines: Iterable[str], css: str, marked: Collection[int] = ()
-) -> str:
-    tops = (
-        element("th", name, scope="col", css="marked" if i in marked else None)
-        for i, name in enumerate(head)
-    )
-    top = element("thead", element("tr", "".join(tops))) if head else ""
-    body = element("tbody", "".join(element("tr", line) for line in lines))
-    return element("table", top + body, css=css)
+def grid(head: Iterable[str], rows: Iterable[Iterable[str]], css: str | None = None) -> str:
+    """A table of cells that are elements already. An empty head is left out."""
+    line = lambda cells: element("tr", "".join(cells))
+    tops, body = "".join(head), element("tbody", "".join(map(line, rows)))
+    return element("table", (element("thead", line(tops)) if tops else "") + body, css=css)
 
 
 def show_ms(milliseconds: float) -> str:

@@ -1,5 +1,5 @@
-"""Follows an optimizer's update through its trace: which array depends on which, and the part of it
-that updates some arrays alone.
+"""Follows an optimizer's update through its trace: the parameters that each array depends on, and
+the equations that update some arrays without the others.
 """
 
 import dataclasses
@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 
-from jaxmem._trace.jaxpr import Flat, Jaxpr, Literal, flatten, run, subjaxprs
+from jaxmem._trace.jaxpr import Literal, equations
 from jaxmem._trace.primitives import POINTWISE, POINTWISE_DEAR, RANDOM
+from jaxmem._trace.rewrite import Program, flatten, leading_to, run
 
 Labels = frozenset[int]
 _NONE: Labels = frozenset()
@@ -21,23 +22,23 @@ _BY_VALUE = (POINTWISE | POINTWISE_DEAR | {"copy", "reduce_precision", "pvary"})
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Alone:
-    """An update of parameters, traced, of which the part for some of them can be run alone.
+    """A traced optimizer, whose equations for some parameters can run without the others.
 
     flat: the trace, from the leaves of (gradients, parameters, state) to those of (new parameters,
       new state).
-    names: what the parameters are called, one for each leaf.
-    structure: that of the state.
+    names: the parameters' names, one for each leaf.
+    structure: the tree structure of the state.
     owners: for each leaf of the state, the number of the parameter that it belongs to; None of one
       that depends on no parameter or gradient, such as a counter or a rate.
     follows: for each leaf of the state, whether its first value depends on parameters.
-    coupled: the numbers of two parameters of which the one's update, or an array of the state,
-      depends on both; None if each stands alone.
-    mixed: the number of a parameter of which more than one value at a time is taken, or in another
-      place; None if there is none: then parts of the arrays give the parts of the results.
+    coupled: the numbers of two parameters on which one update, or one array of the state, depends;
+      None if every update depends on one parameter.
+    mixed: the number of the first parameter whose update mixes values at different positions; None
+      if all updates are elementwise, so that parts of the arrays give parts of the results.
     draws: whether it draws random numbers.
     """
 
-    flat: Flat
+    flat: Program
     names: tuple[str, ...]
     structure: Any
     owners: tuple[int | None, ...]
@@ -82,15 +83,15 @@ class Alone:
             tuple(map(bool, first)),
             pairs[0] if pairs else None,
             _mixed(flat, [*own, *own, *labels]),
-            _draws(traced.jaxpr),
+            any(e.primitive.name in RANDOM for e in equations(traced.jaxpr)),
         )
 
     def updated(self, gradients: dict, params: dict, state: dict, shared: dict):
-        """The new values of `params` and of `state`, each array by its number, as the equations
-        make them that nothing else depends on.
+        """The new values of `params` and of `state`, each array by its number. Only the equations
+        that these values depend on run.
 
-        gradients: those of `params`.
-        state: what belongs to them.
+        gradients: the gradients of `params`.
+        state: the arrays of the state that belong to `params`.
         shared: the arrays of the state that belong to no parameter.
         """
         count = len(self.names)
@@ -103,31 +104,31 @@ class Alone:
         return dict(zip(params, new)), dict(zip(state, new[len(params) :]))
 
 
-def _propagated(flat: Flat, labels: Sequence[Labels]) -> dict[int, Labels]:
-    """The labels of every value: those of all that it is made of. A loop, or a conditional, counts
-    as one operation, each of whose results depends on all that it reads.
+def _propagated(flat: Program, labels: Sequence[Labels]) -> dict[int, Labels]:
+    """The labels of every value: the labels of all inputs that the value depends on. A loop or a
+    conditional counts as one operation, and each of its results depends on all of its operands.
 
-    labels: those of the inputs.
+    labels: the labels of the inputs.
     """
     found = dict(zip(flat.inputs, labels, strict=True))
-    for e in flat.equations:
+    for e in flat.nodes:
         union = _NONE.union(*(found.get(v, _NONE) for v in e.reads))
         found.update(dict.fromkeys(e.outputs, union))
     return found
 
 
-def _origins(flat: Flat, labels: Sequence[Labels]) -> list[Labels]:
+def _origins(flat: Program, labels: Sequence[Labels]) -> list[Labels]:
     """The labels of each output."""
     found = _propagated(flat, labels)
     return [_NONE if isinstance(v, Literal) else found.get(v, _NONE) for v in flat.outputs]
 
 
-def _mixed(flat: Flat, labels: Sequence[Labels]) -> int | None:
-    """A label of arrays of which some value is made that is not of one value of each, in the same
-    place; None if there is none.
+def _mixed(flat: Program, labels: Sequence[Labels]) -> int | None:
+    """The first label whose arrays are not updated elementwise: an equation takes several values of
+    such an array, or a value at another position. None if there is none.
     """
     found, shape_of = _propagated(flat, labels), lambda v: flat.avals[v].shape
-    for e in flat.equations:
+    for e in flat.nodes:
         read = [v for v in e.reads if found.get(v) and math.prod(shape_of(v)) > 1]
         shapes = {shape_of(v) for v in (*read, *e.outputs)}
         if read and (len(shapes) > 1 or e.eqn.primitive.name not in _BY_VALUE):
@@ -135,24 +136,12 @@ def _mixed(flat: Flat, labels: Sequence[Labels]) -> int | None:
     return None
 
 
-def _evaluated(flat: Flat, wanted: Sequence[int], given: Mapping[int, Any]) -> list:
-    """The outputs of some numbers, by those equations alone that they depend on.
+def _evaluated(flat: Program, wanted: Sequence[int], given: Mapping[int, Any]) -> list:
+    """The outputs at the positions `wanted`, from the equations alone that they depend on.
 
-    given: number of an input -> array, for all inputs that these equations read.
+    given: position of an input -> array, for all inputs that these equations read.
     """
     outputs = [flat.outputs[k] for k in wanted]
-    needed = {v for v in outputs if not isinstance(v, Literal)}
-    equations = []
-    for e in reversed(flat.equations):
-        if needed.intersection(e.outputs):
-            equations.append(e)
-            needed.update(e.reads)
-    found = run(equations[::-1], flat.constants | {flat.inputs[k]: a for k, a in given.items()})
+    arrays = flat.constants | {flat.inputs[k]: a for k, a in given.items()}
+    found = run(leading_to(flat.nodes, outputs), arrays)
     return [v.val if isinstance(v, Literal) else found[v] for v in outputs]
-
-
-def _draws(jaxpr: Jaxpr) -> bool:
-    """Whether a program draws random numbers, inside of its loops and calls too."""
-    return any(
-        eqn.primitive.name in RANDOM or any(map(_draws, subjaxprs(eqn))) for eqn in jaxpr.eqns
-    )

@@ -7,7 +7,7 @@ import jax
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.warn import warn
 from jaxmem._trace.arguments import divisors
-from jaxmem._trace.jaxpr import nbytes
+from jaxmem._trace.jaxpr import nbytes, per_device
 
 # The share of the arguments' bytes up to which nothing is said: a scalar, for example, may happen
 # to look like a result.
@@ -36,7 +36,9 @@ def held_twice(traced: jax.stages.Traced, args: tuple = ()) -> dict[str, int]:
             results[kind(aval)] -= 1
             # `args_info` is a pair of positional and keyword arguments, so that the second key of a
             # path is the argument's.
-            found[jax.tree_util.keystr(path[1:2]).strip("[]'")] += -(-nbytes(aval) // (parts or 1))
+            found[jax.tree_util.keystr(path[1:2]).strip("[]'")] += per_device(
+                nbytes(aval), parts or 1
+            )
     return dict(found)
 
 

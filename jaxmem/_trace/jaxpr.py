@@ -1,15 +1,17 @@
-"""Everything that reads jaxprs at large: it inlines calls, reads scans, counts matrix products, and
-runs pieces of a program.
+"""Reads jaxprs: equations at every depth, the bodies of calls and loops, the FLOPs of matrix
+products, and the lines of the user's program.
 """
 
 import dataclasses
 import math
+import os
+import pathlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from jax.core import Tracer
+from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
 from jax.extend.core import Jaxpr as Jaxpr
 from jax.extend.core import JaxprEqn as JaxprEqn
@@ -17,13 +19,18 @@ from jax.extend.core import Literal as Literal
 from jax.extend.core import Var as Var
 from jax.extend.core import jaxpr_as_fun as as_function
 
-from jaxmem._trace.primitives import CALLS, REMAT
+from jaxmem._trace.primitives import CALLS
 from jaxmem._trace.vary import as_mapped
 
 
 def nbytes(aval) -> int:
     """Bytes of an array by its dtype's item size, which is a whole byte for int4 too."""
     return math.prod(aval.shape) * aval.dtype.itemsize
+
+
+def per_device(size: int, shards: int) -> int:
+    """The part of `size` bytes that one of `shards` devices stores, rounded up."""
+    return -(-size // shards)
 
 
 def _shape(atom) -> tuple[int, ...]:
@@ -45,13 +52,42 @@ def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
                 yield inner
 
 
-def call_body(eqn: JaxprEqn):
-    """The jaxpr that a call primitive runs, closed or open; None for every other primitive."""
-    if eqn.primitive.name not in CALLS:
-        return None
-    return next(
-        (eqn.params[k] for k in ("jaxpr", "call_jaxpr", "fun_jaxpr") if k in eqn.params), None
-    )
+def equations(
+    jaxpr: Jaxpr, enters: Callable[[JaxprEqn], bool] = lambda eqn: True
+) -> Iterator[JaxprEqn]:
+    """Every equation of a jaxpr, and of the jaxprs inside the equations that `enters` allows."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        if enters(eqn):
+            yield from inside(eqn, enters)
+
+
+def inside(
+    eqn: JaxprEqn, enters: Callable[[JaxprEqn], bool] = lambda eqn: True
+) -> Iterator[JaxprEqn]:
+    """Every equation of the jaxprs inside one equation, which is entered in any case."""
+    for inner in subjaxprs(eqn):
+        yield from equations(inner, enters)
+
+
+def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr with its constants; an open jaxpr, such as the body of a checkpoint, has none."""
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
+
+
+def call_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """The jaxpr that a call primitive runs; None for every other primitive."""
+    names = ("jaxpr", "call_jaxpr", "fun_jaxpr") if eqn.primitive.name in CALLS else ()
+    return next((as_closed(eqn.params[k]) for k in names if k in eqn.params), None)
+
+
+def bind(eqn: JaxprEqn, operands: Sequence) -> Sequence:
+    """The results of an equation for other operands."""
+    bound = eqn.primitive.get_bind_params(eqn.params)
+    # a tuple in some versions of JAX
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)
+    results = eqn.primitive.bind(*functions, *operands, **params)
+    return results if eqn.primitive.multiple_results else (results,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,163 +158,6 @@ def matmul_flops(eqn: JaxprEqn) -> tuple[float, int]:
     return devices * trips * sum(f for f, _ in sums), trips * sum(n for _, n in sums)
 
 
-@dataclasses.dataclass(frozen=True)
-class FlatEquation:
-    """An equation of a `Flat`.
-
-    eqn: JAX's own, for its primitive, parameters and shapes.
-    inputs: numbers of values, or literals.
-    outputs: numbers of values.
-    """
-
-    eqn: JaxprEqn
-    inputs: tuple[int | Literal, ...]
-    outputs: tuple[int, ...]
-
-    @property
-    def reads(self) -> tuple[int, ...]:
-        """The inputs that are values."""
-        return tuple(v for v in self.inputs if isinstance(v, int))
-
-
-@dataclasses.dataclass(frozen=True)
-class Flat:
-    """A jaxpr with its calls inlined and its values numbered.
-
-    avals: shapes and dtypes, by number.
-    equations: in topological order.
-    inputs: numbers of the jaxpr's inputs.
-    outputs: numbers or literals.
-    constants: number -> array, of the arrays that the jaxpr closes over.
-    """
-
-    avals: list
-    equations: list[FlatEquation]
-    inputs: list[int]
-    outputs: list
-    constants: dict
-
-
-def flatten(
-    jaxpr: Jaxpr | ClosedJaxpr,
-    *,
-    barriers: bool = False,
-    body_of: Callable[[JaxprEqn], Any] = call_body,
-) -> Flat:
-    """Inlines the calls of a jaxpr, at every depth. Loops and conditionals stay equations.
-
-    barriers: leaves an equation before the body of each checkpoint of a backward that JAX lowers
-      behind a barrier: it has that checkpoint's primitive, and hands on the values that are read.
-    body_of: the jaxpr that is put in an equation's place, or None where the equation stays.
-    """
-    avals, equations, constants = [], [], {}
-
-    def new(aval) -> int:
-        avals.append(aval)
-        return len(avals) - 1
-
-    def constant(value, aval) -> int:
-        number = new(aval)
-        constants[number] = value
-        return number
-
-    def go(jaxpr, arguments):
-        """Adds a jaxpr's equations, its inputs being `arguments`; returns its outputs."""
-        inner, consts = (
-            (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else (jaxpr, ())
-        )
-        # Variables are looked up in the jaxpr at hand alone: a jaxpr that is called twice has its
-        # equations added twice, with new numbers.
-        env = {v: constant(c, v.aval) for v, c in zip(inner.constvars, consts)} | dict(
-            zip(inner.invars, arguments)
-        )
-        read = lambda v: v if isinstance(v, Literal) else env[v]
-        for eqn in inner.eqns:
-            operands = tuple(read(v) for v in eqn.invars)
-            if (called := body_of(eqn)) is not None:
-                if barriers and _is_behind_barrier(eqn):
-                    values = tuple(v for v in operands if isinstance(v, int))
-                    behind = {v: new(avals[v]) for v in dict.fromkeys(values)}
-                    equations.append(FlatEquation(eqn, tuple(behind), tuple(behind.values())))
-                    operands = tuple(
-                        behind.get(v, v) if isinstance(v, int) else v for v in operands
-                    )
-                outputs = go(called, operands)
-            else:
-                outputs = tuple(new(v.aval) for v in eqn.outvars)
-                equations.append(FlatEquation(eqn, operands, outputs))
-            env.update(zip(eqn.outvars, outputs))
-        return [read(v) for v in inner.outvars]
-
-    top = jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
-    inputs = [new(v.aval) for v in top.invars]
-    return Flat(avals, equations, inputs, go(jaxpr, inputs), constants)
-
-
-def _is_behind_barrier(eqn: JaxprEqn) -> bool:
-    """Whether JAX keeps XLA from running the equation before all that it reads is there, such as
-    the cotangents of a layer's results.
-    """
-    wanted = eqn.params.get("prevent_cse")
-    wanted = any(wanted) if isinstance(wanted, tuple) else bool(wanted)
-    return eqn.primitive.name in REMAT and bool(eqn.params.get("differentiated")) and wanted
-
-
-def reads(closed: ClosedJaxpr) -> list[bool]:
-    """Returns for each input whether any of the outputs depends on it."""
-    flat = flatten(closed)
-    wanted = {v for v in flat.outputs if isinstance(v, int)}
-    for e in reversed(flat.equations):
-        if wanted.intersection(e.outputs):
-            wanted.update(e.reads)
-    return [v in wanted for v in flat.inputs]
-
-
-def run(equations: Sequence[FlatEquation], values: dict) -> dict:
-    """Evaluates equations in order over `values` (number -> array), and returns these with the
-    results added.
-
-    A collective over a mesh axis that is not there gives an array of its shape, so that what
-    surrounds it can be timed.
-    """
-    values = dict(values)
-    for e in equations:
-        operands = [v.val if isinstance(v, Literal) else values[v] for v in e.inputs]
-        bound = e.eqn.primitive.get_bind_params(e.eqn.params)
-        # a tuple in some versions of JAX
-        functions, params = bound if isinstance(bound, tuple) else ((), bound)
-        try:
-            results = e.eqn.primitive.bind(*functions, *operands, **params)
-        except NameError:  # JAX's error for an axis name that no mesh binds
-            values.update(zip(e.outputs, [_like(v, operands) for v in e.eqn.outvars]))
-            continue
-        values.update(zip(e.outputs, results if e.eqn.primitive.multiple_results else (results,)))
-    return values
-
-
-def _like(atom, operands):
-    """An array of the atom's shape that depends on the first operand."""
-    aval: Any = atom.aval
-    first = jnp.ravel(operands[0])[0] if operands else 0
-    return jnp.full(aval.shape, first, aval.dtype)
-
-
-_OWN = ("name", "sharding", "layout", "start_indices", "limit_indices")  # of an equation's params
-
-
-def describe(equation: FlatEquation, avals: list) -> str:
-    """Returns a text that is equal for equal work: primitive, shapes and parameters.
-
-    It leaves out addresses and names, and what tells one layer of a Python loop from the next:
-    where a slice of stacked parameters begins, and which number is folded into a random key.
-    """
-    shape = lambda v: avals[v].str_short() if isinstance(v, int) else f"number {v.aval.str_short()}"
-    operands = [shape(v) for v in equation.inputs]
-    params = sorted((k, str(v)) for k, v in equation.eqn.params.items() if k not in _OWN)
-    text = f"{equation.eqn.primitive.name} {operands} {params}"
-    return text_of(text)
-
-
 def text_of(program) -> str:
     """Returns a traced program as text without addresses: equal programs have equal texts."""
     return re.sub(r" at 0x[0-9a-f]+|0x[0-9a-f]{6,}", "", str(program))
@@ -298,3 +177,26 @@ def lift(closed: ClosedJaxpr) -> tuple[Any, list]:
         return as_function(ClosedJaxpr(closed.jaxpr, consts))(*arguments)
 
     return call, [c for c, is_traced in zip(closed.consts, traced) if is_traced]
+
+
+_FRAMES = 32  # of the call stack that are looked at
+_PACKAGES = "site-packages" + os.sep
+# What stands in them says what is computed, and not which part of a model it is.
+_LAYERS = (
+    str(pathlib.Path(__file__).parents[1]) + os.sep,
+    *(_PACKAGES + name + os.sep for name in ("flax", "equinox", "haiku", "optax")),
+)
+
+
+def place_of(eqn: JaxprEqn) -> str:
+    """The file, line and function that an equation is from, such as "model.py:12:8 (mlp)": the
+    innermost line of a model, the user's own or a package's, if there is one, and not of jaxmem's
+    or a library of layers. The path is relative to the working directory, or to where packages are.
+    "" where JAX kept no trace.
+    """
+    told = source_info_util.summarize(eqn.source_info, num_frames=_FRAMES)
+    frames = [line for line in reversed(told.splitlines()) if line != "unknown"]  # innermost first
+    models = [f for f in frames if not any(library in f for library in _LAYERS)]
+    place = next(iter(models or frames), "")
+    _, installed, inside = place.rpartition(_PACKAGES)
+    return inside if installed else place.removeprefix(os.getcwd() + os.sep)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxmem._trace.rewrite import equations
+from jaxmem._trace.jaxpr import equations
 from jaxmem._trace.vary import as_mapped
 
 

@@ -1,5 +1,5 @@
-"""Packs tensors of two values, one bit a value: eight contiguous parts of a group share its bytes.
-Shapes are those of `layout`, with eight parts.
+"""Packs tensors of two values, one bit for each value: eight contiguous parts of a group share its
+bytes. `layout` defines the shapes, with eight parts.
 """
 
 import functools
@@ -26,7 +26,7 @@ def unpack_bits(packed, zero, one, *, width: int):
 
     packed: uint8 (*lead, K, H).
     zero, one: scalars of the result's dtype.
-    width: W, how many values a row has.
+    width: W, the number of values of a row.
     """
     checks.packed("unpack_bits", packed, width, 8)
     # (*lead, K, 8, H): bit i of a byte is a value of part i.

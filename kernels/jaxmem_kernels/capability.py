@@ -1,4 +1,4 @@
-"""Tells for which GPU a program is lowered, and who divides its arrays among several."""
+"""Finds the GPU for which a program is lowered, and whether XLA divides its arrays over devices."""
 
 import contextlib
 import contextvars
@@ -9,11 +9,11 @@ import jax
 
 
 class Wanted(NamedTuple):
-    """What a context asks of programs that are traced and lowered in it.
+    """The settings of a context for programs that are traced and lowered in it.
 
-    capability: the compute capability to lower for, such as 90; None means that of the device.
-    kernels: whether kernels are used; else references alone.
-    devices: whether operations ask JAX for the program's devices.
+    capability: the compute capability to lower for, such as 90; None means the device's.
+    kernels: whether kernels are used; otherwise only references are used.
+    devices: whether operations request the program's devices from JAX.
     """
 
     capability: int | None = None
@@ -25,8 +25,8 @@ _ANYTHING = Wanted()
 _wanted: contextvars.ContextVar[Wanted] = contextvars.ContextVar(
     "jaxmem_kernels_wanted", default=_ANYTHING
 )
-# It is a part of the keys of JAX's caches, so that what was lowered under another wish is not taken
-# from them.
+# The settings are a part of the keys of JAX's caches, so that JAX does not reuse a program that was
+# lowered under other settings.
 _key = jax.make_user_context(None)
 
 
@@ -42,8 +42,8 @@ def _wanting(**changes) -> Iterator[None]:
 
 
 def compiling_for(capability: int) -> contextlib.AbstractContextManager[None]:
-    """A context that lowers kernels for GPUs of a compute capability, such as 90, whatever device
-    is at hand.
+    """Returns a context that lowers kernels for GPUs of a compute capability, such as 90, whatever
+    the local device.
     """
     return _wanting(capability=capability)
 
@@ -57,8 +57,8 @@ def references() -> contextlib.AbstractContextManager[None]:
 
 
 def abstract_devices() -> contextlib.AbstractContextManager[None]:
-    """A context that traces operations for a mesh without devices: nobody asks for its devices, and
-    divided arrays take references.
+    """Returns a context that traces operations for a mesh without devices: operations do not
+    request devices, and run references on divided arrays.
     """
     return _wanting(devices=False)
 
@@ -68,7 +68,7 @@ def wants_kernels() -> bool:
 
 
 def wants_devices() -> bool:
-    """Whether a program that is traced now may be one that GPUs divide."""
+    """Whether several GPUs may divide the arrays of a program that is traced now."""
     wanted = _wanted.get()
     return wanted.devices and (
         wanted.capability is not None or jax.default_backend() in ("gpu", "cuda")
@@ -76,14 +76,15 @@ def wants_devices() -> bool:
 
 
 def of(ctx) -> int | None:
-    """The compute capability that a program is lowered for, such as 90; None where nobody knows.
+    """Returns the compute capability that a program is lowered for, such as 90; None if unknown.
 
     ctx: JAX's context of a lowering rule.
     """
     if (chosen := _wanted.get().capability) is not None:
         return chosen
     module = ctx.module_context
-    # An exported program may run anywhere. Else its own devices say it, or those at hand.
+    # An exported program may run anywhere. Otherwise the program's devices decide, or the local
+    # devices.
     for device in (
         ()
         if module.lowering_parameters.for_export
@@ -98,12 +99,12 @@ def of(ctx) -> int | None:
 
 
 def is_whole(ctx) -> bool:
-    """Whether XLA divides no array where a primitive is lowered: on one device, or where
-    `shard_map` has divided them.
+    """Whether XLA divides no array of a primitive: the program runs on one device, or `shard_map`
+    has divided the arrays.
     """
     axes = ctx.module_context.axis_context
-    # Within `shard_map` the context has a mesh, of which XLA divides the axes that are not manual.
-    # Elsewhere the number of devices says it.
+    # Within `shard_map` the context has a mesh. XLA divides arrays over the axes that are not
+    # manual. Outside `shard_map` the number of devices decides.
     if (mesh := getattr(axes, "mesh", None)) is not None:
         return all(n == 1 for name, n in mesh.shape.items() if name not in axes.manual_axes)
     return getattr(axes, "num_devices", None) == 1
@@ -128,12 +129,12 @@ def asks(ctx) -> bool:
 
 
 def mesh_sizes(ctx) -> tuple[int, ...]:
-    """The sizes of the mesh axes of a context that `asks`."""
+    """Returns the sizes of the mesh axes. `asks` must be true for the context."""
     return tuple(ctx.module_context.axis_context.abstract_mesh.shape.values())
 
 
 def _devices(axes) -> tuple:
-    """The devices of a lowering's context; none where it does not know any."""
+    """Returns the devices of a lowering's context; none if the context has no devices."""
     mesh = getattr(axes, "mesh", None)
     if mesh is None:
         return tuple(getattr(axes, "device_assignment", None) or ())

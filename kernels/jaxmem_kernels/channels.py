@@ -1,11 +1,11 @@
-"""Quantizes by what is known of channels, the indices of the last axis: their scales, or which of
-them are stored as they are. Shapes are those of `layout`, with two parts.
+"""Quantizes with one scale for each channel, or with some channels stored exactly. A channel is an
+index of the last axis. `layout` defines the shapes, with two parts.
 
-An operation may be made of operations, if TPUs run one kernel and GPUs several. Its reference calls
-the other operations, so that each lowers to its own kernel wherever no kernel does the whole. A
-TPU's program that holds all values of some channels reads these values once. XLA gathers channels
-out of a tensor only after a copy into another order of axes; a kernel that passes over the tensor
-in any case needs no such copy.
+An operation may consist of operations, if TPUs run one kernel and GPUs several. Its reference calls
+the other operations, so that each lowers to its own kernel if no kernel computes the whole. A TPU's
+program that holds all values of some channels reads these values once. XLA gathers channels of a
+tensor only after a copy into another order of axes; a kernel that reads the whole tensor in any
+case needs no such copy.
 """
 
 import functools
@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from jaxmem_kernels import checks
 from jaxmem_kernels.dispatch import operation
+from jaxmem_kernels.layout import channels_of
 from jaxmem_kernels.ops import quantize_by, quantize_without
 from jaxmem_kernels.rounding import greatest, scale_of, wide_dtype
-from jaxmem_kernels.typed import channels_of
 
 composed = functools.partial(operation, kernel=None)
 
@@ -27,18 +27,19 @@ def quantize_channelwise(x, *, group: int, scale: str, stochastic: bool, seed: i
     K, H) and scales (W,).
 
     x: floating (*lead, W).
-    group: how many values (an even number) of a row share bytes, half with half.
+    group: number of values (an even number) of a row that are packed at once, the first half with
+      the second half.
     scale: the scales' dtype, "bfloat16" or "float32".
-    stochastic: whether to round at random and without bias.
-    seed: which random numbers; read where rounding is stochastic.
+    stochastic: whether rounding is stochastic and unbiased.
+    seed: the seed of stochastic rounding.
 
-    s = max|x| / 8 over all that a channel has, rounded up. Raises TypeError or ValueError for what
-    it cannot take.
+    s = max|x| / 8 over all values of a channel, rounded up. Raises TypeError or ValueError for
+    arguments that it does not support.
     """
     checks.tensor("quantize_channelwise", x)
     checks.group("quantize_channelwise", group, 2)
     checks.scale("quantize_channelwise", scale)
-    # Codes are made by the scales that are stored, rounded up, and not by the exact ones.
+    # Values are quantized by the stored scales, which are rounded up.
     most = greatest(x.astype(wide_dtype(x.dtype)), tuple(range(x.ndim - 1)))
     scales = scale_of(most, scale, stochastic)
     return quantize_by(x, scales, group=group, stochastic=stochastic, seed=seed), scales
@@ -46,15 +47,16 @@ def quantize_channelwise(x, *, group: int, scale: str, stochastic: bool, seed: i
 
 @composed
 def quantize_separated(x, index, *, group: int, scale: str, stochastic: bool, seed: int = 0):
-    """Takes some channels out of `x`, quantizes the rest as `quantize` does with zeros in their
-    place, and returns codes uint8 (*lead, K, H), scales (*lead, K) and the values (*lead, S) of
-    those channels, which are zeros in empty slots.
+    """Separates some channels of `x`, and quantizes the other channels as `quantize` does, with
+    zeros in place of the separated channels. Returns codes uint8 (*lead, K, H), scales (*lead, K)
+    and the values (*lead, S) of the separated channels, with zeros in empty slots.
 
     x: floating (*lead, W).
-    index: int32 (S,), the channel of each slot, and W where a slot is empty. No two slots have the
-      same channel.
-    group, scale, stochastic, seed: as for `quantize`. Raises TypeError or ValueError for what it
-      cannot take.
+    index: int32 (S,), the channel of each slot; W for an empty slot. Different slots have different
+      channels.
+    group, scale, stochastic, seed: as for `quantize`.
+
+    Raises TypeError or ValueError for arguments that it does not support.
     """
     checks.tensor("quantize_separated", x)
     checks.slots("quantize_separated", index)

@@ -1,7 +1,6 @@
-"""Refuses what operations cannot take before XLA or Triton would, and says what was got, what is
-expected and what to use instead.
+"""Checks the arguments of operations, before XLA or Triton would refuse them with a worse message.
 
-`op` is the operation's name, for the message; `parts` is how many values share a byte.
+`op` is the operation's name in messages. `parts` is the number of values that share a byte.
 """
 
 import jax.numpy as jnp
@@ -26,7 +25,7 @@ def tensor(op: str, x) -> None:
 
 
 def group(op: str, size: int, parts: int) -> None:
-    """Raises ValueError unless a group of `size` values has so many equal parts."""
+    """Raises ValueError unless a group of `size` values has `parts` equal parts."""
     if isinstance(size, bool) or not isinstance(size, int) or size < parts or size % parts:
         raise ValueError(
             f"{op}: `group` is {size!r}; expected a multiple of {parts}, whose parts share bytes"
@@ -46,7 +45,7 @@ def seed(op: str, value) -> None:
 
 
 def packed(op: str, codes, width: int, parts: int) -> None:
-    """Raises ValueError unless `codes` are uint8 (*lead, K, H), those of rows of `width` values."""
+    """Raises ValueError unless `codes` are uint8 (*lead, K, H), for rows of `width` values."""
     if codes.ndim < 2 or codes.dtype != jnp.uint8:
         raise ValueError(
             f"{op}: `packed` is {codes.dtype.name} {tuple(codes.shape)}; expected uint8 (...,"

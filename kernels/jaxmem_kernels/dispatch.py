@@ -1,17 +1,17 @@
-"""Makes operations that have a reference in jax.numpy, and kernels for GPUs and TPUs. Which of them
-runs is chosen where a program is lowered.
+"""Makes operations with a reference in jax.numpy, and with kernels for GPUs and TPUs. JAX chooses
+between them when a program is lowered.
 
-Each operation is a primitive. For CUDA and for TPUs it lowers to its kernel where that takes these
-arrays, else to its reference; on every other platform it lowers to its reference. Its derivative
-and its type are the reference's. Under `vmap` a mapped `x` is one with another leading axis. Where
-XLA partitions a program, each GPU runs the kernel on its own part (`partition`).
+Each operation is a primitive. For CUDA and for TPUs, it lowers to its kernel if the kernel takes
+the arrays, and else to its reference. On every other platform, it lowers to its reference. The
+reference defines the derivative and the result types. Under `vmap`, a mapped `x` has another
+leading axis. If XLA partitions a program, each GPU runs the kernel on its own part (`partition`).
 
 `jax.lax.platform_dependent` was the first choice, in place of a primitive. A lowering rule for CUDA
 sees devices, export and `shard_map`; a branch of `platform_dependent` does not.
 
-TPUs divide kernels by types. libtpu ignores `custom_partitioning`, and no other hook tells how XLA
-divides an array on automatic axes; there TPUs run the reference. On explicit axes the type of an
-array tells how it is divided when a program is lowered, and a `shard_map` in the kernel's place
+TPUs divide kernels by types. libtpu ignores `custom_partitioning`, and no other hook shows how XLA
+divides an array on automatic axes; there TPUs run the reference. On explicit axes, the type of an
+array shows its sharding when a program is lowered, and a `shard_map` in place of the kernel
 survives an export.
 """
 
@@ -31,11 +31,12 @@ from jaxmem_kernels.partition import Rule, as_typed, needs_devices, partitioned
 
 
 class Kernel(NamedTuple):
-    """What a GPU runs in place of a reference.
+    """A GPU's kernel in place of a reference.
 
     launch: `launch(capability, *arrays, **params)` returns a tuple of the reference's results.
-    takes: `takes(*avals, **params)` says whether the kernel can run on them, and is worth it.
-    rule: `rule(*avals, **params)` says how the arrays are divided among devices.
+    takes: `takes(*avals, **params)` returns whether the kernel can run on the arrays, and is faster
+      than the reference.
+    rule: `rule(*avals, **params)` returns the rule by which devices divide the arrays.
     shared: the indices of the operands without leading axes, which `vmap` must not map.
     """
 
@@ -49,38 +50,39 @@ _references: dict[Primitive, Callable[..., Any]] = {}
 
 
 def reference_of(eqn) -> Any:
-    """Returns the closed jaxpr of the reference that an operation's equation runs where it runs no
-    kernel, of the same operands and results; None for the equations of other primitives.
+    """Returns the closed jaxpr of an operation's reference, which has the operands and the results
+    of the equation; None for the equations of other primitives.
     """
     if (traced := _references.get(eqn.primitive)) is None:
         return None
     params = {name: value for name, value in eqn.params.items() if name != "divided"}
-    # Without shardings, whose mesh is not that of whoever asks.
+    # Without shardings: their mesh may not be the mesh of the caller.
     return traced(
         tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars), params
     )
 
 
 def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[..., Any]:
-    """Returns `reference(*arrays, **params)` as an operation of the same name, arguments and
-    results. `params` are hashable.
+    """Returns an operation with the name, the arguments and the results of `reference(*arrays,
+    **params)`. `params` are hashable.
 
-    kernel: what GPUs run; None for a reference that is made of other operations, each with a kernel
-      of its own, and that TPUs run as one. `vmap` maps such a reference, and so its operations.
+    kernel: the kernel of GPUs. None for a reference that consists of other operations, each with a
+      kernel of its own, which TPUs run as one kernel. `vmap` maps such a reference, and thereby its
+      operations.
 
-    The primitive has a parameter beside those: `divided` is `partition.needs_devices()`, or None
-    where no GPUs can divide the program. It is there to be found by JAX, and nobody reads it.
+    The primitive has one more parameter, `divided`: `partition.needs_devices()`, or None if GPUs
+    cannot divide the program. JAX finds the equation in this parameter; no code reads it.
     """
     primitive = Primitive(f"jaxmem_{reference.__name__}")
     primitive.multiple_results = True
 
-    # The reference, as a tuple whatever it returns.
+    # The results of the reference, as a tuple in any case.
     def results(*arrays, divided=None, **params) -> tuple:
         found = reference(*arrays, **params)
         return found if isinstance(found, tuple) else (found,)
 
-    # The reference's trace says the types of results. They hold shardings, and so depend on the
-    # mesh too.
+    # The trace of the reference has the types of the results. The types have shardings, and so
+    # depend on the mesh too.
     @functools.cache
     def traced(avals, params, mesh):
         return jax.make_jaxpr(functools.partial(results, **dict(params)))(*avals)
@@ -89,8 +91,8 @@ def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[
     def compiled(params):
         return jax.jit(lambda *arrays: primitive.bind(*arrays, **dict(params)))
 
-    # The values are the operation's own, the tangents those of the reference. Codes are integers,
-    # whose tangents JAX wants as symbolic zeros.
+    # The operation computes the values, and the reference the tangents. Codes are integers, and JAX
+    # requires symbolic zeros as their tangents.
     def derivative(primals, tangents, **params):
         tangents = tuple(map(ad.instantiate_zeros, tangents))
         found = primitive.bind(*primals, **params)
@@ -100,8 +102,8 @@ def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[
         )
         return found, list(map(none, found, moved))
 
-    # The same operation again where `vmap` maps exactly the operands with leading axes; else, such
-    # as where each example has scales of its own, the mapped reference.
+    # If `vmap` maps exactly the operands with leading axes, the operation runs with one more axis.
+    # Otherwise the mapped reference runs, for example if each example has scales of its own.
     def mapped(arrays, dims, **params):
         if kernel and all((d is None) == (i in kernel.shared) for i, d in enumerate(dims)):
             front = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(arrays, dims)]
@@ -110,9 +112,9 @@ def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[
             found = jax.vmap(functools.partial(results, **params), dims)(*arrays)
         return found, [0] * len(found)
 
-    # A kernel is launched where the GPU is known, where the arrays are whole or XLA asks how to
-    # divide them (to a partitioner that does not ask, a kernel is opaque), where the kernel takes
-    # them, and where Triton is there.
+    # A kernel is launched if the GPU is known, if the arrays are whole or XLA's partitioner calls
+    # our rule (a kernel is opaque to other partitioners), if the kernel takes the arrays, and if
+    # Triton is installed.
     def on_cuda(ctx, *arrays, divided, **params):
         if kernel is None:
             return default(ctx, *arrays, **params)
@@ -131,10 +133,10 @@ def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[
             )
         return mlir.lower_fun(launch, multiple_results=True)(ctx, *arrays)
 
-    # A TPU's kernel is opaque to XLA's partitioner, which asks nobody there (jax issue 38196). It
-    # runs where arrays are whole, and where their types tell how they are divided and the kernel
-    # takes a TPU's part. Pallas takes a second to import: that is done when a
-    # program for a TPU asks for a kernel.
+    # A TPU's kernel is opaque to XLA's partitioner, which calls no rule there (jax issue 38196).
+    # The kernel runs if arrays are whole, or if their types show their shardings and the kernel
+    # takes a TPU's part. Pallas takes a second to import, so it is imported when a program for a
+    # TPU first needs a kernel.
     def on_tpu(ctx, *arrays, divided, **params):
         if not capability.wants_kernels():
             return default(ctx, *arrays, **params)
@@ -150,11 +152,11 @@ def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[
                 launch = of_part and typed.over(of_part)
         if launch is None:
             return default(ctx, *arrays, **params)
-        # Pallas computes indices, and would mix integers of 64 bits with those of 32.
+        # Pallas computes indices, and would mix integers of 64 bits and of 32 bits.
         with jax.enable_x64(False):
             return mlir.lower_fun(launch, multiple_results=True)(ctx, *arrays)
 
-    # Outside of any trace an operation is compiled by itself.
+    # Outside of any trace, an operation is compiled separately.
     def now(*arrays, **params):
         with jax.disable_jit(False):  # where jit is disabled, it would call itself
             return compiled(hashable(params))(*arrays)

@@ -1,8 +1,8 @@
-"""INT4 quantization in groups, two codes to a uint8, by Adacc's schemes. Shapes are those of
-`layout`, with two parts.
+"""INT4 quantization in groups, two codes to a uint8, by Adacc's schemes. `layout` defines the
+shapes, with two parts.
 
-Values are multiplied by the inverse of the scale that is stored, not of the exact one. A scale is
-NaN where a value that it covers is not finite: everything under it decodes to NaN.
+Values are multiplied by the inverse of the stored scale, not of the exact scale. If a value of a
+group is not finite, the scale of the group is NaN, and the whole group decodes to NaN.
 """
 
 import jax.numpy as jnp
@@ -39,30 +39,30 @@ def quantize(x, *, group: int, scale: str, stochastic: bool, seed: int = 0):
     (*lead, K).
 
     x: floating (*lead, W).
-    group: how many values (an even number) share a scale.
+    group: number of values (an even number) that share a scale.
     scale: the scales' dtype, "bfloat16" or "float32".
-    stochastic: whether to round at random and without bias.
-    seed: which random numbers; read where rounding is stochastic.
+    stochastic: whether rounding is stochastic and unbiased.
+    seed: the seed of stochastic rounding.
 
     s = max|x| / 8 rounded up, q = clip(round(x / s), -8, 7). Raises TypeError or ValueError for
-    what it cannot take, as all operations here do.
+    arguments that it does not support, as all operations here do.
     """
     checks.tensor("quantize", x)
     checks.group("quantize", group, 2)
     checks.scale("quantize", scale)
     checks.seed("quantize", seed)
     b = _wide(blocks(x, group, 2))
-    s = scale_of(greatest(b, (-2, -1)), scale, stochastic)  # one for each group, over both halves
+    s = scale_of(greatest(b, (-2, -1)), scale, stochastic)  # one scale for both halves of a group
     return _codes(b, b, s[..., None, None], stochastic, seed), s
 
 
 def dequantize(packed, scales, *, width: int, dtype: str):
-    """Returns q·s (*lead, W), brought within the finite range of its dtype.
+    """Returns q·s (*lead, W), clipped to the finite range of its dtype.
 
     packed: codes uint8 (*lead, K, H).
     scales: (*lead, K).
-    width: W, how many values a row has.
-    dtype: the result's, by name.
+    width: W, the number of values of a row.
+    dtype: the name of the result's dtype.
     """
     checks.packed("dequantize", packed, width, 2)
     return _decoded(packed, scales[..., None, None], None, width, dtype)
@@ -99,25 +99,26 @@ def quantize_offset(x, *, group: int, scale: str, stochastic: bool, seed: int = 
 
 
 def dequantize_offset(packed, scales, offsets, *, width: int, dtype: str):
-    """Returns q·s + o (*lead, W), brought within the finite range of its dtype.
+    """Returns q·s + o (*lead, W), clipped to the finite range of its dtype.
 
     packed: codes uint8 (*lead, K, H).
     scales, offsets: (*lead, K).
-    width: W, how many values a row has.
-    dtype: the result's, by name.
+    width: W, the number of values of a row.
+    dtype: the name of the result's dtype.
     """
     checks.packed("dequantize_offset", packed, width, 2)
     return _decoded(packed, scales[..., None, None], offsets[..., None, None], width, dtype)
 
 
 def quantize_by(x, scales, *, group: int, stochastic: bool, seed: int = 0):
-    """Quantizes by scales that are given, and returns codes uint8 (*lead, K, H).
+    """Quantizes by given scales, and returns codes uint8 (*lead, K, H).
 
     x: floating (*lead, W).
-    scales: (W,), or any that broadcast to `x`.
-    group: how many values (an even number) of a row share bytes, half with half.
-    stochastic: whether to round at random and without bias.
-    seed: which random numbers; read where rounding is stochastic.
+    scales: (W,), or any shape that broadcasts to `x`.
+    group: number of values (an even number) of a row that are packed at once, the first half with
+      the second half.
+    stochastic: whether rounding is stochastic and unbiased.
+    seed: the seed of stochastic rounding.
     """
     checks.tensor("quantize_by", x)
     checks.group("quantize_by", group, 2)
@@ -127,12 +128,12 @@ def quantize_by(x, scales, *, group: int, stochastic: bool, seed: int = 0):
 
 
 def dequantize_by(packed, scales, *, width: int, dtype: str):
-    """Returns q·s (*lead, W), brought within the finite range of its dtype.
+    """Returns q·s (*lead, W), clipped to the finite range of its dtype.
 
     packed: codes uint8 (*lead, K, H), from `quantize_by`.
-    scales: those that it was given.
-    width: W, how many values a row has.
-    dtype: the result's, by name.
+    scales: the scales that `quantize_by` received.
+    width: W, the number of values of a row.
+    dtype: the name of the result's dtype.
     """
     checks.packed("dequantize_by", packed, width, 2)
     return _decoded(packed, _by(scales, width, 2 * packed.shape[-1]), None, width, dtype)
@@ -142,29 +143,29 @@ def quantize_without(x, taken, *, group: int, scale: str, stochastic: bool, seed
     """Quantizes as `quantize` does, with zeros in place of some channels.
 
     x: floating (*lead, W), W a multiple of C; channel i is every C-th value from the i-th on.
-    taken: bool (C,), which marks the channels that are left out.
+    taken: bool (C,), true for the channels that are replaced by zeros.
     group, scale, stochastic, seed: as for `quantize`.
     """
     checks.tensor("quantize_without", x)
     checks.channels("quantize_without", "taken", taken.size, x.shape[-1])
-    # A row may hold several tokens, each with all channels, where axes were merged into it.
+    # If axes were merged, a row has several tokens, each with all channels.
     marked = jnp.tile(taken, x.shape[-1] // taken.size)
     x = jnp.where(marked, 0, x)
     return quantize(x, group=group, scale=scale, stochastic=stochastic, seed=seed)
 
 
 def dequantize_with(packed, scales, values, slots, *, width: int, dtype: str):
-    """Decodes as `dequantize` does, with some channels as they were stored.
+    """Decodes as `dequantize` does, with the exact values of some channels.
 
     packed, scales: from `quantize_without`.
     values: (..., k), the values of k channels.
-    slots: int32 (C,): channel i is `values` at slots[i] where that is below k, else it is decoded.
-      No two channels share a slot below k.
+    slots: int32 (C,): if slots[i] is below k, channel i is `values` at slots[i]; otherwise it is
+      decoded. Different channels have different slots below k.
     width, dtype: as for `dequantize`.
     """
     checks.channels("dequantize_with", "slots", slots.size, width)
     rest = dequantize(packed, scales, width=width, dtype=dtype)
-    # Channels without a slot take any value here: the last line does not read it.
+    # Channels without a slot get an arbitrary value here, which the last line does not read.
     exact = jnp.take(values, slots, axis=-1, mode="clip").reshape(rest.shape).astype(dtype)
     return jnp.where(jnp.tile(slots < values.shape[-1], width // slots.size), exact, rest)
 
@@ -174,15 +175,15 @@ def _wide(x):
 
 
 def _by(scales, width: int, group: int):
-    """`scales`, shaped so that each meets its values in (..., K, 2, H): one for each value of a
-    row, or one for all of it.
+    """Reshapes scales to broadcast to values (..., K, 2, H). There is one scale for each value of a
+    row, or one scale for the whole row.
     """
     return blocks(scales, group, 2) if scales.shape[-1] == width else scales[..., None, None]
 
 
 def _codes(distance, x, scale, stochastic: bool, seed: int):
-    """The packed codes of `distance` (*lead, K, 2, H) by `scale`; random bits come from `x`, the
-    values themselves.
+    """Returns the packed codes of `distance` (*lead, K, 2, H) by `scale`. The random bits are a
+    hash of the values `x`.
     """
     y = distance * inverse(scale.astype(distance.dtype))
     y = jnp.where(y >= -8, jnp.minimum(y, 7), -8)  # NaN is -8

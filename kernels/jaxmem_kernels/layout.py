@@ -1,24 +1,28 @@
 """Shapes arrays as groups of contiguous parts: the parts of a group share its bytes when packed.
 
-Groups lie along the last axis, and the other axes stay as they are, so that a sharded array's codes
+Groups run along the last axis, and the other axes are not changed, so that a sharded array's codes
 are sharded alike. A flat array was the first choice. To flatten a tensor that is divided along its
 last axis gathers the tensor, in the references too.
 
 Parts and not neighbours share a byte: strided packing (`q[::2]`) costs XLA a slow concatenation.
+
+On meshes with explicit axes (`AxisType.Explicit`), the types of arrays have their shardings. JAX
+never reshards these arrays by itself, and refuses operations that would need it: functions of this
+file reshard them.
 
 Shapes: x (*lead, W) is (*lead, K, parts, H) in groups of G = parts · H values, K = ceil(W / G).
 """
 
 import math
 
+import jax
 import jax.numpy as jnp
-
-from jaxmem_kernels.typed import whole_groups
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 def folded(shape: tuple[int, ...], group: int) -> tuple[int, ...]:
-    """Returns `shape` with its last axes merged, as few of them as make rows of whole groups; flat
-    if no number of them does.
+    """Returns `shape` with its last axes merged: as few axes as make rows of whole groups, or all
+    axes if no number of axes does.
     """
     for axis in range(len(shape) - 1, 0, -1):
         if shape[axis] and (width := math.prod(shape[axis:])) % group == 0:
@@ -27,15 +31,15 @@ def folded(shape: tuple[int, ...], group: int) -> tuple[int, ...]:
 
 
 def fitted(width: int, group: int, parts: int) -> int:
-    """Returns the size of the groups of rows of `width` values: `group`, or where a row is shorter
-    the least multiple of `parts` that holds it.
+    """Returns the size of the groups of rows of `width` values: `group`, or the least multiple of
+    `parts` that is not below `width`, if that is smaller.
     """
     return min(group, -(-max(width, 1) // parts) * parts)
 
 
 def blocks(x, group: int, parts: int):
-    """Returns `x` (*lead, W) as (*lead, K, parts, H). The last group is filled up with the last
-    value, which changes neither its greatest nor its least.
+    """Returns `x` (*lead, W) as (*lead, K, parts, H). The last group is padded with the last value,
+    which changes neither the greatest nor the least value of the group.
     """
     x = whole_groups(x, group)
     width = x.shape[-1]
@@ -50,3 +54,44 @@ def unblocked(blocks, width: int):
     """The inverse of `blocks`: (*lead, W)."""
     rows = blocks.reshape(*blocks.shape[:-3], math.prod(blocks.shape[-3:]))
     return rows if rows.shape[-1] == width else rows[..., :width]
+
+
+def undivided(x):
+    """Reshards `x` so that its last axis is not divided."""
+    typed = jax.typeof(x).sharding
+    if typed.mesh.empty or not x.ndim or typed.spec[-1] is None:
+        return x
+    return jax.sharding.reshard(x, _but_last(typed))
+
+
+def whole_groups(x, group: int):
+    """Reshards `x` so that its last axis is divided only between groups of `group` values."""
+    typed = jax.typeof(x).sharding
+    if typed.mesh.empty or x.shape[-1] % (_parts(typed) * group) == 0:
+        return x
+    return undivided(x)
+
+
+def as_rows(x, shape: tuple[int, ...]):
+    """Reshapes `x` to `shape`. A row of `shape` may consist of several whole rows of `x`."""
+    return x if x.shape == shape else undivided(x).reshape(shape)
+
+
+def channels_of(x, index):
+    """Returns the channels of `x` at `index`, whole on every device. A channel is an index of the
+    last axis. The result has zeros for an index beyond the last channel.
+    """
+    typed = jax.typeof(x).sharding
+    where = None if typed.mesh.empty or typed.spec[-1] is None else _but_last(typed)
+    return x.at[..., index].get(mode="fill", fill_value=0, out_sharding=where)
+
+
+def _parts(typed: NamedSharding) -> int:
+    """Returns the number of devices that divide the last axis."""
+    names = typed.spec[-1]
+    names = names if isinstance(names, tuple) else (names,)
+    return math.prod(typed.mesh.shape[name] for name in names if name is not None)
+
+
+def _but_last(typed: NamedSharding) -> NamedSharding:
+    return NamedSharding(typed.mesh, PartitionSpec(*typed.spec[:-1], None))

@@ -1,5 +1,5 @@
-"""Defines the operations that codecs are made of: for each its reference, its kernel, what the
-kernel takes, and how its arrays are divided.
+"""Defines the operations that codecs call: the reference and the kernel of each operation, the
+arrays that the kernel takes, and the rule by which devices divide the arrays.
 
 Names of axes in rules: a0, a1, … are the leading axes, k the groups of a row, h the bytes of a
 group, s the slots of exact channels. `GROUPED` is a row's axis of values, k groups of g.
@@ -14,8 +14,8 @@ from jaxmem_kernels.partition import GROUPED, Axes, Rule
 def _encoding(scales: int, channels: bool = False):
     """Makes the rule of an encoder.
 
-    scales: how many sets of scales or offsets it returns beside the codes.
-    channels: whether it takes something for each value of a row, beside `x`.
+    scales: number of arrays of scales or offsets that it returns in addition to the codes.
+    channels: whether it takes an array with an entry for each value of a row, in addition to `x`.
     """
 
     def rule(x, *_, group: int, **__) -> Rule:
@@ -28,8 +28,9 @@ def _encoding(scales: int, channels: bool = False):
 
 
 def _decoding(*others: Axes):
-    """Makes the rule of a decoder of codes and `others`, which are given by their last axes. All
-    but those of channels (`GROUPED`) have the leading axes too.
+    """Makes the rule of a decoder of codes and other arrays. `others` has the last axes of each
+    array. Arrays of channels (`GROUPED`) have only these axes; other arrays have the leading axes
+    too.
     """
 
     def rule(codes, *_, width: int, dtype: str) -> Rule:
@@ -51,8 +52,8 @@ def _unpacking(packed, *_, width: int) -> Rule:
 
 
 def _rule(operands: tuple[Axes, ...], results: tuple[Axes, ...], width: int, group: int) -> Rule:
-    """The rule for rows of `width` values in groups of `group`. Bytes of one group and slots are
-    never divided, nor are rows whose last group is short.
+    """Returns the rule for rows of `width` values in groups of `group`. Bytes of one group, slots,
+    and rows whose last group is short are never divided.
     """
     named = {name for axes in (*operands, *results) for name in axes}
     rule = Rule(operands, results, frozenset({"h", "s"} & named), width // group, group)
@@ -63,8 +64,8 @@ def _lead(rank: int) -> Axes:
     return tuple(f"a{i}" for i in range(rank))
 
 
-# Each line: the reference, then the kernel's launch, what it takes, and its rule. `shared` are the
-# operands that all rows have in common: scales, marks and slots of channels, and scalars.
+# Each operation: the reference, then the kernel's launch, the function `takes`, and the rule.
+# `shared` are the operands without leading axes: scales, marks and slots of channels, and scalars.
 quantize = operation(int4.quantize, Kernel(launch.quantize, choice.encodes, _encoding(1)))
 quantize_offset = operation(
     int4.quantize_offset, Kernel(launch.quantize_offset, choice.encodes, _encoding(2))

@@ -1,5 +1,5 @@
-"""Tells XLA's partitioner how to divide a kernel's arrays: every device runs the kernel on its own
-part, and nothing is gathered for it.
+"""Rules by which XLA's partitioner divides the arrays of a kernel: every device runs the kernel on
+its own part, without a gather.
 """
 
 import functools
@@ -17,14 +17,14 @@ Axes = tuple[str, ...]
 
 
 class Rule(NamedTuple):
-    """How arrays may be divided: axes of the same name are divided alike. Its text is the sharding
-    rule that JAX reads, such as "a0 (k g) -> a0 k h, a0 k".
+    """A rule by which devices divide arrays: axes of one name are divided alike. The text of the
+    rule is JAX's sharding rule, such as "a0 (k g) -> a0 k h, a0 k".
 
     operands: the names of each operand's axes.
     results: the names of each result's axes.
     whole: the axes that are not divided.
-    groups: how many groups a row has.
-    group: how many values a group has.
+    groups: number of groups of a row.
+    group: number of values of a group.
     """
 
     operands: tuple[Axes, ...]
@@ -46,15 +46,15 @@ class Rule(NamedTuple):
         return list(found)
 
     def of_part(self, params: dict[str, Any], arrays: Sequence[Any]) -> dict[str, int]:
-        """Returns the parameters of an operation that are others on a device's part of its arrays:
-        of a decoder, whose first array is codes, the width of a row there.
+        """Returns the parameters of an operation that differ for a device's part of the arrays: the
+        width of a row, for a decoder, whose first array are codes.
         """
         if "width" not in params:
             return {}
         return {"width": min(params["width"], arrays[0].shape[-2] * self.group)}
 
     def with_whole_rows(self) -> "Rule":
-        """The same rule with no row divided: a row's values are then one axis, n."""
+        """Returns the rule without divided rows: the values of a row are then one axis, n."""
         rename = lambda arrays: tuple(
             tuple("n" if a == GROUPED else a for a in axes) for axes in arrays
         )
@@ -70,14 +70,14 @@ class Rule(NamedTuple):
 def partitioned(
     function: Callable[..., tuple], rule: Rule, mesh_sizes: Iterable[int]
 ) -> Callable[..., tuple]:
-    """Returns `function` as one that every device runs on its own part of the arrays, which `rule`
-    divides, wherever XLA divides them over a mesh with axes of `mesh_sizes`.
+    """Returns a function that runs `function` on every device's own part of the arrays, if XLA
+    divides the arrays over a mesh with axes of `mesh_sizes`. `rule` divides the arrays.
     """
     if not _divides(rule.groups, tuple(mesh_sizes)):
         rule = rule.with_whole_rows()
 
-    # JAX calls it when shardings are known; it answers what each device runs, and how the results
-    # and the operands lie.
+    # JAX calls `partition` when shardings are known. It returns the function that each device runs,
+    # and the shardings of the results and of the operands.
     def partition(mesh, arguments, answers):
         axes = _divided(mesh, arguments, rule)
         # Axes of the rule that nothing divides have no entry, and are whole on every device.
@@ -88,7 +88,7 @@ def partitioned(
 
     # Where XLA divides nothing, `function` itself runs on whole arrays.
     divisible = custom_partitioning(lambda *arrays: function(*arrays))
-    # JAX infers all sizes from shapes, but not that of g, which stands in a compound axis alone.
+    # JAX infers all sizes from shapes, except the size of g, which is only in a compound axis.
     sizes: Any = (
         {"g": rule.group}
         if any(GROUPED in axes for axes in (*rule.operands, *rule.results))
@@ -102,10 +102,10 @@ def partitioned(
 
 
 class Typed(NamedTuple):
-    """How devices share arrays whose types say it.
+    """The shardings of arrays whose types have explicit shardings.
 
-    mesh: the devices, all of whose axes are explicit.
-    operands, results: how each array is divided.
+    mesh: the mesh; all of its axes are explicit.
+    operands, results: the PartitionSpec of each array.
     parts: the types of one device's parts of the operands.
     """
 
@@ -115,8 +115,8 @@ class Typed(NamedTuple):
     parts: tuple[jax.ShapeDtypeStruct, ...]
 
     def over(self, function: Callable[..., tuple]) -> Callable[..., tuple]:
-        """Returns `function` as one that every device runs on its own part of the arrays."""
-        # The references of a kernel may make constants, of which nobody says that they differ.
+        """Returns a function that runs `function` on every device's own part of the arrays."""
+        # Unchecked: the references of a kernel may make constants without a varying type.
         mapped = jax.shard_map(
             function,
             mesh=self.mesh,
@@ -126,8 +126,8 @@ class Typed(NamedTuple):
         )
 
         def divided(*arrays):
-            # An array may be divided otherwise than the rule divides it: within a group, or apart
-            # from those that go with it.
+            # The sharding of an array may differ from the rule: it may divide a group, or divide
+            # two arrays differently along one axis of the rule.
             given = (
                 jax.sharding.reshard(array, NamedSharding(self.mesh, spec))
                 for array, spec in zip(arrays, self.operands)
@@ -138,8 +138,8 @@ class Typed(NamedTuple):
 
 
 def as_typed(rule: Rule, avals: Sequence[Any]) -> Typed | None:
-    """Returns how `rule` divides arrays of these types; None where they do not tell how they are
-    divided. They tell it on a mesh whose axes are all explicit.
+    """Returns the shardings by which `rule` divides arrays of these types. Returns None unless all
+    mesh axes are explicit: only then the types have shardings.
     """
     mesh = avals[0].sharding.mesh
     explicit = AxisType.Explicit
@@ -165,21 +165,22 @@ def as_typed(rule: Rule, avals: Sequence[Any]) -> Typed | None:
 def needs_devices():
     """Returns a traced program with a partitioning rule, to be a parameter of an operation.
 
-    JAX tells lowering rules the devices and their mesh only where a program holds such an equation,
-    be it within an equation's parameters. An operation gets its own only when it is lowered, which
-    is too late, and so carries this one.
+    JAX passes the devices and their mesh to lowering rules only if the program has such an
+    equation, also within an equation's parameters. An operation gets its own equation only when it
+    is lowered, which is too late. So it carries this equation.
     """
     identity = partitioned(lambda x: (x,), Rule((("n",),), (("n",),), frozenset(), 1, 1), ())
     return jax.make_jaxpr(identity)(jax.ShapeDtypeStruct((1,), "float32"))
 
 
 def _divides(groups: int, mesh_sizes: tuple[int, ...]) -> bool:
-    """Whether XLA can divide a row between its groups only, whichever mesh axes it takes.
+    """Whether XLA divides a row only between groups, for all choices of mesh axes.
 
-    In every order each axis must divide the groups that are left, or have no divisor in common with
-    them. Where only a part of an axis fits, XLA would split that axis, and divide within a group.
+    In every order, each mesh axis must divide the remaining number of groups, or have no divisor in
+    common with it. If only a part of a mesh axis fits, XLA would split the axis, and divide within
+    a group.
     """
-    if groups < 2:  # JAX's rules know no group of groups of one
+    if groups < 2:  # JAX's rules do not support a compound axis with one group
         return False
     for order in itertools.permutations([n for n in mesh_sizes if n > 1]):
         left = groups
@@ -194,15 +195,15 @@ def _divides(groups: int, mesh_sizes: tuple[int, ...]) -> bool:
 def _divided(mesh, arguments, rule: Rule) -> dict[str, tuple]:
     """Returns the mesh axes that divide each axis of the rule, by the outer name of the axis.
 
-    The first operand that is divided there decides. A mesh axis divides one axis at most, and rows
-    only where each part has whole groups.
+    The first operand that is divided along an axis decides. A mesh axis divides one axis at most,
+    and divides rows only if each part has whole groups.
     """
     found: dict[str, tuple] = {}
     for argument, names in zip(arguments, rule.operands):
         for size, divided, name in zip(argument.shape, argument.sharding.spec, names):
             # A sharding names one mesh axis, a tuple of them, or None.
             axes = divided if isinstance(divided, tuple) else (divided,) if divided else ()
-            # What the axis must be a multiple of: for a row, whole groups on every device.
+            # The divisor of the axis length: a row needs whole groups on every device.
             parts = math.prod(mesh.shape[axis] for axis in axes) * (
                 rule.group if name == GROUPED else 1
             )
@@ -218,5 +219,5 @@ def _divided(mesh, arguments, rule: Rule) -> dict[str, tuple]:
 
 
 def _outer(name: str) -> str:
-    """The name of the axis that is divided: of a row that is k, the groups."""
+    """Returns the name of the divided axis. For a row, it is k, the axis of groups."""
     return "k" if name == GROUPED else name

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jaxmem
 from jaxmem._core.actions import KEEP, OFFLOAD
 from jaxmem._model.auto.step import planned_step
-from jaxmem._trace.rewrite import equations
+from jaxmem._trace.jaxpr import equations
 from jaxmem.plans import Assignment
 from tests.shared.foreign import maxtext
 from tests.shared.foreign.size import normal

@@ -16,7 +16,7 @@ from jaxmem._core.actions import KEEP, OFFLOAD
 from jaxmem._model.auto.calls import traced
 from jaxmem._model.auto.find import Finder, read
 from jaxmem._model.layer import block
-from jaxmem._trace.rewrite import equations
+from jaxmem._trace.jaxpr import equations
 from jaxmem.plans import Assignment
 
 LAYERS, ROWS, WIDTH = 3, 16, 8

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.shared.results import Report
 from benchmarks.shared.sources import Sources
-from benchmarks.shared.stale import NO_HISTORY, listed, stale_results, written_by
+from benchmarks.shared.stale import NO_HISTORY, NO_SCRIPT, listed, stale_results, written_by
 
 FILES = {
     "benchmarks/fast.py": "import jaxmem\nfrom benchmarks.shared import timing\njaxmem.plan()\n",
@@ -92,6 +92,17 @@ def test_results_without_recorded_sources_are_compared_by_git(root):
     assert names(root) == {"fast": ["benchmarks/shared"]}
 
 
+def test_a_result_is_of_the_script_whose_table_has_its_name(root):
+    table = 'RESULTS = {"renamed": Benchmark()}\n'
+    write(root, "benchmarks/both.py", f"from jaxmem._train import loop\n{table}")
+    write_result(root, "renamed", recorded=False)
+    write_result(root, "gone", recorded=False)
+    commit(root)
+    assert [(one.name, one.note) for one in stale_results(root)] == [("gone", NO_SCRIPT)]
+    write(root, "jaxmem/_train/loop.py", "changed = True\n")
+    assert names(root) == {"renamed": ["jaxmem/_train"], "gone": []}
+
+
 def test_without_git_hashes_are_compared_and_other_results_have_a_message(tmp_path, monkeypatch):
     for path, text in FILES.items():
         write(tmp_path, path, text)
@@ -133,7 +144,7 @@ def written(path: pathlib.Path) -> dict:
 
 def test_a_report_names_its_sources_and_its_seconds(tmp_path):
     out = tmp_path / "solver.json"
-    Report("solver", ["--out", str(out)]).add("one", 1)
+    Report("solver", ["--out", str(tmp_path)]).add("one", 1)
     found = written(out)
     assert found["sources"] == Sources().record("benchmarks/solver.py")["sources"]
     assert {"benchmarks/solver.py", "benchmarks/shared", "jaxmem/_planner"} <= {*found["sources"]}
@@ -145,12 +156,12 @@ def test_a_report_names_its_sources_and_its_seconds(tmp_path):
 def test_results_that_are_gone_on_with_keep_their_sources(tmp_path, recorded):
     """The file would otherwise say that its first results are of today's sources."""
     out = tmp_path / "solver.json"
-    Report("solver", ["--out", str(out)]).add("one", 1)
+    Report("solver", ["--out", str(tmp_path)]).add("one", 1)
     of_first = {"commit": "0" * 40, "dirty": False, "sources": {"jaxmem/_planner": "1"}}
     old = {k: v for k, v in written(out).items() if k not in (*of_first, "seconds")}
     more = of_first | {"seconds": 1000.0} if recorded else {}
     out.write_text(json.dumps(old | more), encoding="utf-8")
-    Report("solver", ["--out", str(out)]).add("two", 2)
+    Report("solver", ["--out", str(tmp_path)]).add("two", 2)
     found = written(out)
     assert found["results"] == {"one": 1, "two": 2}
     assert found["sources"] == more.get("sources")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.shared.results import RESULTS, Report
+from benchmarks.shared.sources import Sources
 
 # Importing one sets the environment of libtpu; others are of a layout without `results`.
 LEFT_OUT = {"tpu_codecs", "baselines_cpu", "time_rank", "stack_time"}
@@ -27,13 +28,14 @@ NAMES = [
 
 
 def summarised(name: str, found: dict, tmp_path: pathlib.Path) -> dict:
-    script = importlib.import_module(f"benchmarks.{name}")
-    report = Report(name, ["--out", str(tmp_path / "result.json")])
+    path = Sources().script_of(name)
+    assert path is not None
+    script = pathlib.Path(path).stem
+    report = Report(name, ["--out", str(tmp_path)], script=script)
     report.results = found["results"]
-    if hasattr(script, "summary"):
-        return script.summary(report)
     # A case that was not measured yet has no summary.
-    return {case: script.of_case(report, case) for case in found["summary"]}
+    benchmark = importlib.import_module(f"benchmarks.{script}").RESULTS[name]
+    return benchmark.summarised(report, found["summary"])
 
 
 def differences(old, new, at: str = "") -> Iterator[str]:

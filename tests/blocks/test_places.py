@@ -18,7 +18,7 @@ from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import block_classes, profile
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import solve
 from jaxmem._target.compile.protocol import Pricing
 from jaxmem._target.devices.target import Target
@@ -87,11 +87,11 @@ def test_the_solver_finds_the_best_of_all_assignments(block):
         for picked in itertools.product((KEEP, RECOMPUTE), repeat=len(names))
     ]
     for room in sorted({c.saved_bytes for c in costs}):
-        got = solve(Problem(made, room=room))
+        got = solve(ActionProblem(made, room=room))
         best = min(c.seconds for c in costs if c.saved_bytes <= room)
         assert got.saved_bytes <= room
         assert got.seconds == pytest.approx(best, rel=2e-3)  # a recomputation is priced a hair more
-    assert solve(Problem(made, room=min(c.saved_bytes for c in costs) - 1)) is None
+    assert solve(ActionProblem(made, room=min(c.saved_bytes for c in costs) - 1)) is None
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import pytest
 
 from jaxmem._target.buffers.held import POINTS, Peak
 from jaxmem._target.buffers.peak import peak
-from jaxmem._target.buffers.proto import read
+from jaxmem._target.buffers.proto import Message
 from jaxmem.errors import StepError
 
 pytestmark = pytest.mark.core
@@ -158,7 +158,7 @@ def program(*more: tuple[list[bytes], bytes, bytes]) -> bytes:
 
 
 def test_numbers_and_nested_messages_are_read():
-    message = read(encode(_1=[1, 300, 2**63 - 1], _2="né", _4=(1, 128, 3), _5=encode(_1=7)))
+    message = Message(encode(_1=[1, 300, 2**63 - 1], _2="né", _4=(1, 128, 3), _5=encode(_1=7)))
     assert message.numbers(1) == [1, 300, 2**63 - 1]
     assert (message.text(2), message.numbers(4), message.message(5).number(1)) == (
         "né",
@@ -169,7 +169,7 @@ def test_numbers_and_nested_messages_are_read():
 
 
 def test_fixed_width_fields_are_stepped_over():
-    assert read(b"\x09" + bytes(8) + b"\x15" + bytes(4) + encode(_3=5)).number(3) == 5
+    assert Message(b"\x09" + bytes(8) + b"\x15" + bytes(4) + encode(_3=5)).number(3) == 5
 
 
 def test_every_allocation_is_held_and_temporaries_at_their_peak():

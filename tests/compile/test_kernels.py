@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem._target.compile.kernels import kernel_flops
+from jaxmem._target.hlo.kernels import kernel_flops
 from tests.trace.test_flops import COLUMNS, DEPTH, ROWS, W, X, multiplied
 
 pytestmark = pytest.mark.core

@@ -129,7 +129,7 @@ def test_a_row_that_is_larger_than_the_bound_does_no_harm(path):
     known.write_compile("gpu", b"program", {"text": "x" * 2**20})
     known.write_compile("gpu", b"small", RESULT)
     assert known.read_compile("gpu", b"small") == RESULT
-    assert database.SqliteFile(path, {}, 1, 0).fault() is None
+    assert Database(path).fault() is None
 
 
 def test_a_file_of_an_earlier_version_is_renewed_in_silence(path):
@@ -307,7 +307,7 @@ def test_processes_heal_a_file_once(path):
 def test_a_file_that_another_process_healed_is_left_alone(path, monkeypatch):
     """The damage is met, and before the lock is had, somebody else has moved the file."""
     fill(path)
-    original = database.SqliteFile.fault
+    original = Database.fault
     healthy = path.read_bytes()
     path.write_text("no database" * 1000)
 
@@ -315,7 +315,7 @@ def test_a_file_that_another_process_healed_is_left_alone(path, monkeypatch):
         path.write_bytes(healthy)
         return original(self, pragma)
 
-    monkeypatch.setattr(database.SqliteFile, "fault", healed_meanwhile)
+    monkeypatch.setattr(Database, "fault", healed_meanwhile)
     assert len(seconds(path)) == len(TIMES)
     assert not list(path.parent.glob("*.damaged-*"))
 

@@ -159,7 +159,7 @@ def test_no_more_pages(path, said, monkeypatch):
 
 
 def test_a_lock_that_is_never_released_is_waited_for_once(path, said, monkeypatch):
-    monkeypatch.setattr("jaxmem._core.sqlite.PATIENCE", 0.5)
+    monkeypatch.setattr("jaxmem._core.database.PATIENCE", 0.5)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         start = time.monotonic()

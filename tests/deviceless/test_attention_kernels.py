@@ -16,9 +16,9 @@ import jaxmem
 from jaxmem._core.actions import KEEP
 from jaxmem._model.auto.seen import seen
 from jaxmem._target.compile.backend import backend_for
-from jaxmem._target.compile.kernels import kernel_flops
 from jaxmem._target.devices.target import Target
-from jaxmem._trace.rewrite import equations
+from jaxmem._target.hlo.kernels import kernel_flops
+from jaxmem._trace.jaxpr import equations
 from jaxmem._trace.step import trace
 from jaxmem.plans import Assignment
 

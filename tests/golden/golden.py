@@ -20,13 +20,12 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import jaxmem
-from benchmarks.foreign import MODELS
-from benchmarks.shared.steps import of_config, shapes, step_of
+from benchmarks.shared.steps import MODELS, of_config, shapes, step_of
 from jaxmem._core.actions import ALL, Action, Choice
 from jaxmem._core.profile import BlockClass, Equation, Option, Profile, Tag
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._planner.read import read_step
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import least_bytes, solve
 from jaxmem._target.compile.backend import Local, backend_for
 from jaxmem._target.compile.protocol import Backend, Pricing
@@ -158,8 +157,8 @@ def solved(data: dict[str, Any]) -> list[dict[str, Any]]:
     """
     made = as_profile(data)
     kept = sum(block.layers * block.everything_bytes for block in made.blocks)
-    problems = [Problem(made, int(share * kept)) for share in SHARES]
-    answers = [*map(solve, problems), least_bytes(Problem(made))]
+    problems = [ActionProblem(made, int(share * kept)) for share in SHARES]
+    answers = [*map(solve, problems), least_bytes(ActionProblem(made))]
     return [_answer(answer) for answer in answers]
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem._target.hlo.aliases import misplaced
+from jaxmem._target.hlo.transfers import misplaced
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device

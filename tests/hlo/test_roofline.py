@@ -2,9 +2,9 @@
 
 import pytest
 
-from jaxmem._target.hlo.convolutions import convolution_flops
+from jaxmem._target.hlo.products import dilated_flops
 from jaxmem._target.hlo.roofline import TpuRates, tpu_costs
-from jaxmem._target.hlo.text import parse
+from jaxmem._target.hlo.text import HloModule
 from tests.shared.tpu_modules import MATRIX, ON_CORE, RATES, TILES, P, Q, module, seconds
 
 pytestmark = pytest.mark.core
@@ -180,8 +180,8 @@ def test_places_that_read_padding_are_no_work(line, flops):
         "%d = f32[3,3,5,32]{3,2,1,0} parameter(3)",
         line,
     )
-    computations, entry = parse(text)
-    assert convolution_flops(computations[entry][-1]) == flops
+    read = HloModule(text)
+    assert dilated_flops(read.body(read.entry)[-1]) == flops
 
 
 def test_counters_begin_and_rise_as_the_loop_says():

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem._trace.jaxpr import flatten
 from jaxmem._trace.liveness.kernels import SLICED, kernels_of
+from jaxmem._trace.rewrite import flatten
 
 pytestmark = pytest.mark.core
 X, W = jnp.ones((8, 8), jnp.float32), jnp.ones((8, 8), jnp.float32)
@@ -96,7 +96,5 @@ def test_a_checkpoint_of_the_backward_waits_for_its_cotangents():
     layer = jax.checkpoint(lambda x, w: jnp.tanh(x @ w))
     loss = lambda x, w: layer(layer(x, w), w).sum()
     jaxpr = jax.make_jaxpr(jax.grad(loss))(X, W)
-    names = lambda barriers: [
-        e.eqn.primitive.name for e in flatten(jaxpr, barriers=barriers).equations
-    ]
+    names = lambda barriers: [e.eqn.primitive.name for e in flatten(jaxpr, barriers=barriers).nodes]
     assert len(names(True)) == len(names(False)) + 2

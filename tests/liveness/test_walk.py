@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem._model.states.store import counted, fetch
-from jaxmem._trace.jaxpr import flatten
 from jaxmem._trace.liveness.kernels import kernels_of
 from jaxmem._trace.liveness.order import ORDERS, as_written
 from jaxmem._trace.liveness.walk import temporary_bytes
+from jaxmem._trace.rewrite import flatten
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 KiB = 2**10

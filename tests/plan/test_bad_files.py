@@ -40,7 +40,7 @@ def all_bad(tmp_path_factory):
     return list(bad_plans(path.read_text("utf-8")))
 
 
-# Every so many of them; benchmarks/bad_files.py tries all.
+# Every so many of them; benchmarks/faults.py tries all.
 @pytest.mark.parametrize("way", WAYS)
 def test_bad_plans_are_refused(way, all_bad):
     first = list(WAYS).index(way)

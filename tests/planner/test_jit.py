@@ -135,7 +135,9 @@ def test_keywords_and_static_arguments(monkeypatch):
 
 
 def test_a_static_argument_by_its_number_is_found_by_its_name_too():
-    made = jaxmem.jit(lambda n, params: step(params, BATCH, power=n), static_argnums=0, donate_argnums=1)
+    made = jaxmem.jit(
+        lambda n, params: step(params, BATCH, power=n), static_argnums=0, donate_argnums=1
+    )
     for call in (made(2, copied(PARAMS)), made(n=2, params=copied(PARAMS))):
         assert_equal(call, step(PARAMS, BATCH, power=2))
 

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from benchmarks.foreign import MODELS
-from benchmarks.shared.steps import shapes, step_of
+from benchmarks.shared.steps import MODELS, shapes, step_of
 from jaxmem._cost.profile import profile as profile_module
 from jaxmem.errors import BudgetError
 from tests.shared.foreign.size import Size

@@ -8,7 +8,8 @@ import pytest
 
 import jaxmem
 from jaxmem._core.versions import installed, release
-from jaxmem._cost.blocks.classes import blocks_of
+from jaxmem._cost.blocks.classes import classes_of
+from jaxmem._cost.blocks.find import find_blocks
 from jaxmem._cost.profile.profile import block_classes
 from jaxmem._target.devices.support import UNROLLED_SINCE, unrolled_obstacle
 from jaxmem._target.devices.target import Target
@@ -48,7 +49,7 @@ def step(w, x, key):
 
 def classes(layers: int):
     _, traced = trace(jaxmem.auto(step), Assignment.nothing(), given(layers))
-    return blocks_of(traced.jaxpr).classes
+    return classes_of(find_blocks(traced.jaxpr.jaxpr))
 
 
 def test_equal_layers_are_one_class_whatever_slices_and_keys_they_read():

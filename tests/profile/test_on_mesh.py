@@ -22,9 +22,8 @@ from jaxmem._cost.profile.whole import whole
 from jaxmem._target.compile.protocol import Pricing
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.export import export_flat
-from jaxmem._trace.jaxpr import as_function, matmul_flops
+from jaxmem._trace.jaxpr import as_function, equations, matmul_flops
 from jaxmem._trace.job import Job
-from jaxmem._trace.rewrite import equations
 from jaxmem._trace.step import trace
 from jaxmem._trace.vary import as_mapped
 from jaxmem.errors import JaxmemWarning

@@ -7,8 +7,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxmem._cost.profile.whole import whole
-from jaxmem._trace.jaxpr import as_function
-from jaxmem._trace.rewrite import equations
+from jaxmem._trace.jaxpr import as_function, equations
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 

@@ -23,7 +23,7 @@ from jaxmem._target.compiled.compiled import read_compiled
 from jaxmem._target.deviceless.gpu import devices as devices_of
 from jaxmem._target.devices.gpus import target_config
 from jaxmem._target.devices.target import Target
-from jaxmem._target.hlo.text import parse
+from jaxmem._target.hlo.text import HloModule
 from jaxmem._target.hlo.transfers import fault
 from tests.shared import tiny_lm
 
@@ -35,11 +35,11 @@ def collectives(text: str) -> list[dict]:
     """Each collective in a loop over layers: its name, its dtypes, the bytes of its whole arrays,
     and how often it runs.
     """
-    computations, entry = parse(text)
+    module = HloModule(text)
     found = []
 
     def walk(name: str, runs: int, looped: bool):
-        for i in computations.get(name, []):
+        for i in module.body(name):
             called = i.called if i.opcode in ("while", "call", "conditional") else []
             # An asynchronous one is a computation of its own, or an opcode that ends in "-start".
             if i.opcode == "async-start":
@@ -54,7 +54,7 @@ def collectives(text: str) -> list[dict]:
                 dtypes = sorted({a.dtype for a in arrays})
                 found.append({"kind": kind, "dtypes": dtypes, "nbytes": whole, "runs": runs})
 
-    walk(entry, 1, False)
+    walk(module.entry, 1, False)
     return found
 
 

@@ -11,7 +11,7 @@ import pytest
 import jaxmem
 from jaxmem._core.actions import Choice
 from jaxmem._core.assignment import Assignment
-from jaxmem._model.states.stacks import Stacks
+from jaxmem._model.states.layout import Stacks
 from jaxmem.errors import OptimizerError
 from tests.shared import tiny_lm
 from tests.shared.marks import slow

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 import jaxmem
 from jaxmem._model.states import room
-from jaxmem._model.states.stacks import Stacks
+from jaxmem._model.states.layout import Stacks
 from jaxmem._target.devices import support
 from jaxmem.errors import OptimizerError, StackError, TargetError
 from tests.shared import tiny_lm

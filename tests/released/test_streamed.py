@@ -12,7 +12,7 @@ import pytest
 import jaxmem
 from jaxmem._core.actions import Choice
 from jaxmem._core.assignment import Assignment
-from jaxmem._model.states.stacks import Stacks
+from jaxmem._model.states.layout import Stacks
 from jaxmem.errors import OptimizerError, StackError, TagError
 from tests.shared import tiny_lm
 from tests.shared.marks import slow

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._model.states.stacks import Copied, Stacks
+from jaxmem._model.states.layout import Copied, Stacks
 from jaxmem._train.checkpoints.checkpoints import Checkpoints
 from jaxmem.errors import RunError
 from tests.shared.outlier_layers import LAYERS, block, parameters

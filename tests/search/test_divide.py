@@ -13,7 +13,7 @@ from jaxmem._core.profile import Option
 from jaxmem._planner.search.divide import best_division
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.memory import Expected
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import solve
 from tests.shared.profiles import assignments, block, flat, nested, options, oracle, prices, profile
 
@@ -60,7 +60,7 @@ def test_the_best_division_is_that_of_brute_force(data):
     made = data.draw(stacks())
     rooms = st.integers(0, 130 * made.blocks[0].layers)
     room, host_room = data.draw(rooms), data.draw(rooms)
-    got = best_division(Problem(made, room, host_room, expected(made, {}).working))
+    got = best_division(ActionProblem(made, room, host_room, expected(made, {}).working))
     splits = (divided(made, made.blocks[0], n) for n in range(1, made.blocks[0].layers))
     known = [p for split in splits for p in prices(split)]
     want = min((p.priced for p in known if p.bytes <= room and p.host <= host_room), default=None)
@@ -80,7 +80,7 @@ def test_working_memory_is_that_of_the_last_group_or_of_the_first_alone(data):
     model = expected(made, {("block", t, RECOMPUTE): 40 for t in ("u", "v")})
     size = {t: model.working.get(("block", t, RECOMPUTE), 0) for t in ("u", "v")}  # in whole units
     room = data.draw(st.integers(0, 170 * made.blocks[0].layers))
-    two = best_division(Problem(made, room, 10**6, model.working))
+    two = best_division(ActionProblem(made, room, 10**6, model.working))
     if two is not None:
         chosen = [(b, two.solution.actions[b.name]) for b in two.problem.profile.blocks]
         first, last = (
@@ -95,7 +95,7 @@ def test_working_memory_is_that_of_the_last_group_or_of_the_first_alone(data):
             <= room
         )
     one = solve(
-        Problem(made, room=room - sum(size.values()), working=model.working, host_room=10**6)
+        ActionProblem(made, room=room - sum(size.values()), working=model.working, host_room=10**6)
     )
     if one is not None:  # with room for the plan that is too careful
         assert two is not None
@@ -110,9 +110,9 @@ def test_the_last_group_may_be_kept_whole_if_its_bytes_are_known(data):
     block = made.blocks[0]
     whole = data.draw(st.integers(40, 240))
     room = data.draw(st.integers(0, 200 * block.layers))
-    without = best_division(Problem(made, room, 10**6))
+    without = best_division(ActionProblem(made, room, 10**6))
     stored = whole / block.everything_bytes
-    either = best_division(Problem(made, room, 10**6), stored)
+    either = best_division(ActionProblem(made, room, 10**6), stored)
     places = range(1, block.layers)
     fits = [at for at in places if whole * (block.layers - at) <= room]
     if without is not None:
@@ -135,7 +135,9 @@ def test_a_group_kept_whole_is_faster_than_every_tag_kept():
     equations = [([0], [1], 1.0, None), ([1], [2], 0.0, "u"), ([2], [3], 5.0, None)]
     tags = {"u": [Option(KEEP, 8, 0, 0.0)]}
     made = profile(block(equations, [2, 3], [8] * 4, tags, layers=4, runs=4, divisible=4))
-    tagged, either = (best_division(Problem(made, 4 * 16, 0), stored) for stored in (None, 1.0))
+    tagged, either = (
+        best_division(ActionProblem(made, 4 * 16, 0), stored) for stored in (None, 1.0)
+    )
     assert tagged is not None
     assert either is not None
     assert either.solution.actions["block[1:4]"] == {REST: KEEP}
@@ -155,7 +157,7 @@ def test_each_of_two_stacks_may_be_divided(data):
     """Then no plan is slower than with the larger one divided alone, nor than with none."""
     made = data.draw(twin_stacks())
     most = sum(b.layers * 130 for b in made.blocks)
-    problem = Problem(made, data.draw(st.integers(0, most)), 10**6)
+    problem = ActionProblem(made, data.draw(st.integers(0, most)), 10**6)
     both, none = best_division(problem), solve(problem)
     larger = divisible(made)[0]
     only = tuple(
@@ -180,7 +182,7 @@ def test_what_two_divided_stacks_take_is_the_largest_peak(data):
     """
     made = data.draw(twin_stacks())
     working = {(b.name, t, RECOMPUTE): 40.0 for b in made.blocks for t in ("u", "v")}
-    found = best_division(Problem(made, data.draw(st.integers(0, 1500)), 10**6, working))
+    found = best_division(ActionProblem(made, data.draw(st.integers(0, 1500)), 10**6, working))
     if found is None:
         return
     actions = found.solution.actions
@@ -219,7 +221,7 @@ def test_a_second_stack_fills_what_the_first_cannot():
     )
     made = profile(stack("encoder", 64), stack("decoder", 8))
     inputs = 4 * (64 + 8)
-    found = best_division(Problem(made, inputs + 2 * 64 + 3 * 8, 0))
+    found = best_division(ActionProblem(made, inputs + 2 * 64 + 3 * 8, 0))
     assert found is not None
     assert set(found.solution.actions) == {
         "encoder[0:2]", "encoder[2:4]", "decoder[0:1]", "decoder[1:4]",

@@ -18,7 +18,7 @@ from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.trial import Limits, Trial
 from jaxmem._planner.search.whole_steps import refine_by_whole_steps
 from jaxmem._planner.solve.cost import effective, evaluate
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import SolverError, StepError
@@ -184,7 +184,7 @@ def test_the_best_is_no_slower_than_the_start_a_policy_or_a_change_of_one_tag(ma
     )
     now = seconds(best.actions)
     assert now <= seconds(start) + 1e-9
-    unlimited = candidates.fastest(Problem(made, None, 10**9))
+    unlimited = candidates.fastest(ActionProblem(made, None, 10**9))
     near = [best.actions, unlimited.actions, *hand_policies(made).values()]
     for (label, tag), choice in itertools.product(open_to, (KEEP, RECOMPUTE)):
         if choice in open_to[label, tag]:

@@ -53,13 +53,13 @@ def audit(traced: jax.stages.Traced) -> Audit:
     device, host, matmuls, flops = [], [], 0, 0.0
     for i in instances:
         # A residual may also be handed on as an output of the backward, without an equation.
-        read = {v for e in i.flat.equations for v in e.reads} | {
+        read = {v for e in i.flat.nodes for v in e.reads} | {
             v for v in i.flat.outputs if isinstance(v, int)
         }
         for v in set(i.charged) & read:
             aval = i.flat.avals[v]
             (host if on_host(aval) else device).append((i, i.layers * nbytes(aval)))
-        products = [matmul_flops(e.eqn) for e in i.flat.equations]
+        products = [matmul_flops(e.eqn) for e in i.flat.nodes]
         matmuls += i.runs * sum(n for _, n in products)
         flops += i.runs * math.fsum(f for f, _ in products)
     return Audit(at_once(device), at_once(host), matmuls, flops, len(instances))

@@ -2,20 +2,20 @@
 
 import collections
 
-from jaxmem._target.hlo.text import parse
+from jaxmem._target.hlo.text import HloModule
 
 
 def executed(text: str, opcodes: tuple[str, ...]) -> dict[str, int]:
     """Returns how often instructions of each of these opcodes run in one execution of a module,
     those in loops times the known trip counts.
     """
-    computations, entry = parse(text)
+    module = HloModule(text)
     done: dict[str, collections.Counter] = {}
 
     def count(name: str) -> collections.Counter:
         if name not in done:
             total: collections.Counter = collections.Counter()
-            for instruction in computations.get(name, []):
+            for instruction in module.body(name):
                 total[instruction.opcode] += instruction.opcode in opcodes
                 # What a loop calls runs once a trip; what others call, once.
                 for called in instruction.called:
@@ -24,4 +24,4 @@ def executed(text: str, opcodes: tuple[str, ...]) -> dict[str, int]:
             done[name] = total
         return done[name]
 
-    return {opcode: count(entry)[opcode] for opcode in opcodes}
+    return {opcode: count(module.entry)[opcode] for opcode in opcodes}

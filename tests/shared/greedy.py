@@ -8,11 +8,11 @@ import time
 
 from jaxmem._core.actions import KEEP, Actions, Choice
 from jaxmem._planner.solve.check import check_problem
-from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.solve.solution import Solution, fits, priced
+from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.solution import ActionSolution, fits, priced
 
 
-def greedy(problem: Problem) -> Solution | None:
+def greedy(problem: ActionProblem) -> ActionSolution | None:
     """Returns an assignment that fits, found without looking ahead, or None where no single switch
     frees bytes any more.
 
@@ -48,7 +48,7 @@ def greedy(problem: Problem) -> Solution | None:
         _, actions, now = best
     if not fits(now, problem):
         return None
-    return Solution(now.actions, now.cost, now.working_bytes, time.perf_counter() - started)
+    return ActionSolution(now.actions, now.cost, now.working_bytes, time.perf_counter() - started)
 
 
 def _switched(actions: Actions, label: str, tag: str, choice: Choice) -> Actions:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
 from jaxmem._core.profile import Option
 from jaxmem._planner.solve.cost import effective, evaluate, everything
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import solve
 from jaxmem._planner.solve.waste import gaps, warnings, wasted
 from jaxmem.errors import SolverError, TagError
@@ -95,7 +95,9 @@ def test_a_tag_after_an_operation_that_is_recomputed_all_the_same_is_told():
     assert wasted(profile(softmax), {"block": {"probs": KEEP}}) == (("block", "probs"),)
     (message,) = warnings(profile(softmax), {"block": {"probs": KEEP}})
     assert "'probs' of block 'block' is saved" in message
-    assert solve(Problem(profile(softmax), room=100)).actions == {"block": {"probs": RECOMPUTE}}
+    assert solve(ActionProblem(profile(softmax), room=100)).actions == {
+        "block": {"probs": RECOMPUTE}
+    }
     assert not warnings(profile(chain()), {"block": {"u": KEEP, "v": KEEP}})
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE
 from jaxmem._core.profile import Option
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import least_bytes, runner_up, solve
 from jaxmem.errors import SolverError, TagError
 from tests.shared import profiles
@@ -50,7 +50,7 @@ def test_solve_is_the_optimum_of_all_assignments(data):
         st.sampled_from((0, 0, 1))
     )
     host_room = data.draw(st.sampled_from((None, *sorted({p.host for p in known}))))
-    got = solve(Problem(made, room=room, working=working, host_room=host_room))
+    got = solve(ActionProblem(made, room=room, working=working, host_room=host_room))
     want = best(known, room, host_room)
     assert (got is None) == (want is None)
     if got is None:
@@ -77,7 +77,7 @@ def test_corrected_prices_lead_to_their_own_optimum(data):
     known = prices(made)
     corrected = lambda p: p.priced + sum(corrections[*key, c] for key, c in p.effective.items())
     room = data.draw(st.sampled_from(sorted({p.bytes for p in known})))
-    got = solve(Problem(made, room=room, corrections=corrections))
+    got = solve(ActionProblem(made, room=room, corrections=corrections))
     want = best(known, room, key=corrected)
     again = oracle(made, flat(got.actions))
     assert got.bytes <= room
@@ -85,7 +85,7 @@ def test_corrected_prices_lead_to_their_own_optimum(data):
     most = tolerance(known) + 2e-6 * sum(map(abs, corrections.values()))
     assert corrected(again) <= corrected(want) + most
     for key in profiles.open_to(made):
-        found = runner_up(Problem(made, room=room, corrections=corrections), got, *key)
+        found = runner_up(ActionProblem(made, room=room, corrections=corrections), got, *key)
         others = [p for p in known if p.effective[key] != again.effective[key]]
         second = best(others, room, key=corrected)
         if found is not None and second is not None:
@@ -104,7 +104,10 @@ def test_more_room_never_costs_time_and_greedy_is_never_better(data):
     )
     slack, last = tolerance(known), math.inf
     for room in rooms:
-        got, baseline = solve(Problem(made, room=room)), greedy(Problem(made, room=room))
+        got, baseline = (
+            solve(ActionProblem(made, room=room)),
+            greedy(ActionProblem(made, room=room)),
+        )
         assert got is not None
         price = oracle(made, flat(got.actions)).priced
         assert price <= last * (1 + 1e-6) + slack
@@ -120,7 +123,7 @@ def test_least_bytes_is_the_least_of_all_assignments(data):
     made = profiles.doubted(data.draw(profiles.profiles()), *data.draw(DOUBTS))
     working = data.draw(profiles.working_of(made))
     known = prices(made, working)
-    got = least_bytes(Problem(made, working=working))
+    got = least_bytes(ActionProblem(made, working=working))
     least = min(p.bytes for p in known)
     assert got.bytes == least
     want = best(known, least)
@@ -135,12 +138,12 @@ def test_runner_up_is_the_optimum_without_the_choice(data):
     hypothesis.assume(choices)
     known = prices(made)
     room = data.draw(st.sampled_from([p.bytes for p in known]))
-    got = solve(Problem(made, room=room))
+    got = solve(ActionProblem(made, room=room))
     key = data.draw(st.sampled_from(list(choices)))
     chosen = got.actions[key[0]][key[1]]
     others = [p for p in known if p.effective[key] != chosen]
     want = best(others, room)
-    found = runner_up(Problem(made, room=room), got, *key)
+    found = runner_up(ActionProblem(made, room=room), got, *key)
     if (
         found is None and want is not None
     ):  # nothing demands the tag: no other choice alone would do anything
@@ -171,7 +174,7 @@ def test_classes_of_one_label_share_their_choices_and_need_a_price_in_each():
         dear.tags[1], options=(Option(KEEP, 20, 0, 0.2), Option(INT8, 11, 0, 0.1))
     )
     made = profile(cheap, dataclasses.replace(dear, tags=(dear.tags[0], other)))
-    solution = solve(Problem(made, room=5 * 25))
+    solution = solve(ActionProblem(made, room=5 * 25))
     assert solution.actions["block"]["v"] in (
         KEEP,
         RECOMPUTE,
@@ -181,8 +184,8 @@ def test_classes_of_one_label_share_their_choices_and_need_a_price_in_each():
 
 def test_host_room_limits_what_is_offloaded():
     made = profile(chain(), link=1e9)
-    assert solve(Problem(made, room=20)).actions["block"]["u"] == OFFLOAD
-    assert solve(Problem(made, room=20, host_room=9)).host_bytes == 0
+    assert solve(ActionProblem(made, room=20)).actions["block"]["u"] == OFFLOAD
+    assert solve(ActionProblem(made, room=20, host_room=9)).host_bytes == 0
 
 
 def test_ties_take_fewer_bytes():
@@ -190,7 +193,7 @@ def test_ties_take_fewer_bytes():
     made = profile(
         block([([0], [1], 3.0, None), ([1], [2], 0.0, "u")], [2], [5, 20, 20], {"u": equal})
     )
-    assert solve(Problem(made, room=None)).actions == {"block": {"u": INT4}}
+    assert solve(ActionProblem(made, room=None)).actions == {"block": {"u": INT4}}
 
 
 def two_forms(**doubt):
@@ -209,7 +212,7 @@ def two_forms(**doubt):
     [(0.0, 99, INT4), (0.39, 99, INT4), (0.41, 99, KEEP), (0.41, 79, INT4), (2.5, 79, RECOMPUTE)],
 )
 def test_a_lossy_codec_is_taken_where_it_gains_more_than_is_doubted(doubt, room, choice):
-    solution = solve(Problem(two_forms(doubt=doubt), room=room))
+    solution = solve(ActionProblem(two_forms(doubt=doubt), room=room))
     assert solution.actions == {"block": {"u": choice}}
     true = {KEEP: 8 * 1.0, INT4: 8 * 0.6, RECOMPUTE: 8 * 3.0}
     assert solution.seconds == pytest.approx(true[choice]), "true seconds, without the doubt"
@@ -218,7 +221,7 @@ def test_a_lossy_codec_is_taken_where_it_gains_more_than_is_doubted(doubt, room,
 
 def test_what_a_doubted_codec_would_gain_is_told():
     made = two_forms(doubt=0.41)
-    problem = Problem(made, room=99)
+    problem = ActionProblem(made, room=99)
     choice, seconds = runner_up(problem, solve(problem), "block", "u")
     assert (choice, seconds) == (INT4, pytest.approx(8 * (0.6 - 1.0)))
 
@@ -232,7 +235,7 @@ def test_thousands_of_assignments_a_hair_over_the_room():
         equations += [([0], [raw], 1.0, None), ([raw], [raw + 1], 0.0, name)]
         tags.setdefault(name, [Option(KEEP, size, 0, 0.0)])
     made = profile(block(equations, range(2, len(sizes), 2), sizes, tags))
-    solution = solve(Problem(made, room=8 * size - 1))
+    solution = solve(ActionProblem(made, room=8 * size - 1))
     assert solution.seconds == count - 7
     assert solution.saved_bytes == 7 * size + 1
 
@@ -240,7 +243,7 @@ def test_thousands_of_assignments_a_hair_over_the_room():
 def test_a_correction_is_not_earned_by_a_tag_that_nothing_demands():
     made = profile(dataclasses.replace(chain(), needed=(4,)))
     solution = solve(
-        Problem(made, room=10, working={("block", "u", KEEP): -50, ("block", "u", INT4): -50})
+        ActionProblem(made, room=10, working={("block", "u", KEEP): -50, ("block", "u", INT4): -50})
     )
     assert solution.actions == {"block": {"u": RECOMPUTE, "v": INT4}}
     assert solution.bytes == 6
@@ -258,14 +261,14 @@ def test_recomputation_is_not_taken_to_hide_a_transfer():
         ([3], [4], 0.0, "v"),
     ]
     made = profile(block(equations, [2, 4], [0, 50, 50, 1, 1], tags, forward_seconds=50.0))
-    solution = solve(Problem(made, room=1))
+    solution = solve(ActionProblem(made, room=1))
     assert solution.actions == {"block": {"u": OFFLOAD, "v": KEEP}}
     assert solution.seconds == pytest.approx(evaluate(made, {"block": {"u": OFFLOAD}}).seconds)
 
 
 def test_refused_choices_and_assignments_are_not_returned():
     made, seen = profile(chain()), []
-    problem = Problem(made, room=25)
+    problem = ActionProblem(made, room=25)
     while (found := solve(problem)) is not None:
         assert found.actions not in seen
         seen.append(found.actions)
@@ -275,7 +278,7 @@ def test_refused_choices_and_assignments_are_not_returned():
     assert [oracle(made, flat(a)).priced for a in seen] == sorted(
         oracle(made, flat(a)).priced for a in seen
     )
-    refused = Problem(made, room=10)
+    refused = ActionProblem(made, room=10)
     for (label, tag), choices in refused.open_choices().items():
         for choice in choices:
             refused = refused.without(label, tag, choice) if choice.codec else refused
@@ -289,10 +292,10 @@ def test_refused_choices_and_assignments_are_not_returned():
 @pytest.mark.parametrize("room", [0, 5, None])
 def test_a_step_without_choices(room):
     made = profile(block([([0], [1], 1.0, None)], [1], [5, 5]))
-    solution = solve(Problem(made, room=room))
+    solution = solve(ActionProblem(made, room=room))
     assert (solution is None) == (room == 0)
     assert solution is None or (solution.actions == {"block": {}} and solution.saved_bytes == 5)
-    assert solve(Problem(profile(), room=room)).seconds == 0
+    assert solve(ActionProblem(profile(), room=room)).seconds == 0
 
 
 def broken(field, value):
@@ -338,19 +341,19 @@ def broken(field, value):
 )
 def test_numbers_that_cannot_be_used_are_named(find, field, value, message):
     with pytest.raises(SolverError, match=message):
-        find(Problem(profile(broken(field, value)), room=100))
+        find(ActionProblem(profile(broken(field, value)), room=100))
 
 
 def test_limits_that_cannot_be_used_are_named():
     with pytest.raises(SolverError, match="`room` is nan"):
-        solve(Problem(profile(chain()), room=math.nan))
+        solve(ActionProblem(profile(chain()), room=math.nan))
     with pytest.raises(SolverError, match="`working` of"):
-        solve(Problem(profile(chain()), room=9, working={("block", "u", KEEP): math.inf}))
+        solve(ActionProblem(profile(chain()), room=9, working={("block", "u", KEEP): math.inf}))
     with pytest.raises(SolverError, match="`corrections` of .* is nan; expected finite seconds"):
-        solve(Problem(profile(chain()), corrections={("block", "u", KEEP): math.nan}))
+        solve(ActionProblem(profile(chain()), corrections={("block", "u", KEEP): math.nan}))
     with pytest.raises(SolverError, match="`link_bytes_per_second` is 0"):
-        solve(Problem(profile(chain(), link=0.0), room=9))
-    problem = Problem(profile(chain()), room=99)
+        solve(ActionProblem(profile(chain(), link=0.0), room=9))
+    problem = ActionProblem(profile(chain()), room=99)
     with pytest.raises(TagError, match="`tag` 'w'"):
         runner_up(problem, solve(problem), "block", "w")
 
@@ -358,9 +361,9 @@ def test_limits_that_cannot_be_used_are_named():
 def test_a_block_of_ten_tags_is_solved_in_under_half_a_second():
     """Adacc §3.3: "less than 0.5 second"."""
     made = profile(profiles.deep(), link=55e9)
-    least, most = least_bytes(Problem(made)), solve(Problem(made, room=None))
+    least, most = least_bytes(ActionProblem(made)), solve(ActionProblem(made, room=None))
     rooms = [least.bytes + (most.bytes - least.bytes) * k // 8 for k in range(1, 8)]
-    solutions = [solve(Problem(made, room=room)) for room in rooms]
+    solutions = [solve(ActionProblem(made, room=room)) for room in rooms]
     assert all(s.gap < 1e-9 for s in solutions)
     assert all(s.bytes <= room for s, room in zip(solutions, rooms))
     assert [s.seconds for s in solutions] == sorted((s.seconds for s in solutions), reverse=True)
@@ -378,11 +381,11 @@ def test_a_name_of_two_places_is_one_decision():
         ([3], [4], 0.0, "u"),
     ]
     made = profile(block(equations, [2, 4], [4, 10, 10, 5, 5], [("u", first), ("u", second)]))
-    assert Problem(made).open_choices() == {("block", "u"): (RECOMPUTE, KEEP)}, (
+    assert ActionProblem(made).open_choices() == {("block", "u"): (RECOMPUTE, KEEP)}, (
         "a codec that one of the places lacks is open to none"
     )
-    kept, again = solve(Problem(made, room=15)), solve(Problem(made, room=14))
+    kept, again = solve(ActionProblem(made, room=15)), solve(ActionProblem(made, room=14))
     assert (kept.actions, kept.bytes, kept.seconds) == ({"block": {"u": KEEP}}, 15, 0.2)
     assert (again.actions, again.bytes, again.seconds) == ({"block": {"u": RECOMPUTE}}, 4, 3.0)
-    assert solve(Problem(made, room=3)) is None
+    assert solve(ActionProblem(made, room=3)) is None
     assert kept.cost.blocks[0].saved == (("u", KEEP), ("u", KEEP))

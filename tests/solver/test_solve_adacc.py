@@ -7,7 +7,7 @@ import pytest
 
 from jaxmem._core.actions import KEEP, RECOMPUTE
 from jaxmem._core.profile import Option
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import solve
 from tests.shared.profiles import INT4, block, profile
 
@@ -61,7 +61,7 @@ def eq_4_to_8(room_mb: float) -> float | None:
 
 
 def test_adacc_table_1():
-    solution = solve(Problem(table_1(compress_input=False), room=(25 + 42) * MB))
+    solution = solve(ActionProblem(table_1(compress_input=False), room=(25 + 42) * MB))
     choices = solution.actions["block"]
     assert [choices[t] for t in TABLE_1] == [RECOMPUTE, INT4, INT4, RECOMPUTE]
     assert solution.seconds == pytest.approx((0.36 + 0.16 + 0.16 + 0.04) * 1e-3)
@@ -70,7 +70,7 @@ def test_adacc_table_1():
 def test_adacc_equations_4_to_8_at_every_budget():
     made = table_1(compress_input=True)
     for room_mb in range(0, 240, 4):
-        solution, want = solve(Problem(made, room=room_mb * MB)), eq_4_to_8(room_mb)
+        solution, want = solve(ActionProblem(made, room=room_mb * MB)), eq_4_to_8(room_mb)
         assert (solution is None) == (want is None)
         assert solution is None or solution.seconds == pytest.approx(
             want * 1e-3, rel=1e-6, abs=1e-12

@@ -9,7 +9,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import ALL
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import least_bytes, solve
 from jaxmem.errors import SolverError
 from tests.shared import models, profiles
@@ -33,7 +33,7 @@ def out_of_time(monkeypatch):
 
 def problem():
     made = profile(profiles.deep(), link=55e9)
-    return Problem(made, room=least_bytes(Problem(made)).bytes * 2)
+    return ActionProblem(made, room=least_bytes(ActionProblem(made)).bytes * 2)
 
 
 @pytest.mark.parametrize("gap", [0.0, 0.25, float("inf")])
@@ -47,7 +47,7 @@ def test_what_was_found_is_taken_with_its_gap(out_of_time, gap):
 def test_where_nothing_was_found_it_is_an_error(out_of_time):
     out_of_time["primal_solution_status"] = 0
     with pytest.raises(SolverError, match="status 'Time limit reached' and no assignment"):
-        solve(Problem(profile(profiles.deep(), link=55e9), room=2**31))
+        solve(ActionProblem(profile(profiles.deep(), link=55e9), room=2**31))
 
 
 @pytest.mark.jax_defaults
@@ -65,4 +65,4 @@ def test_a_plan_that_is_not_proven_says_so(out_of_time, quick_compiles):
 
 def test_no_time_at_all_is_an_error():
     with pytest.raises(SolverError, match=r"no assignment; `time_limit` is 0\.0 s"):
-        solve(Problem(profile(profiles.deep(), link=55e9), room=2**31, time_limit=0.0))
+        solve(ActionProblem(profile(profiles.deep(), link=55e9), room=2**31, time_limit=0.0))

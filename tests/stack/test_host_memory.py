@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._model.states.stacks import masters_of
+from jaxmem._model.states.layout import masters_of
 from jaxmem.errors import StackError
 from tests.released.test_streamed import LAYERS, close, grouped, parameters, tokens
 from tests.shared import tiny_lm

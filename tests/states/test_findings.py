@@ -159,7 +159,7 @@ if jax.__version_info__ >= (0, 11, 1):
         say = (
             "XLA runs `compute_on('device_host')` otherwise than it did on 0.11.2: streamed states"
             " could be updated on the host, where a layer's gradient would cross alone; measure"
-            " that in place of the update of jaxmem/_optim/released/streamed.py"
+            " that in place of the update of jaxmem/_optim/released/accumulated.py"
         )
         states = STACK, STACK, STACK
         with pytest.raises(StepError, match="expects the async shape at index"):

@@ -9,8 +9,8 @@ import pytest
 
 import jaxmem
 from jaxmem._model.states import layout
+from jaxmem._model.states.layout import Copied, Stacks, buffers_of, parts_of
 from jaxmem._model.states.places import Places
-from jaxmem._model.states.stacks import Copied, Stacks, buffers_of, parts_of
 from jaxmem.errors import OptimizerError
 from tests.shared import tiny_lm
 

@@ -7,7 +7,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Choice
-from jaxmem._model.tags.groups import groups_of
+from jaxmem._model.tags.policy import groups_of
 from jaxmem.errors import TagError
 from jaxmem.plans import Assignment
 
@@ -29,18 +29,18 @@ class Own:
 @pytest.mark.parametrize("plan", [Assignment(GROUPED), Own()], ids=["assignment", "own"])
 def test_groups_of_an_object_are_not_lost(plan):
     found = groups_of(plan, "block", 3)
-    assert [(g.start, g.stop, dict(g.policy.choices)) for g in found] == [
+    assert [(g.start, g.stop, dict(p.choices)) for g, p in found.items()] == [
         (0, 1, {"up": KEEP}),
         (1, 3, {"up": INT4}),
     ]
-    assert all(group.policy.layers == 3 for group in found)
+    assert all(policy.layers == 3 for policy in found.values())
 
 
 def test_everything_kept_is_one_policy_however_it_is_said():
     said = [None, Assignment.everything(), Assignment({"block": {REST: KEEP}})]
     said.append(Assignment({"block": {"up": "keep", REST: "keep"}}))
     assert len({jaxmem.remat_policy(plan) for plan in said}) == 1
-    assert len({groups_of(plan, "block", 2) for plan in said}) == 1
+    assert len({tuple(groups_of(plan, "block", 2).items()) for plan in said}) == 1
 
 
 def test_a_block_that_nobody_named_is_an_error_for_a_policy_and_for_a_stack():

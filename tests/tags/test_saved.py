@@ -8,7 +8,7 @@ import pytest
 import jaxmem
 from jaxmem._core.actions import Action, Choice
 from jaxmem._cost.profile.options import codecs_for
-from jaxmem._trace.rewrite import equations
+from jaxmem._trace.jaxpr import equations
 from jaxmem.errors import TagError
 from jaxmem.ops import name_residuals
 from jaxmem.plans import Assignment

@@ -1,17 +1,14 @@
-"""Takes equal blocks of a traced step together as classes, and makes the fingerprint that tells
-models apart.
-"""
+"""Joins equal blocks of a traced step to classes, and makes the fingerprint of a model."""
 
 import hashlib
 import itertools
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from jaxmem._core.profile import BlockClass
-from jaxmem._cost.blocks.find import Instance, find_blocks
+from jaxmem._cost.blocks.find import Blocks, Instance
 from jaxmem._cost.blocks.segments import BlockGraph, graph_of
 from jaxmem._model.tags.named import is_tag
-from jaxmem._trace.jaxpr import describe
+from jaxmem._trace.rewrite import describe
 from jaxmem.errors import StepError
 
 NO_BLOCK = (
@@ -21,66 +18,44 @@ NO_BLOCK = (
 )
 
 
-class Class(NamedTuple):
-    """Blocks of one label whose graphs are equal.
+def classes_of(found: Blocks) -> list[BlockGraph]:
+    """The graphs of a step's blocks, one for all blocks of equal label and graph.
 
-    graph: that of the first of them.
-    instances: all of them, such as the layers of an unrolled loop.
+    Raises StepError if the step has no block.
     """
-
-    graph: BlockGraph
-    instances: list[Instance]
-
-
-class Blocks(NamedTuple):
-    """The blocks of a traced step.
-
-    classes: equal blocks together, in the order in which they are found.
-    tag_names: those of every tag of the step, inside blocks or not.
-    idle: labels of blocks that no gradient runs through.
-    """
-
-    classes: list[Class]
-    tag_names: set[str]
-    idle: tuple[str, ...]
-
-
-def blocks_of(jaxpr) -> Blocks:
-    """Finds the blocks of a traced step. Raises StepError where there is none."""
-    found = find_blocks(jaxpr.jaxpr)
     if not found.instances:
         undifferentiated = (
             "is differentiated: the blocks are there, but no gradient is taken through them"
         )
         why = undifferentiated if found.plain_labels else "is in it"
         raise StepError(NO_BLOCK.format(why=why))
-    classes: dict[tuple, Class] = {}
+    classes: dict[tuple, BlockGraph] = {}
     for instance in found.instances:
         graph = graph_of(instance)
         # Inputs that are charged belong to the key: the first layer of an unrolled loop reads the
         # step's own argument, which is in memory anyhow, where the others read a saved tensor.
         key = (instance.label, graph_key(graph), instance.charged)
-        classes.setdefault(key, Class(graph, [])).instances.append(instance)
-    labels = {instance.label for instance in found.instances}
-    idle = tuple(sorted(found.plain_labels - labels))
-    return Blocks(list(classes.values()), found.tag_names, idle)
+        before = classes.get(key)
+        classes[key] = graph if before is None else before.joined(instance)
+    return list(classes.values())
 
 
 def at_once(sizes: Iterable[tuple[Instance, int]]) -> int:
-    """The sum of sizes, each of a block, of which those in bodies of loops that run one after the
-    other, such as microbatches, are never there at once.
+    """The largest sum of sizes that are in memory at the same time, given the size of each block.
+    Blocks in the bodies of loops that run one after the other, such as microbatches, are never in
+    memory at the same time.
     """
     of: dict[int | None, int] = {None: 0}
     for instance, size in sizes:
-        of[instance.repeats.home] = of.get(instance.repeats.home, 0) + size
+        of[instance.home] = of.get(instance.home, 0) + size
     return of.pop(None) + max(of.values(), default=0)
 
 
 def graph_key(graph: BlockGraph) -> str:
-    """Returns a text that is equal for equal graphs: operations, shapes, tags, and what is needed.
+    """Returns a text that is equal for equal graphs: operations, shapes, tags, and needed values.
 
-    Values are numbered anew in the order in which they are met, since equal graphs may stand in
-    jaxprs that number them otherwise.
+    Values are numbered in the order of their first use, since jaxprs of equal graphs may number
+    values differently.
     """
     avals = graph.instance.flat.avals
     order = itertools.count()
@@ -98,9 +73,10 @@ def graph_key(graph: BlockGraph) -> str:
 
 
 def plan_fingerprint(blocks: Iterable[BlockClass]) -> str:
-    """Returns what a plan is tied to: labels, layers, and each tag's name, shape and dtype.
+    """Returns the fingerprint that a plan is tied to, of labels, layers, and the name, shape and
+    dtype of each tag.
 
-    It leaves out operations, and so is the same on every version of JAX.
+    The fingerprint leaves out operations, so it is the same on every version of JAX.
     """
     blocks = list(blocks)
     turns = lambda t: f" x {t.turns}" if t.turns > 1 else ""

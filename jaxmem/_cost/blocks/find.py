@@ -4,30 +4,34 @@ pass.
 The step is traced with every tag recomputed. Then a block's backward equation reads the block's
 inputs and the cotangents of its outputs (last), repeats the forward, and goes on to the derivative:
 its jaxpr is the whole graph.
+
+If a block begins and ends in one iteration of an outer loop, its saved tensors are live in that
+iteration alone. So microbatches that run one after the other count once. A streamed step, whose
+last microbatch is a program of its own, has the same profile as a resident step.
 """
 
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
 from jaxmem._cost.blocks.policies import refuse_combined
-from jaxmem._cost.blocks.repeats import Repeats, repeats
-from jaxmem._cost.blocks.states import carried_states
 from jaxmem._model.tags.named import forward_names, holds_tag, is_block, is_tag, names_in
+from jaxmem._trace.arguments import on_host
 from jaxmem._trace.jaxpr import (
-    Flat,
     Jaxpr,
     JaxprEqn,
     Literal,
+    Scan,
     Var,
     as_scan,
     call_body,
-    flatten,
     subjaxprs,
 )
 from jaxmem._trace.primitives import INDICES, VIEWS
+from jaxmem._trace.rewrite import Node, Program, flatten, leading_to
 
 # What these make of what is in memory anyhow is not saved: the backward makes it again, as a device
 # gathers a layer's parameters of which it has a part.
@@ -44,41 +48,53 @@ class Instance:
     cotangents: the inputs that are cotangents of the block's outputs.
     boundary: the index of the first equation of the derivative; those before repeat the forward.
     charged: the inputs that cost memory if the backward reads them raw.
-    repeats: how often the equation runs.
+    layers: for how many runs of the equation the saved tensors are alive at the same time.
+    home: the id of the loop body in which all of these tensors begin and end, None outside loops.
+      Loop bodies run one after the other, such as those of microbatches.
+    loops: the number of nested loops that make so many layers.
+    runs: how often the equation runs in a step.
     sharded: whether shapes are those of one device already, as inside `jax.shard_map`.
     divisible: of how many layers a plan may divide it is one; 0 where a plan may not.
     """
 
     label: str
-    flat: Flat
+    flat: Program
     cotangents: frozenset[int]
     boundary: int
     charged: tuple[int, ...]
-    repeats: Repeats
+    layers: int
+    home: int | None
+    loops: int
+    runs: int
     sharded: bool
     divisible: int
 
     @property
-    def layers(self) -> int:
-        return self.repeats.layers
-
-    @property
-    def runs(self) -> int:
-        return self.repeats.runs
+    def stack(self) -> int:
+        """Number of layers in the stacked array that saves a tensor of the block; 0 if no loop
+        stacks the tensor.
+        """
+        return self.layers if self.loops else 0
 
 
 @dataclasses.dataclass(frozen=True)
-class FoundBlocks:
+class Blocks:
     """The blocks of a step's jaxpr.
 
-    instances: the block equations of the backward, in the order of the walk.
-    tag_names: every tag and checkpoint_name of the step, inside blocks or not.
-    plain_labels: labels of blocks outside the backward: their forward, or no gradient at all.
+    instances: the block equations of the backward pass, in program order.
+    tag_names: names of every tag and `checkpoint_name` of the step, inside and outside blocks.
+    plain_labels: labels of the blocks outside the backward pass: forward passes of blocks, and
+      blocks without a gradient.
     """
 
     instances: list[Instance]
     tag_names: set[str]
     plain_labels: set[str]
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Labels of blocks that no gradient runs through."""
+        return tuple(sorted(self.plain_labels - {i.label for i in self.instances}))
 
 
 def _small(eqn: JaxprEqn) -> bool:
@@ -86,7 +102,7 @@ def _small(eqn: JaxprEqn) -> bool:
     return all(math.prod(getattr(v.aval, "shape", ())) <= MOST_INDICES for v in eqn.outvars)
 
 
-def find_blocks(jaxpr: Jaxpr) -> FoundBlocks:
+def find_blocks(jaxpr: Jaxpr) -> Blocks:
     """Walks a step's jaxpr, its loops and calls included, and collects its blocks.
 
     What costs memory is told by where an input of a block's backward comes from: "free" is in
@@ -158,7 +174,7 @@ def find_blocks(jaxpr: Jaxpr) -> FoundBlocks:
                 # layers saved; what it merely reads whole is not. Among a scan's operands stands
                 # first what it reads whole, then what it carries, then what it slices.
                 stacked = lambda v: v in defined and jaxpr.eqns[defined[v]].primitive.name == "scan"
-                inner, states = {}, carried_states(scan)
+                inner, states = {}, _carried_states(scan)
                 for k, (outer, v) in enumerate(zip(eqn.invars, scan.jaxpr.invars)):
                     if scan.consts <= k < scan.consts + scan.carry:
                         inner[v] = "free" if k - scan.consts in states else "carry"
@@ -194,7 +210,7 @@ def find_blocks(jaxpr: Jaxpr) -> FoundBlocks:
         return [here(v) for v in jaxpr.outvars]
 
     walk(jaxpr, dict.fromkeys(jaxpr.invars, "free"), (), False)
-    return FoundBlocks(instances, names, plain_labels)
+    return Blocks(instances, names, plain_labels)
 
 
 def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
@@ -205,9 +221,8 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
     frames, sharded: those of the walk, the equation's own jaxpr last.
     """
     flat = flatten(eqn.params["jaxpr"])
-    tag_ancestors = _ancestors(
-        flat, [e for e in flat.equations if is_tag(e.eqn) or holds_tag(e.eqn)]
-    )
+    tagged = [v for e in flat.nodes if is_tag(e.eqn) or holds_tag(e.eqn) for v in e.outputs]
+    tag_ancestors = {v for e in leading_to(flat.nodes, tagged) for v in e.reads}
     # From the last input backward: cotangents end where an input feeds a tag, has no derivative, or
     # is surely a residual.
     cotangents = set()
@@ -216,25 +231,98 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
         if number in tag_ancestors or not inexact or (sure and cotangents):
             break
         cotangents.add(number)
-    boundary = next((i for i, e in enumerate(flat.equations) if cotangents & set(e.reads)), None)
+    boundary = next((i for i, e in enumerate(flat.nodes) if cotangents & set(e.reads)), None)
     if not cotangents or boundary is None:
         return None
     charged = tuple(n for n, k in zip(flat.inputs, kinds) if k != "free" and n not in cotangents)
-    names = set().union(*(names_in(e.eqn) for e in flat.equations[:boundary]))
-    alive = repeats(names, frames)
-    policy, cotangents = eqn.params["policy"], frozenset(cotangents)
+    names = set().union(*(names_in(e.eqn) for e in flat.nodes[:boundary]))
+    layers, home, loops, runs = _repeats(names, frames)
+    policy = eqn.params["policy"]
     return Instance(
-        policy.block, flat, cotangents, boundary, charged, alive, sharded, policy.layers
+        label=policy.block,
+        flat=flat,
+        cotangents=frozenset(cotangents),
+        boundary=boundary,
+        charged=charged,
+        layers=layers,
+        home=home,
+        loops=loops,
+        runs=runs,
+        sharded=sharded,
+        divisible=policy.layers,
     )
 
 
-def _ancestors(flat: Flat, equations) -> set[int]:
-    """The values that the equations read, and all that these are made from."""
-    made_by = {o: e for e in flat.equations for o in e.outputs}
-    found, todo = set(), [v for e in equations for v in e.reads]
-    while todo:
-        v = todo.pop()
-        if v not in found:
-            found.add(v)
-            todo += made_by[v].reads if v in made_by else ()
-    return found
+def _carried_states(loop: Scan) -> set[int]:
+    """Positions of the model states among the values that a loop carries: stacks of which each
+    iteration replaces a layer, such as moments, and values that each iteration copies from host
+    memory for the next one, such as parameters. They are in memory anyhow, and no block saves them.
+    """
+    flat = flatten(loop.jaxpr)
+    made = {o: e for e in flat.nodes for o in e.outputs}
+    given = flat.inputs[loop.consts : loop.consts + loop.carry]
+
+    def fetched(value) -> bool:
+        while (e := made.get(value)) is not None and e.eqn.primitive.name in VIEWS:
+            value = e.reads[_position(e, value)]
+            if not isinstance(value, int):
+                return False
+            if on_host(flat.avals[value]):
+                return not on_host(e.eqn.outvars[0].aval)
+        return False
+
+    def replaced(value, stack: int) -> bool:
+        e = made.get(value)
+        return e is not None and e.primitive == "dynamic_update_slice" and e.reads[0] == stack
+
+    pairs = [(k, *p) for k, p in enumerate(zip(flat.outputs, given)) if isinstance(p[0], int)]
+    return {k for k, value, stack in pairs if replaced(value, stack) or fetched(value)}
+
+
+def _position(e: Node, value: int) -> int:
+    """Which of its operands a view is of: a barrier hands several on."""
+    return e.outputs.index(value) if len(e.outputs) > 1 else 0
+
+
+def _repeats(
+    names: set[str], frames: Sequence[tuple[Jaxpr, int]]
+) -> tuple[int, int | None, int, int]:
+    """Returns the `layers`, `home`, `loops` and `runs` of an `Instance`, counted from the innermost
+    loop outwards.
+
+    `runs` takes every trip count, `layers` those of loops that only the backward is in: the forward
+    ran before them in a loop of its own, so that all of its saved tensors are alive. A block
+    without tags has no name by which to find its forward, and its loop over layers is told by
+    running backward.
+
+    names: the block's tags.
+    frames: the jaxprs round the equation, outermost first, each with the trip count of the loop
+      that leads on from it (1 where it is no loop).
+    """
+    layers, loops, runs, inside, home = 1, 0, 1, True, None
+    jaxprs = [jaxpr for jaxpr, _ in frames]
+    for depth in range(len(frames) - 1, -1, -1):
+        length = frames[depth - 1][1] if depth else 1  # of the loop whose body this jaxpr is
+        runs *= length
+        if inside and (
+            names & forward_names(jaxprs[depth]) or (not names and not _reversed(jaxprs, depth))
+        ):
+            inside = False  # the forward is in here too: outer loops do not multiply what is alive
+        if inside:
+            layers, loops = layers * length, loops + (length > 1)
+        elif home is None and _in_loop(jaxprs, depth, lambda _: True):
+            home = id(jaxprs[depth])
+    return layers, home, loops, runs
+
+
+def _reversed(jaxprs: Sequence[Jaxpr], depth: int) -> bool:
+    """Whether the jaxpr at `depth` is the body of a scan that runs backward."""
+    return _in_loop(jaxprs, depth, lambda e: bool(e.params.get("reverse")))
+
+
+def _in_loop(jaxprs: Sequence[Jaxpr], depth: int, which: Callable[[JaxprEqn], bool]) -> bool:
+    """Whether the jaxpr at `depth` is the body of such a loop."""
+    loops = [e for e in jaxprs[depth - 1].eqns if e.primitive.name in ("scan", "while")]
+    return depth > 0 and any(
+        which(e) and any(inner is jaxprs[depth] for inner in subjaxprs(e)) for e in loops
+    )

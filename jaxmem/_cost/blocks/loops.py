@@ -23,21 +23,22 @@ from typing import Any
 from jaxmem._cost.blocks.segments import BlockGraph, weight_of
 from jaxmem._model.tags.named import holds_tag, is_tag
 from jaxmem._trace.jaxpr import (
-    ClosedJaxpr,
     JaxprEqn,
     Literal,
     as_scan,
-    call_body,
     matmul_flops,
     subjaxprs,
 )
+from jaxmem._trace.rewrite import flatten
 from jaxmem._trace.vary import Mapped, as_mapped
 
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A value inside a loop: its number, and the loops that it differs in the turns of, each by a
-    number of its own. A `jax.shard_map` is a loop whose turns are the devices.
+    """A value inside a loop. A `jax.shard_map` is a loop whose iterations are the devices.
+
+    number: the number of the value.
+    loops: the numbers of the loops in whose iterations the value differs.
     """
 
     number: int
@@ -48,17 +49,18 @@ class Value:
 class Operation:
     """An operation of a block's forward: an equation of the block, or one of a loop in it.
 
-    primitive: JAX's name of it; "turn" is what a turn of a loop takes over from the one before,
-      "stack" what a loop or a `jax.shard_map` returns.
-    reads, outputs: numbers of values: those of the block's flat jaxpr, and further ones for what is
-      inside loops.
-    whole: the index in `Graph.equations` of what it is, or is part of.
-    share: its part of the time of that.
-    flops, matmuls: FLOPs and number of matrix products, over all turns.
-    eqn: JAX's equation; None for what has none of its own.
-    turns: how many tensors of that shape its result is.
-    looped: whether it is inside a loop.
-    devices: how many of the devices that divide the block's tensors have such tensors each.
+    primitive: JAX's name of the operation. A "turn" passes a carried value from one iteration of a
+      loop to the next; a "stack" is a result of a loop or of a `jax.shard_map`.
+    reads, outputs: numbers of values: the numbers of the block's flat jaxpr, and further numbers
+      for values inside loops.
+    whole: the index in `BlockGraph.equations` of the equation that the operation is, or is part of.
+    share: the operation's part of the time of that equation.
+    flops, matmuls: FLOPs and number of matrix products, over all iterations.
+    eqn: JAX's equation; None for a "turn", a "stack", and operations that are joined.
+    turns: the number of tensors of the equation's shape that the operation makes.
+    looped: whether the operation is inside a loop.
+    devices: the number of devices, among those that divide the block's tensors, that make such
+      tensors each.
     """
 
     primitive: str
@@ -78,13 +80,24 @@ class Operation:
         """The equation, where it is a tag."""
         return self.eqn if self.eqn is not None and is_tag(self.eqn) else None
 
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The equation's parameters."""
+        return {} if self.eqn is None else self.eqn.params
+
+    @property
+    def aval(self) -> Any:
+        """Shape and dtype of one tensor of the first result."""
+        return None if self.eqn is None else self.eqn.outvars[0].aval
+
 
 class Builder:
-    """Collects the operations of a graph; loops in `closed`, by index, stay as they are.
+    """Collects the operations of a graph.
 
-    size_of: bytes of a value.
+    closed: indices of the loops that stay one operation.
+    size_of: returns the bytes of a value.
     axes: size by name of the mesh axes that divide the block's tensors.
-    again: by index of a "turn" operation, the value that the turn before made.
+    again: by index of a "turn" operation, the value that the iteration before made.
     """
 
     def __init__(
@@ -126,8 +139,8 @@ class Builder:
         return Value(number, frozenset(loops))
 
     def _results(self, eqn: JaxprEqn) -> list[int]:
-        """Bytes of what an equation returns. Devices may return equal parts from a `shard_map`, and
-        hold them all.
+        """Bytes of the results of an equation. Devices may return equal parts from a `shard_map`;
+        each device stores its part.
         """
         if (mapped := as_mapped(eqn)) is None:
             return [self._size_of(v.aval) for v in eqn.outvars]
@@ -190,35 +203,29 @@ class Builder:
         self._return(outputs, made, whole)
 
     def _return(self, outputs: Sequence[int], made: Sequence, whole: int) -> None:
-        """Adds what hands on the results of a body as those of its equation."""
+        """Adds a "stack" operation for each result of a loop's body, which becomes a result of the
+        loop's equation.
+        """
         for number, value in zip(outputs, made):
             reads = () if isinstance(value, Literal) else (value.number,)
             self._add(Operation("stack", reads, (number,), whole, 0.0))
 
     def _body(self, jaxpr, arguments, trips: int, whole: int) -> list:
         """Adds the operations of a jaxpr that runs `trips` times; returns its outputs."""
-        inner, consts = (
-            (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, ClosedJaxpr) else (jaxpr, ())
-        )
-        env = dict(zip(inner.invars, arguments))
-        for v, _ in zip(inner.constvars, consts):
-            env[v] = self._new(self._size_of(v.aval), ())
+        inner = flatten(jaxpr)
+        env = dict(zip(inner.inputs, arguments))
+        for v in inner.constants:
+            env[v] = self._new(self._size_of(inner.avals[v]), ())
             self.constants.add(env[v].number)
         read = lambda v: v if isinstance(v, Literal) else env[v]
-        for eqn in inner.eqns:
-            operands = [read(v) for v in eqn.invars]
+        for node in inner.nodes:
+            operands = [read(v) for v in node.inputs]
             loops = _loops(operands)
-            if (called := call_body(eqn)) is not None:
-                results = self._body(called, operands, trips, whole)
-            else:
-                results = [self._new(size, loops) for size in self._results(eqn)]
-                numbers = tuple(v.number for v in results)
-                if _opens(eqn):
-                    self._open(eqn, operands, numbers, loops, trips, whole)
-                else:
-                    self._one(eqn, operands, numbers, loops, trips, whole)
-            env.update(zip(eqn.outvars, results))
-        return [read(v) for v in inner.outvars]
+            results = [self._new(size, loops) for size in self._results(node.eqn)]
+            add = self._open if _opens(node.eqn) else self._one
+            add(node.eqn, operands, tuple(v.number for v in results), loops, trips, whole)
+            env.update(zip(node.outputs, results))
+        return [read(v) for v in inner.outputs]
 
     def _one(self, eqn, operands, outputs, loops, trips, whole) -> None:
         flops, matmuls = matmul_flops(eqn)
@@ -234,7 +241,7 @@ class Builder:
         )
 
     def prune(self) -> None:
-        """Leaves out of the loops what leads to nothing that the backward needs."""
+        """Removes the operations inside loops that no value of the backward depends on."""
         made, live, todo = self._made(), set(), list(self.needed)
         while todo:
             k = made.get(todo.pop())
@@ -246,11 +253,11 @@ class Builder:
         self.again = {place[k]: v for k, v in self.again.items() if k in live}
 
     def mark(self) -> list[int]:
-        """Cuts the cycles of turns that the backward needs whatever is decided, and returns further
-        values that it needs for their sake.
+        """Cuts the cycles of "turn" operations that the backward needs under every plan, and
+        returns further values that the backward needs in their place.
 
-        Where no choice can spare what a turn hands on, it need not be demanded through the loop:
-        the backward demands it at once.
+        If no choice spares a carried value, the loop need not demand the value: the backward
+        demands it directly.
         """
         made = self._made()
         always, todo = set(), list(self.needed)
@@ -269,7 +276,7 @@ class Builder:
         return marks
 
     def cycles(self) -> list[frozenset[int]]:
-        """Indices of operations that lead to each other, in sets."""
+        """Sets of indices of operations that depend on each other."""
         made = self._made()
         before = {
             k: {made[v] for v in self._reads(k) if v in made} for k in range(len(self.operations))
@@ -282,8 +289,8 @@ class Builder:
         return sorted((c for c in found if c), key=min)
 
     def ordered(self, cycles: Sequence[frozenset[int]]) -> list[Operation]:
-        """The operations, each after those whose results it reads; each of the cycles is one, since
-        what demands one of its operations demands them all.
+        """The operations in topological order. The operations of a cycle are joined, since a value
+        that demands one of them demands all of them.
         """
         if not self._lengths:  # nothing was opened
             return self.operations
@@ -316,12 +323,12 @@ class Builder:
         return {v: k for k, o in enumerate(self.operations) for v in o.outputs}
 
     def _reads(self, k: int) -> list[int]:
-        """What operation `k` reads, of the turn before too."""
+        """The values that operation `k` reads, in this iteration and from the iteration before."""
         own = [*self.operations[k].reads]
         return [*own, self.again[k]] if k in self.again else own
 
     def _share(self, start: int) -> None:
-        """Makes weights of the operations from `start` on into shares."""
+        """Divides the weights of the operations from `start` on by their sum."""
         total = sum(o.share for o in self.operations[start:]) or 1.0
         for k in range(start, len(self.operations)):
             o = self.operations[k]
@@ -329,7 +336,7 @@ class Builder:
 
 
 def _loops(values: Iterable) -> frozenset[int]:
-    """The loops that any of the values differs in the turns of."""
+    """The loops in whose iterations any of the values differs."""
     return frozenset().union(*(v.loops for v in values if not isinstance(v, Literal)))
 
 
@@ -339,7 +346,7 @@ def _opens(eqn: JaxprEqn) -> bool:
 
 
 def _reached(start: int, edges: Mapping[int, Iterable[int]]) -> frozenset[int]:
-    """What lies one or more edges from `start`."""
+    """The nodes at one or more edges from `start`."""
     found, todo = set(), list(edges[start])
     while todo:
         k = todo.pop()

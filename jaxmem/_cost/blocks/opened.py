@@ -1,14 +1,15 @@
-"""Opens the loops and the `jax.shard_map` of a block's forward that hold tags, so that what is in
-them is decided like the rest of the block.
+"""Opens the loops and the `jax.shard_map` of a block's forward that hold tags, so that tags inside
+them are decided like the other tags of the block.
 
-`jax.checkpoint` asks its policy inside a `lax.scan` too: it stacks what is saved there, a turn on
-top of the other, runs the loop again in the backward, and leaves out of it what nothing reads. So
-an operation of the loop's body is an operation of the block, whose result has the bytes of all
-turns. It asks the policy inside a `jax.shard_map` in the same way, and returns what is saved from
-there, each device its part.
+`jax.checkpoint` applies its policy inside a `lax.scan` too: it stacks the tensors that each
+iteration saves, runs the loop again in the backward, and drops from that loop every operation whose
+result nothing reads. So an operation of the loop's body is an operation of the block, and its
+result has the bytes of all iterations. `jax.checkpoint` applies the policy inside a `jax.shard_map`
+in the same way, and each device saves its part of a tensor.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -17,27 +18,47 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.warn import warn
 from jaxmem._cost.blocks.loops import Builder, Operation
 from jaxmem._cost.blocks.segments import BlockGraph
-from jaxmem._trace.jaxpr import JaxprEqn, nbytes
+from jaxmem._trace.jaxpr import JaxprEqn, nbytes, per_device
 
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
     """A graph whose loops and `jax.shard_map` with tags are opened.
 
+    graph: the block's graph, before loops are opened.
+    axes: size by name of the mesh axes that divide the block's tensors. Empty for a block inside
+      `jax.shard_map`, whose shapes are those of one device.
     operations: in topological order.
     sizes: bytes by number of a value, over all turns, before a mesh divides the value.
-    needed: what the backward reads; of a value without bytes, that the backward's own run of the
-      loop reads it.
+    needed: the values that the backward reads. A value without bytes stands for a carried value
+      that the backward's own run of the loop reads.
     fixed: values that depend on no input.
     hidden: by tag that stands inside an equation that is not opened, the primitive of that and the
       tag's bytes; the primitive is "" where it stands in the backward alone.
     """
 
+    graph: BlockGraph
+    axes: Mapping[str, int]
     operations: tuple[Operation, ...]
     sizes: Mapping[int, int]
     needed: tuple[int, ...]
     fixed: frozenset[int]
     hidden: Mapping[str, tuple[str, int]]
+
+    @property
+    def label(self) -> str:
+        """The block's label."""
+        return self.graph.instance.label
+
+    @property
+    def shards(self) -> int:
+        """The number of devices that divide the block's tensors, bytes and seconds."""
+        return math.prod(self.axes.values())
+
+    @property
+    def tags(self) -> list[Operation]:
+        """The operations that are tags."""
+        return [o for o in self.operations if o.tag is not None]
 
 
 def opened(
@@ -45,12 +66,13 @@ def opened(
     size_of: Callable[[Any], int] = nbytes,
     axes: Mapping[str, int] = MappingProxyType({}),
 ) -> Opened:
-    """Opens every loop and `jax.shard_map` of the graph that holds a tag, those loops aside whose
-    turns cannot be told apart.
+    """Opens every loop and `jax.shard_map` of the graph that holds a tag. A loop stays closed if an
+    iteration reads a value that depends on a tag of the iteration before.
 
     size_of: bytes of a value.
-    axes: size by name of the mesh axes that divide the block's tensors.
+    axes: size by name of the mesh axes that divide the step's batch.
     """
+    axes = {} if graph.instance.sharded else axes
     closed: set[int] = set()
     while True:
         builder = Builder(graph, closed, size_of, axes)
@@ -66,6 +88,8 @@ def opened(
             if fixed.issuperset(o.reads):
                 fixed.update(o.outputs)
         return Opened(
+            graph,
+            axes,
             tuple(operations),
             builder.sizes,
             (*graph.needed, *marks),
@@ -74,7 +98,7 @@ def opened(
         )
 
 
-# By primitive: where a tag stands that nothing is decided about, and what to do.
+# By primitive: the place of a tag about which nothing is decided, and the remedy.
 _PLACES = {
     "scan": (
         "inside a loop of which each turn reads what the tag decides about in the turn before",
@@ -95,16 +119,14 @@ _PLACES = {
 }
 
 
-def hidden_tags(blocks: Iterable[tuple[str, Opened, int]]) -> set[str]:
-    """Names of tags that stand where nothing is decided about them, with a warning for each kind of
-    such a place.
-
-    blocks: the label of each block class, its graph, and the number of devices that divide it.
+def hidden_tags(blocks: Iterable[Opened]) -> set[str]:
+    """Returns the names of tags about which nothing is decided because of their place, and warns
+    once for each kind of place.
     """
     places: dict[tuple[str, str], dict[str, int]] = {}
-    for label, inside, shards in blocks:
-        for name, (primitive, size) in inside.hidden.items():
-            places.setdefault((label, primitive), {})[name] = -(-size // shards)
+    for block in blocks:
+        for name, (primitive, size) in block.hidden.items():
+            places.setdefault((block.label, primitive), {})[name] = per_device(size, block.shards)
     for (label, primitive), names in sorted(places.items()):
         other = f"inside {primitive}", "tag what it returns, or what it reads"
         where, remedy = _PLACES.get(primitive, other)
@@ -122,11 +144,11 @@ def _hidden(
     operations: Iterable[Operation],
     tag_bytes: Callable[[JaxprEqn], Mapping[str, int]],
 ) -> dict[str, tuple[str, int]]:
-    """Names of tags that stand where nothing is decided: see `Opened.hidden`."""
+    """The tags of `Opened.hidden`."""
     flat, boundary = graph.instance.flat, graph.instance.boundary
-    decided = {o.tag.params["name"] for o in operations if o.tag is not None}
+    decided = {o.params["name"] for o in operations if o.tag is not None}
     found = {}
-    for e in flat.equations[boundary:]:
+    for e in flat.nodes[boundary:]:
         sizes = tag_bytes(e.eqn)
         found |= {name: ("", size) for name, size in sizes.items() if name not in decided}
     for o in operations:

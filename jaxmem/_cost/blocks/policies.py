@@ -12,10 +12,8 @@ import functools
 from collections.abc import Callable, Iterator
 
 from jaxmem._model.tags.policy import Policy
-from jaxmem._trace.jaxpr import Jaxpr
+from jaxmem._trace.jaxpr import Jaxpr, equations, place_of
 from jaxmem._trace.primitives import REMAT
-from jaxmem._trace.rewrite import equations
-from jaxmem._trace.source import place_of
 from jaxmem.errors import StepError, TagError
 
 

@@ -7,33 +7,46 @@ leads to one tag from the tags before it.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jaxmem._cost.blocks.find import Instance
 from jaxmem._model.tags.named import is_tag
-from jaxmem._trace.jaxpr import FlatEquation, JaxprEqn, Literal, matmul_flops, nbytes, run
+from jaxmem._trace.jaxpr import JaxprEqn, Literal, matmul_flops, nbytes
+from jaxmem._trace.job import Job
 from jaxmem._trace.primitives import VIEWS
+from jaxmem._trace.rewrite import Node, leading_to, run
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockGraph:
-    """What the backward of one block may need. Values are numbers of the instance's flat jaxpr.
+    """The part of a block's forward that the block's backward may need.
 
-    instance: the block equation that it was read from.
+    instances: the block equations that have this graph, such as the layers of an unrolled loop.
+      Values are numbers of the first one's flat jaxpr.
     equations: the forward's equations that lead to what the backward reads, in order.
     needed: the values of the forward that the backward reads, inputs included.
-    materialized: those of them that a matrix product or a loop reads, which reads from memory.
+    materialized: the needed values that a matrix product or a loop of the backward reads. Such an
+      operation reads its operands from memory, so XLA cannot fuse the values into it.
     """
 
-    instance: Instance
-    equations: tuple[FlatEquation, ...]
+    instances: tuple[Instance, ...]
+    equations: tuple[Node, ...]
     needed: tuple[int, ...]
     materialized: frozenset[int]
 
+    @property
+    def instance(self) -> Instance:
+        """The first block equation."""
+        return self.instances[0]
+
+    def joined(self, instance: Instance) -> "BlockGraph":
+        """This graph with one more block equation."""
+        return dataclasses.replace(self, instances=(*self.instances, instance))
+
     @functools.cached_property
     def fixed(self) -> frozenset[int]:
-        """Values that depend on no input, such as a causal mask: a loop holds them once, not once a
-        layer.
+        """Values that depend on no input, such as a causal mask. A loop over layers stores such a
+        value once, not once for each layer.
         """
         found = set(self.instance.flat.constants)
         for e in self.equations:
@@ -42,26 +55,10 @@ class BlockGraph:
         return frozenset(found)
 
 
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """Equations that run together, as a function to time.
-
-    equations: indices into `BlockGraph.equations`.
-    function: takes arrays shaped like `avals`.
-    avals: the segment's inputs.
-    weights: by equation, its share of the segment's time.
-    """
-
-    equations: tuple[int, ...]
-    function: Callable
-    avals: tuple
-    weights: tuple[float, ...]
-
-
 def graph_of(instance: Instance) -> BlockGraph:
-    """Reads from a block equation what its backward needs of its forward."""
+    """Reads the part of the forward that a block equation's derivative needs."""
     flat = instance.flat
-    forward, backward = flat.equations[: instance.boundary], flat.equations[instance.boundary :]
+    forward, backward = flat.nodes[: instance.boundary], flat.nodes[instance.boundary :]
     made = {o for e in forward for o in e.outputs}
     inputs = set(flat.inputs) - instance.cotangents
     readable = made | inputs
@@ -74,28 +71,25 @@ def graph_of(instance: Instance) -> BlockGraph:
         v for e in backward if e.eqn.primitive.name in big for v in e.reads if v in needed
     }
     # Of the forward, keep what leads to a needed value.
-    live, kept = set(needed), []
-    for e in reversed(forward):
-        if live & set(e.outputs):
-            kept.append(e)
-            live |= set(e.reads)
-    return BlockGraph(
-        instance, tuple(reversed(kept)), tuple(sorted(needed)), frozenset(materialized)
-    )
+    kept = tuple(leading_to(forward, needed))
+    return BlockGraph((instance,), kept, tuple(sorted(needed)), frozenset(materialized))
 
 
 def partition(graph: BlockGraph) -> list[list[int]]:
-    """Puts every equation but the tags into one segment, given as its indices.
+    """Returns the segments as lists of indices of equations. Every equation but the tags is in one
+    segment.
 
-    First come those that lead to a tag, tag by tag, then those that lead to each value that the
-    backward needs. An equation that leads to several belongs to the first.
+    The first segments lead to the tags, one for each tag. The others lead to each value that the
+    backward needs. An equation that leads to several of these belongs to the first segment.
     """
     made_by = {o: i for i, e in enumerate(graph.equations) for o in e.outputs}
     owner: dict[int, int] = {}
     groups: list[list[int]] = []
 
     def claim(roots):
-        """Makes a segment of all that leads to `roots`, up to tags and to other segments."""
+        """Makes a segment of the equations that `roots` depend on, up to tags and other
+        segments.
+        """
         members, todo = [], list(roots)
         while todo:
             i = made_by.get(todo.pop())
@@ -115,11 +109,15 @@ def partition(graph: BlockGraph) -> list[list[int]]:
     return groups
 
 
-def segments(graph: BlockGraph) -> list[Segment]:
-    """Returns the segments of a graph with the functions that are timed for them."""
+def segments(graph: BlockGraph, axes: Mapping[str, int]) -> Iterator[tuple[Job, dict[int, float]]]:
+    """Yields for each segment of a graph the job that times it, and by index of its equations in
+    `BlockGraph.equations` their shares of that time. A segment that takes no time, or that XLA
+    computes when it compiles, has no job.
+
+    axes: size by name of the mesh axes that divide the step's batch.
+    """
     flat = graph.instance.flat
     constants = flat.constants
-    result = []
     for members in partition(graph):
         equations = [graph.equations[i] for i in members]
         inside = {o for e in equations for o in e.outputs}
@@ -141,34 +139,31 @@ def segments(graph: BlockGraph) -> list[Segment]:
         weights = [
             0.0 if graph.fixed.issuperset(e.outputs) else weight_of(e.eqn) for e in equations
         ]
-        total = sum(weights) or 1.0  # a segment of views alone weighs nothing
-        avals = tuple(flat.avals[v] for v in inputs)
-        result.append(Segment(tuple(members), function, avals, tuple(w / total for w in weights)))
-    return result
+        # A constant is folded into what reads it, and views take no time: neither can be timed.
+        if inputs and any(weights):
+            shares = {i: weight / sum(weights) for i, weight in zip(members, weights)}
+            yield Job(function, tuple(flat.avals[v] for v in inputs), axes), shares
 
 
-def forward(graph: BlockGraph) -> tuple[Callable, tuple]:
-    """Returns the whole forward of a block that keeps everything its backward needs, and the avals
-    of its arguments.
-    """
-    return _piece(graph, graph.equations, [v for v in graph.needed if v not in graph.fixed])
+def forward(graph: BlockGraph, axes: Mapping[str, int]) -> Job:
+    """Returns the whole forward of a block that keeps everything its backward needs."""
+    outputs = [v for v in graph.needed if v not in graph.fixed]
+    return _piece(graph, graph.equations, outputs, axes)
 
 
-def backward(graph: BlockGraph) -> tuple[Callable, tuple]:
-    """Returns the derivative alone, a function of what was kept and of cotangents, and the avals of
-    its arguments.
-    """
+def backward(graph: BlockGraph, axes: Mapping[str, int]) -> Job:
+    """Returns the derivative alone, a function of what was kept and of cotangents."""
     flat = graph.instance.flat
-    equations = flat.equations[graph.instance.boundary :]
+    equations = flat.nodes[graph.instance.boundary :]
     made = {o for e in equations for o in e.outputs}
-    return _piece(graph, equations, [v for v in flat.outputs if v in made])
+    return _piece(graph, equations, [v for v in flat.outputs if v in made], axes)
 
 
 def _piece(
-    graph: BlockGraph, equations: Sequence[FlatEquation], outputs: list[int]
-) -> tuple[Callable, tuple]:
-    """Returns equations as a function of the values that they read and do not make, and the avals
-    of these. The function returns those of `outputs` that they make.
+    graph: BlockGraph, equations: Sequence[Node], outputs: Sequence, axes: Mapping[str, int]
+) -> Job:
+    """Returns equations as a function of the values that they read and do not make. The function
+    returns those of `outputs` that they make.
     """
     flat = graph.instance.flat
     made = {o for e in equations for o in e.outputs}
@@ -178,7 +173,7 @@ def _piece(
         values = run(equations, dict(zip(inputs, arrays)) | flat.constants)
         return [values[v] for v in outputs if v in made]
 
-    return function, tuple(flat.avals[v] for v in inputs)
+    return Job(function, tuple(flat.avals[v] for v in inputs), axes)
 
 
 def _reduced(x):

@@ -12,9 +12,9 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._cost.blocks.find import find_blocks
 from jaxmem._cost.blocks.segments import graph_of
 from jaxmem._model.tags.named import is_tag
-from jaxmem._trace.jaxpr import Flat, FlatEquation, nbytes
+from jaxmem._trace.jaxpr import nbytes, per_device, place_of
 from jaxmem._trace.primitives import VIEWS
-from jaxmem._trace.source import place_of
+from jaxmem._trace.rewrite import Node, Program
 
 MOST = 5  # tensors that a message names
 
@@ -60,7 +60,7 @@ def unnamed(jaxpr, shards: int = 1) -> list[Unnamed]:
             array = f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
             key = instance.label, array, place_of(equation.eqn)
             primitives, size = here.get(key, ([], 0))
-            size += instance.layers * -(-nbytes(aval) // parts)
+            size += instance.layers * per_device(nbytes(aval), parts)
             here[key] = [*primitives, equation.eqn.primitive.name], size
         for key, (primitives, size) in here.items():
             found[key] = primitives, size + found.get(key, ([], 0))[1]
@@ -77,7 +77,7 @@ def listed(tensors: Sequence[Unnamed]) -> str:
     return "; ".join(map(str, tensors[:MOST])) + rest
 
 
-def _values(instance) -> list[tuple[FlatEquation, int]]:
+def _values(instance) -> list[tuple[Node, int]]:
     """The values of one block that its backward reads, that no tag names, and that are neither
     inputs nor the same in every layer; each once, with the equation that makes it.
     """
@@ -92,7 +92,7 @@ def _values(instance) -> list[tuple[FlatEquation, int]]:
     ]
 
 
-def _root(flat: Flat, made_by: dict[int, FlatEquation], value: int) -> int:
+def _root(flat: Program, made_by: dict[int, Node], value: int) -> int:
     """The value that `value` is a view or a cast of, or itself."""
     while (e := made_by.get(value)) is not None and e.eqn.primitive.name in VIEWS and e.reads:
         value = e.reads[0]

@@ -23,12 +23,12 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxmem._core.profile import BlockClass, Option, Tag
-from jaxmem._model.codecs.forms import parse
+from jaxmem._model.codecs.registry import is_lossless
 
 # The share of a step's time that each lossy tag must gain in any case, where the user asked for
-# codecs: a step's own time is known to about 1 % after 25 rounds of benchmarks/time_rank.
+# codecs: a step's own time is known to about 1 % after 25 rounds of the result time_rank.
 SEEN = 0.002
-# The same where the user asked for nothing: exact gradients are given up for what one would notice.
+# The share where the user did not ask for codecs: a gain that a user would notice.
 WORTH = 0.02
 
 
@@ -62,7 +62,10 @@ def with_doubts(
 
 
 def _doubted(tag: Tag, uncertainty: float, seen: float) -> Tag:
-    """A tag with its options' doubts; `seen` is what is noticed of one run of its block."""
+    """The tag with the doubts of its options.
+
+    seen: seconds per run of the tag's block below which a difference does not matter.
+    """
     if all(o.choice.action.compresses for o in tag.options):
         return tag
     options = (
@@ -73,5 +76,5 @@ def _doubted(tag: Tag, uncertainty: float, seen: float) -> Tag:
 
 
 def _loses(option: Option) -> bool:
-    """Whether the backward reads other numbers than the forward made."""
-    return option.choice.codec is not None and not parse(option.choice.codec).lossless
+    """Whether the option stores the tensor by a lossy codec."""
+    return option.choice.codec is not None and not is_lossless(option.choice.codec)

@@ -1,16 +1,17 @@
 """The pieces of work whose times a profile needs, by key.
 
-A profile is drafted before any time is known: whatever has a price holds the key of a job. When all
-jobs were timed together, the keys are looked up.
+The blocks of a profile are built before any time is known: each field of seconds holds an
+`Untimed`, the pieces of work to be timed. All jobs are timed together, so that equal jobs are timed
+once. Then `priced` in `price.py` replaces each `Untimed` by its seconds.
 
 A tensor that a loop keeps is priced as two copies: into the loop's stack and out of the stack
 (`Jobs.keep`, unless the device at hand can time the loop). By XLA's estimates of whole steps,
-recomputing a softmax of a GPT therefore saves time. `benchmarks/time_choices.py` compares the cost
+recomputing a softmax of a GPT therefore saves time. `benchmarks/estimates.py` compares the cost
 model with such estimates, one tag at a time.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +24,30 @@ from jaxmem._trace.job import Job
 LAYERS, LAYER_BYTES = 32, 2**22
 
 
+class Untimed(float):
+    """The pieces of work of a field of seconds. As a number it is 0.0, since no piece is timed yet.
+
+    pieces: for each piece, the key of its job, and the factor of the job's seconds.
+    """
+
+    pieces: tuple[tuple[tuple, float], ...]
+
+    def __new__(cls, pieces: Iterable[tuple[tuple, float]] = ()):
+        made = super().__new__(cls)
+        made.pieces = tuple(pieces)
+        return made
+
+    def timed(self, seconds: Callable[[tuple], float]) -> float:
+        """The seconds of all pieces; `seconds` returns the seconds of the job under a key."""
+        return sum((factor * seconds(key) for key, factor in self.pieces), 0.0)
+
+
 class Jobs:
     """Collects jobs in the order in which they are added.
 
-    local: whether they will run here, so that keeping a tensor can be timed as a loop does it.
-    tiled: whether arrays take the bytes that they do in a TPU's tiles.
+    local: whether the jobs run on the device at hand, so that a loop can time the keeping of
+      tensors.
+    tiled: whether an array takes the bytes of whole tiles, as on a TPU.
     """
 
     def __init__(self, local: bool, tiled: bool = False):
@@ -42,7 +62,7 @@ class Jobs:
         self.jobs.append(job)
 
     def stored(self, aval, layers: int = 1) -> int:
-        """Bytes of an array, where it is one of so many that lie in one stack."""
+        """Bytes of an array, as one layer of a stacked array of `layers` layers."""
         if not self.tiled or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
             return nbytes(aval)
         size = tiled_bytes((layers, *aval.shape), aval.dtype.itemsize)
@@ -50,8 +70,8 @@ class Jobs:
         return -(-size // (layers * shared))
 
     def keep(self, size: int, stacked: bool) -> tuple[tuple, ...]:
-        """Adds what tells the cost of keeping `size` bytes until the backward, on top of computing
-        them, and returns the keys whose costs add up to it.
+        """Adds the jobs that price the keeping of `size` bytes until the backward, and returns
+        their keys. The price does not include the time to compute these bytes.
 
         Here: their share of a loop over layers that keeps what it computes for its backward, less
         one that does not. A step's saved tensors are one large piece of fresh memory, of which
@@ -59,8 +79,8 @@ class Jobs:
 
         Elsewhere: passes that read and write. Where a loop over layers stacks what it saves, there
         are two, since XLA copies a tensor into the stack and out of it again; else one, of the
-        writing and the reading themselves. (`python -m benchmarks.time_choices` compares both with
-        XLA's estimates of whole steps.)
+        writing and the reading themselves. (The result `time_choices` compares both with XLA's
+        estimates of whole steps.)
         """
         key = ("keep", size)
         if self.local:
@@ -84,8 +104,8 @@ class Jobs:
 
 
 def _loop(kept: bool, x):
-    """A forward and a backward loop that hand `x` from layer to layer, and keep it for the
-    backward, or do not.
+    """A forward and a backward loop that pass `x` from layer to layer. With `kept`, the forward
+    loop saves `x` of each layer for the backward loop.
     """
 
     def forward(c, _):

@@ -1,41 +1,25 @@
-"""Lists the choices that are open to a tag, with the pieces of work whose times make up the price
-of each.
-"""
+"""Lists the options of a tag, each with its bytes and with the work whose time is its price."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxmem._core.actions import KEEP, LOSSLESS, OFFLOAD, Action, Choice
-from jaxmem._cost.profile.jobs import Jobs
+from jaxmem._core.actions import KEEP, LOSSLESS, OFFLOAD, Action, Actions, Choice
+from jaxmem._core.profile import Option, Profile, Tag
+from jaxmem._cost.blocks.loops import Operation
+from jaxmem._cost.blocks.opened import Opened
+from jaxmem._cost.profile.jobs import Jobs, Untimed
 from jaxmem._model.codecs import registry
 from jaxmem._model.codecs.mask import BitMask
 from jaxmem._model.codecs.outlier import OutlierSeparated
 from jaxmem._model.tags.policy import is_moved
 from jaxmem._model.tags.tag import tag_p
-from jaxmem._trace.jaxpr import JaxprEqn, nbytes
+from jaxmem._trace.jaxpr import nbytes, per_device
 from jaxmem._trace.job import Job
 from jaxmem.errors import TagError
-
-
-@dataclasses.dataclass(frozen=True)
-class UnpricedOption:
-    """A choice whose time is not known yet.
-
-    choice: the action and its codec.
-    device_bytes, host_bytes: those of one layer, before a mesh divides them.
-    jobs: keys of the jobs whose times add up to its price.
-    each: keys of those that run once for every tensor of the place.
-    """
-
-    choice: Choice
-    device_bytes: int
-    host_bytes: int
-    jobs: tuple[tuple, ...]
-    each: tuple[tuple, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +48,9 @@ class Allowed:
         """The same without the actions that offload."""
         return dataclasses.replace(self, actions=[a for a in self.actions if not a.offloads])
 
-    def open_to(self, places: "Sequence[Place]") -> list[Action]:
+    def open_to(self, places: Sequence[Operation]) -> list[Action]:
         """The actions that are open at each of the places."""
-        named = any(place.eqn.primitive is not tag_p for place in places)
+        named = any(place.primitive != tag_p.name for place in places)
         looped = any(place.looped for place in places)
         return [
             a
@@ -75,47 +59,24 @@ class Allowed:
         ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """A point of a block where a name stands.
-
-    eqn: the tag, of `jaxmem.tag` or `checkpoint_name`.
-    turns: how many of its tensors one layer saves.
-    looped: whether it is inside a loop of the block.
-    stack: of how many layers a loop stacks what is saved of it; 0 where none does.
-    """
-
-    eqn: JaxprEqn
-    turns: int
-    looped: bool
-    stack: int
-
-    @property
-    def stacked(self) -> bool:
-        return self.stack > 0
-
-    @property
-    def aval(self) -> Any:
-        """One tensor's shape and dtype."""
-        return self.eqn.outvars[0].aval
-
-
 def options_of(
-    places: Sequence[Place], key: tuple, allowed: Allowed, jobs: Jobs, outliers: int | None = None
-) -> list[tuple[UnpricedOption, ...]]:
-    """Returns the choices open to the name that stands at all of `places`, for each of them. A
-    choice is open to it if every place can take it.
+    places: Sequence[Operation], key: tuple, allowed: Allowed, jobs: Jobs, block: Opened
+) -> list[tuple[Option, ...]]:
+    """Returns the options of the tag name that stands at all of `places`, for each place. An option
+    is open to the name if every place can take it. The seconds of an option are `Untimed`.
 
-    key: what keeps the keys of its jobs apart from those of other names.
-    allowed: what may be chosen from.
-    jobs: each choice's jobs are added to it.
-    outliers: how many outlier channels were counted, or None.
+    places: the tags of this name.
+    key: keeps the keys of the name's jobs apart from the keys of other names.
+    allowed: the actions and codecs to choose from.
+    jobs: collects the jobs of each option.
+    block: the block of the tags.
 
     Raises TagError if two places ask for different codecs.
     """
     actions = allowed.open_to(places)
     compressing = [a for a in actions if a.compresses]
     chosen = codecs_of(places, allowed.codecs) if compressing else ()
+    outliers = allowed.outliers.get(block.label, {}).get(places[0].params["name"])
     fitted = {c: with_room(c, outliers) for c in chosen}
     takes = {
         c: fits
@@ -123,25 +84,37 @@ def options_of(
         if all(_encoded(fits, place) is not None for place in places)
     }
     return [
-        _options(place, (*key, k), actions, compressing, takes, jobs)
+        tuple(_options(place, (*key, k), actions, takes, jobs, block))
         for k, place in enumerate(places)
     ]
 
 
 def _options(
-    place: Place, key: tuple, actions: Sequence[Action], compressing, codecs: Mapping, jobs: Jobs
-) -> tuple[UnpricedOption, ...]:
-    """The choices open to one place: those of `actions`, of which `compressing` with `codecs`: what
-    was asked for, and what it is with room for the outliers that were counted. The first is timed,
-    so that another count takes no new measurements.
+    place: Operation,
+    key: tuple,
+    actions: Sequence[Action],
+    codecs: Mapping,
+    jobs: Jobs,
+    block: Opened,
+) -> Iterator[Option]:
+    """The options of one place, among `actions`.
+
+    codecs: codec that was asked for -> the same codec with room for the outliers that were counted.
+      The codec that was asked for is timed, so that another count takes no new measurements.
     """
-    aval, turns = place.aval, place.turns
-    stored = lambda aval: turns * jobs.stored(aval, max(1, place.stack))
-    size, found = stored(aval), []
+    aval, stack, shards = place.aval, block.graph.instance.stack, block.shards // place.devices
+    stored = lambda aval: place.turns * jobs.stored(aval, max(1, stack))
+    work = lambda keys, times=1: [(k, times / shards) for k in keys]
+
+    def option(choice: Choice, on_device: int, on_host: int, pieces) -> Option:
+        sizes = per_device(on_device, shards), per_device(on_host, shards)
+        return Option(choice, *sizes, Untimed(pieces))
+
+    size = stored(aval)
     if Action.KEEP in actions:
-        found.append(UnpricedOption(KEEP, size, 0, jobs.keep(size, place.stacked)))
+        yield option(KEEP, size, 0, work(jobs.keep(size, stack > 0)))
     if Action.OFFLOAD in actions:
-        found.append(UnpricedOption(OFFLOAD, 0, size, moved(jobs.keep(size, place.stacked))))
+        yield option(OFFLOAD, 0, size, work(moved(jobs.keep(size, stack > 0))))
     for codec, fitted in codecs.items():
         spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
         parts = jax.eval_shape(fitted.encode, spec)
@@ -153,13 +126,11 @@ def _options(
         decode = lambda *c, codec=codec: codec.decode(c, aval.shape, aval.dtype)
         jobs.add(keys[0], Job(codec.encode, (aval,)))
         jobs.add(keys[1], Job(decode, tuple(encoded)))
-        for action in compressing:
-            choice, kept = Choice(action, str(fitted)), jobs.keep(codes, place.stacked)
-            if action.offloads:
-                found.append(UnpricedOption(choice, stays, codes - stays, moved(kept), keys))
-            else:
-                found.append(UnpricedOption(choice, codes, 0, kept, keys))
-    return tuple(found)
+        for action in (a for a in actions if a.compresses):
+            kept = jobs.keep(codes, stack > 0)
+            kept, left = (moved(kept), stays) if action.offloads else (kept, codes)
+            pieces = work(keys, place.turns) + work(kept)
+            yield option(Choice(action, str(fitted)), left, codes - left, pieces)
 
 
 def moved(kept: tuple) -> tuple:
@@ -194,7 +165,7 @@ def with_room(codec, outliers: int | None):
     return codec.with_room_for(outliers)
 
 
-def _encoded(codec, place: Place) -> tuple | None:
+def _encoded(codec, place: Operation) -> tuple | None:
     """Shapes of the codes of one tensor; None where the codec does not take it, or takes as much
     room as the tensor itself.
     """
@@ -207,7 +178,7 @@ def _encoded(codec, place: Place) -> tuple | None:
     return None if codes >= nbytes(aval) else encoded
 
 
-def codecs_of(places: Sequence[Place], codecs) -> Iterable:
+def codecs_of(places: Sequence[Operation], codecs) -> Iterable:
     """Returns the codecs that may compress a name, one of which then serves for all of its places:
     those that any of the places asks for.
 
@@ -215,9 +186,9 @@ def codecs_of(places: Sequence[Place], codecs) -> Iterable:
 
     Raises TagError if two places ask for different codecs.
     """
-    own = {str(c) for place in places if (c := place.eqn.params.get("codec")) is not None}
+    own = {str(c) for place in places if (c := place.params.get("codec")) is not None}
     if len(own) > 1:
-        name = places[0].eqn.params["name"]
+        name = places[0].params["name"]
         raise TagError(
             f"profile: tag {name!r} stands at {len(places)} places of a block, with codecs"
             f" {' and '.join(sorted(own))}; one decision holds for all places of a name: give them"
@@ -232,9 +203,9 @@ def codecs_of(places: Sequence[Place], codecs) -> Iterable:
     ]
 
 
-def _of_place(place: Place, codecs) -> list:
+def _of_place(place: Operation, codecs) -> list:
     """The codecs that one place may take."""
-    params = place.eqn.params
+    params = place.params
     return codecs_for(params.get("kind"), params.get("codec"), place.aval.dtype, codecs)
 
 
@@ -254,3 +225,31 @@ def codecs_for(kind: str | None, own: str | None, dtype, codecs) -> list:
         chosen = codecs
     several: Any = [chosen] if isinstance(chosen, str) or hasattr(chosen, "encode") else chosen
     return [registry.parse(str(c)) for c in several]
+
+
+def recoded(profile: Profile, actions: Actions) -> tuple[Actions, int]:
+    """An earlier plan's assignment with the codecs of this profile, which may have room for another
+    number of outliers; and by how many bytes all layers together then save more.
+    """
+    found = {label: dict(choices) for label, choices in actions.items()}
+    more = 0
+    for block in profile.blocks:
+        for tag in block.tags:
+            choice = actions.get(block.name, {}).get(tag.name)
+            if choice is None or (option := _other(tag, choice)) is None:
+                continue
+            found[block.name][tag.name] = option.choice
+            if not option.choice.action.offloads:
+                assert choice.codec is not None
+                was = tag.turns * registry.parse(choice.codec).nbytes(tag.shape, tag.dtype)
+                more += block.layers * (option.device_bytes - was // tag.shards)
+    return found, more
+
+
+def _other(tag: Tag, choice: Choice) -> Option | None:
+    """The option of the same action and codec, if the choice itself is none."""
+    if choice.codec is None or any(o.choice == choice for o in tag.options):
+        return None
+    name = lambda codec: (codec or "").partition("(")[0]
+    same = (o for o in tag.options if o.choice.action is choice.action)
+    return next((o for o in same if name(o.choice.codec) == name(choice.codec)), None)

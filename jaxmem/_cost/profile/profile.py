@@ -9,12 +9,14 @@ from types import MappingProxyType
 from jaxmem._core.groups import is_auto
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.warn import warn
-from jaxmem._cost.blocks.classes import Class, blocks_of, plan_fingerprint
-from jaxmem._cost.blocks.opened import hidden_tags
+from jaxmem._cost.blocks.classes import classes_of, plan_fingerprint
+from jaxmem._cost.blocks.find import find_blocks
+from jaxmem._cost.blocks.opened import Opened, hidden_tags, opened
+from jaxmem._cost.blocks.segments import BlockGraph
 from jaxmem._cost.profile.doubt import SEEN, WORTH, with_doubts
 from jaxmem._cost.profile.jobs import Jobs
 from jaxmem._cost.profile.options import Allowed
-from jaxmem._cost.profile.price import Unpriced, priced_class, unpriced
+from jaxmem._cost.profile.price import block_class, priced
 from jaxmem._cost.profile.times import job_times
 from jaxmem._cost.profile.whole import whole
 
@@ -39,33 +41,30 @@ def profile(
     different codecs.
     """
     target = backend.target
-    found = blocks_of(whole(jaxpr))
+    found = find_blocks(whole(jaxpr).jaxpr)
+    classes = classes_of(found)
     actions = allowed.actions
     everywhere = target.traits.offloads_everywhere
     looped = [a for a in actions if everywhere or not a.offloads]
     allowed = dataclasses.replace(allowed, looped=looped)
     jobs = Jobs(target.local, target.traits.tiled)
-    # First draft all classes, whose prices are jobs; then time all jobs at once; then price.
-    unrolled = _unrolled(found.classes)
+    unrolled, nested = _unrolled(classes), _nested(classes)
     offloads = not everywhere and any(a.offloads for a in actions)
-    nested = _nested(found.classes)
+    left_out = {*unrolled, *nested} if offloads else set()
     if offloads:
         _warn_of_offload(unrolled, nested)
-    drafts = []
-    for number, (graph, instances) in enumerate(found.classes):
-        left_out = offloads and instances[0].label in (*unrolled, *nested)
-        here = allowed.without_offload() if left_out else allowed
-        drafts.append(unpriced(graph, number, here, jobs, axes))
+    # First build all classes, whose prices are jobs; then time all jobs at once; then price.
+    graphs = [_opened(graph, jobs, axes) for graph in classes]
+    unpriced = [
+        block_class(g, k, allowed.without_offload() if g.label in left_out else allowed, jobs)
+        for k, g in enumerate(graphs)
+    ]
     if len(looped) < len(actions):
-        left_out = {*unrolled, *nested}
-        _warn_of_loops(d for d in drafts if d.graph.instance.label not in left_out)
-    hidden = hidden_tags((d.graph.instance.label, d.opened, d.shards) for d in drafts)
+        _warn_of_loops(g for g in graphs if g.label not in left_out)
+    hidden = hidden_tags(graphs)
     times = job_times(jobs.jobs, backend, database)
     price = jobs.prices(times.seconds)
-    blocks = [
-        priced_class(draft, instances, price)
-        for draft, (_, instances) in zip(drafts, found.classes)
-    ]
+    blocks = [priced(block, price.__getitem__) for block in unpriced]
     step_seconds = sum(b.runs * (b.forward_seconds + b.backward_seconds) for b in blocks)
     share = WORTH if allowed.careful else SEEN
     blocks = with_doubts(blocks, times.uncertainty, step_seconds, share)
@@ -88,31 +87,32 @@ def block_classes(jaxpr, axes: Mapping[str, int] = MappingProxyType({})) -> list
     """Returns the blocks and tags of a traced step, without options and with every price 0. Bytes
     are those of one of the devices along `axes`, the mesh axes that divide the step's batch.
     """
-    classes, jobs = blocks_of(jaxpr).classes, Jobs(False)
-    drafts = [
-        unpriced(graph, number, Allowed(), jobs, axes) for number, (graph, _) in enumerate(classes)
-    ]
-    free = jobs.prices([0.0] * len(jobs.keys))
-    return [priced_class(draft, instances, free) for draft, (_, instances) in zip(drafts, classes)]
+    jobs = Jobs(False)
+    graphs = [_opened(graph, jobs, axes) for graph in classes_of(find_blocks(jaxpr.jaxpr))]
+    blocks = [block_class(graph, k, Allowed(), jobs) for k, graph in enumerate(graphs)]
+    return [priced(block, lambda _: 0.0) for block in blocks]
 
 
-def _unrolled(classes: Sequence[Class]) -> tuple[str, ...]:
+def _opened(graph: BlockGraph, jobs: Jobs, axes: Mapping[str, int]) -> Opened:
+    """The block's operations, with the bytes of values as the block saves them."""
+    return opened(graph, lambda aval: jobs.stored(aval, max(1, graph.instance.stack)), axes)
+
+
+def _unrolled(classes: Sequence[BlockGraph]) -> tuple[str, ...]:
     """Returns labels of blocks that a Python loop repeats."""
     repeats: dict[str, list[int]] = {}
-    for _, instances in classes:
-        repeats.setdefault(instances[0].label, []).extend(i.layers for i in instances)
+    for graph in classes:
+        repeats.setdefault(graph.instance.label, []).extend(i.layers for i in graph.instances)
     # Several instances under one label, each of one layer: no loop of the program repeats them.
     found = (label for label, layers in repeats.items() if len(layers) > 1 and max(layers) == 1)
     return tuple(sorted(found))
 
 
-def _nested(classes: Sequence[Class]) -> tuple[str, ...]:
+def _nested(classes: Sequence[BlockGraph]) -> tuple[str, ...]:
     """Returns labels of blocks whose saved tensors are stacked by a loop in a loop, as those of
     layers are whose microbatches are all differentiated together.
     """
-    return tuple(
-        sorted({i.label for _, instances in classes for i in instances if i.repeats.loops > 1})
-    )
+    return tuple(sorted({i.label for graph in classes for i in graph.instances if i.loops > 1}))
 
 
 def _warn_of_offload(unrolled: Sequence[str], nested: Sequence[str]) -> None:
@@ -132,11 +132,9 @@ def _warn_of_offload(unrolled: Sequence[str], nested: Sequence[str]) -> None:
         )
 
 
-def _warn_of_loops(drafts: Iterable[Unpriced]) -> None:
+def _warn_of_loops(graphs: Iterable[Opened]) -> None:
     """Warns of tags inside loops of blocks, for which offload is left out."""
-    names = {
-        o.tag.params["name"] for d in drafts for o in d.opened.operations if o.tag and o.looped
-    }
+    names = {o.params["name"] for graph in graphs for o in graph.tags if o.looped}
     if names:
         warn(
             f"jaxmem: offload is left out for the tags {', '.join(map(repr, sorted(names)))}: they"

@@ -1,4 +1,4 @@
-"""Tells how long pieces of work take on a target: as its backend says, else by a roofline."""
+"""The seconds of pieces of work on a target: from the target's backend, else by a roofline."""
 
 import contextlib
 import contextvars
@@ -16,8 +16,8 @@ from jaxmem._trace.jaxpr import matmul_flops, nbytes, text_of
 from jaxmem._trace.job import Job
 from jaxmem.errors import StepError
 
-# Spreads above it are a busy machine's: `python -m benchmarks.time_spread` saw 0.08 to 0.12 where
-# nothing came between, and 0.27 to 0.66 beside other work, where times were 1.7 times too long.
+# Spreads above it are a busy machine's: the result `time_spread` saw 0.08 to 0.12 where nothing
+# came between, and 0.27 to 0.66 beside other work, where times were 1.7 times too long.
 BUSY = 0.2
 RETRY_SECONDS = 600  # busy times are measured again, but not by each plan of the same busy minutes
 # By how much work may take longer than an estimate of its time, as a share of it. Estimates take
@@ -28,7 +28,7 @@ ESTIMATED, CEILING = 0.5, 1.0
 OLD_SECONDS = 30 * 86400  # drivers, clocks and coolers change, and measuring takes seconds a month
 
 
-# Says whether a training that planning goes on beside has ended; None where there is none.
+# Set while planning runs in a thread beside training: returns True once that training has ended.
 _ENDED: contextvars.ContextVar[Callable[[], bool] | None] = contextvars.ContextVar(
     "beside training", default=None
 )
@@ -36,9 +36,9 @@ _ENDED: contextvars.ContextVar[Callable[[], bool] | None] = contextvars.ContextV
 
 @contextlib.contextmanager
 def beside_training(ended: Callable[[], bool]) -> Iterator[None]:
-    """While the statement runs, in this thread, the device is a training's: what was measured
-    before is taken as it is, however old, and whole steps are not run. Nothing more is compiled
-    once `ended()`.
+    """Marks this thread as planning beside training, while the `with` statement runs. The device is
+    busy with the training: earlier measurements are used whatever their age, and whole steps are
+    not run. Nothing is compiled once `ended()` returns True.
     """
     before = _ENDED.set(ended)
     try:
@@ -52,7 +52,7 @@ def is_beside_training() -> bool:
 
 
 def check_goes_on() -> None:
-    """Raises StepError where the training that a plan is made beside has ended."""
+    """Raises StepError if this thread plans beside a training, and the training has ended."""
     ended = _ENDED.get()
     if ended is not None and ended():
         raise StepError("plan: the training that the plan was made beside has ended")
@@ -60,12 +60,13 @@ def check_goes_on() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """Seconds of jobs in their order, and what is known of them.
+    """The seconds of jobs, and how they were found.
 
-    source: "measured", "xla" or "roofline", of all of them.
-    disturbed: the share of different jobs whose times were measured while the machine was busy.
-    uncertainty: by how much a job may take longer, as a share of its seconds: for measured ones how
-      far the median of the runs lay above the least, which is the time.
+    seconds: the seconds of each job, in the order of the jobs.
+    source: "measured", "xla" or "roofline", for all jobs.
+    disturbed: the share of different jobs that were measured while the machine was busy.
+    uncertainty: how much longer a job may take, as a share of its seconds. The time of a measured
+      job is its least run; the uncertainty is how far the median run was above the least.
     """
 
     seconds: list[float]
@@ -75,17 +76,16 @@ class Times:
 
 
 def job_times(jobs: Sequence[Job], backend, database: Database | None = None) -> Times:
-    """Returns the seconds of each job's whole work, as the backend tells them, or else by a
-    roofline.
+    """Returns the seconds of each job's whole work, from the backend, or else by a roofline.
 
-    jobs: pieces of work; equal ones are timed once.
+    jobs: pieces of work; equal jobs are timed once.
     backend: measures or estimates times, or knows none.
-    database: where times stand that are known, and new ones are written; None means the default.
+    database: stores the times of earlier jobs, and receives new times; None means the default.
 
-    A time is taken from the database, unless it was measured on a busy machine or long ago: then it
-    is measured again. One source serves for all jobs, since times of different sources do not
-    compare. A mesh that is set (`jax.set_mesh`) would divide the pieces, which are priced whole
-    unless they hold a `jax.shard_map`.
+    A time comes from the database. It is measured again if it was measured on a busy machine or
+    long ago. All times have one source, since times of different sources do not compare. A mesh
+    that is set (`jax.set_mesh`) would divide the pieces, so no mesh is set here. Pieces are priced
+    whole unless they hold a `jax.shard_map`.
     """
     with jax.set_mesh(None):
         return _job_times(jobs, backend, database)
@@ -125,10 +125,10 @@ def due(timing: Timing, now: float) -> bool:
 
 
 def _better(old: Timing | None, new: Timing) -> Timing:
-    """Returns what to remember of an earlier measurement and a new one.
+    """Returns the timing to store after a new measurement.
 
-    A quiet new one stands by itself. Of others the least counts, since disturbance only adds; it
-    stays as doubtful as the new one.
+    A new measurement on a quiet machine replaces the old one. Otherwise the lesser time is stored,
+    since disturbance only adds time, with the spread of the new measurement.
     """
     if old is None or new.spread <= BUSY:
         return new

@@ -1,9 +1,9 @@
 """`jaxmem.auto`: finds the layers of a function that has no tags, and makes each layer a block.
 
 `auto` rewrites the loss before it is differentiated. The alternative is to rewrite the step after
-differentiation. Only before do layers have a derivative of their own to decide about, and only
-before can a tag stand where the derivative reads the tensor: inside the rule of a softmax or of a
-tanh.
+differentiation. Only before differentiation do layers have a derivative of their own to decide
+about. Only then can a tag be placed where the derivative reads the tensor: inside the rule of a
+softmax or of a tanh.
 
 A program is inlined, except for calls that bring a derivative of their own. So the user's
 operations run as they are, and results are equal to the last bit.

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from jaxmem._core.assignment import leaves_as_written
 from jaxmem._core.warn import warn
 from jaxmem._model.auto.calls import Call, traced
-from jaxmem._model.auto.rewriter import Rewriter
-from jaxmem._model.auto.step import JittedStep, build_of, planned_step
-from jaxmem._model.auto.unseen import made_before
+from jaxmem._model.auto.gradients import made_before
+from jaxmem._model.auto.step import JittedStep, Rewriter, build_of, planned_step
 from jaxmem._model.layer.graph import is_inexact
 from jaxmem._model.tags.policy import decisions
 from jaxmem._trace.rewrite import is_differentiated
@@ -63,8 +62,9 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
             return step(*args, **kwargs)
         call = traced(function, args, kwargs)
         if is_differentiated(call.closed.jaxpr):
-            # A step; or a loss that holds a gradient, of a function without layers. A step of its
-            # own tells, since a trace may differ from a run, and a second layer has a second label.
+            # A step; or a loss that differentiates a function without layers. A separate planned
+            # step finds out, since a trace may differ from a run, and since every layer that is
+            # found takes a new label.
             trial = planned_step(function, decided)
             trial.within(traced, function, args, kwargs)
             if trial.found:
@@ -83,7 +83,9 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
 
 
 def _warn_of_gradients_made_before(function: Callable) -> None:
-    """Warns of them in what is taken for a loss: it may be a step that returns its loss first."""
+    """Warns if a function that is taken for a loss uses gradient functions that were made before:
+    it may be a step that returns its loss first.
+    """
     if before := made_before(function):
         name = getattr(function, "__name__", type(function).__name__)
         warn(
@@ -93,6 +95,6 @@ def _warn_of_gradients_made_before(function: Callable) -> None:
 
 
 def _is_loss(call: Call) -> bool:
-    """Whether `jax.grad` would take the function: its first result is one number."""
+    """Whether `jax.grad` would accept the function: its first result is a floating-point scalar."""
     first = next(iter(call.closed.out_avals), None)
     return first is not None and first.shape == () and is_inexact(first)

@@ -1,4 +1,6 @@
-"""A call of the user's function as a function of arrays: whatever it takes, returns or changes."""
+"""A call of the user's function as a function of arrays. The user's function may take, return and
+change any objects.
+"""
 
 import dataclasses
 import functools
@@ -15,11 +17,12 @@ from jaxmem._trace.jaxpr import ClosedJaxpr
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A traced call: `closed` from the arrays among its arguments to those that it returns.
+    """A traced call of a function.
 
+    closed: the trace, from the arrays among the arguments to the arrays among the results.
     arrays: the arrays among the arguments.
-    returned: from the results of `closed` to what the function returns; modules that it changes
-      (batch statistics, counts of random keys) are changed by it.
+    returned: a function from the results of `closed` to the result of the call. It also updates
+      the modules that the call changes (batch statistics, counts of random keys).
     """
 
     closed: ClosedJaxpr
@@ -28,7 +31,9 @@ class Call:
 
 
 def traced(function: Callable, args: tuple, kwargs: dict) -> Call:
-    """The call `function(*args, **kwargs)`. What is no array is taken as it is."""
+    """Traces the call `function(*args, **kwargs)`. Arguments that are not arrays are passed
+    unchanged.
+    """
     modules = _Modules.of((args, kwargs))
     (args, kwargs), given = Tree.of(modules.state, _arrays)
     returned: list[Tree] = []
@@ -51,15 +56,15 @@ def traced(function: Callable, args: tuple, kwargs: dict) -> Call:
 
 
 def _arrays(tree) -> list[bool]:
-    """For each leaf, whether it is an array. A NumPy scalar is not: it may be a static argument of
-    `jax.jit`.
+    """Returns for each leaf whether it is an array. A NumPy scalar does not count as an array: it
+    may be a static argument of `jax.jit`.
     """
     return [is_array(a) and not isinstance(a, np.generic) for a in jax.tree.leaves(tree)]
 
 
 class _Modules:
-    """Arguments and keywords, as a tree of arrays. Flax's NNX modules among them are split into
-    their arrays, since the function may change them; a tree without one is taken as it is.
+    """Arguments and keywords, as a tree of arrays. Flax's NNX modules are split into their arrays,
+    since the function may change the modules. A tree without modules is not changed.
     """
 
     def __init__(self, state):
@@ -67,7 +72,7 @@ class _Modules:
 
     @staticmethod
     def of(arguments) -> "_Modules":
-        nnx = sys.modules.get("flax.nnx")  # who has a module has imported it
+        nnx = sys.modules.get("flax.nnx")  # imported, if an argument is a module
         is_module = lambda x: nnx is not None and isinstance(x, nnx.Module)
         leaves, tree = jax.tree.flatten(arguments, is_leaf=is_module)
         if any(map(is_module, leaves)):
@@ -75,21 +80,21 @@ class _Modules:
         return _Modules(arguments)
 
     def called_like(self, function: Callable, pure: Callable) -> Callable:
-        """`pure`, a function of `state`, with the parameters' names of the user's function, so that
-        JAX's errors give an argument's path.
+        """Returns `pure`, a function of `state`, with the parameter names of the user's function,
+        so that JAX's errors have the path of an argument.
         """
         return functools.wraps(function, updated=())(pure)
 
     def merged(self, state):
-        """The arguments with the arrays of `state`."""
+        """Returns the arguments with the arrays of `state`."""
         return state
 
     def changed(self, arguments):
-        """The arrays of modules, after the function had `arguments`."""
+        """Returns the arrays of the modules in `arguments` after the call."""
         return None
 
     def update(self, changed) -> None:
-        """Puts what the function changed into the user's own modules."""
+        """Updates the user's own modules with the arrays `changed`."""
 
 
 class _NNX(_Modules):

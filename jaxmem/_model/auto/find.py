@@ -1,27 +1,41 @@
-"""Finds the layers of a program, wherever they are in it, and makes them blocks."""
+"""Finds the layers of a program, wherever they are in it, and makes them blocks.
+
+Layers are the iterations of a `jax.lax.scan`, or the layers of a Python loop: stretches of a
+program that repeat, which are cut where the fewest bytes cross.
+"""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxmem._core.groups import AUTO, auto_label
-from jaxmem._model.auto.loops import holds_layers_within, is_loop, turn, with_bodies
-from jaxmem._model.auto.repeats import Repeat, between, part, repeats
 from jaxmem._model.layer.block import Layer, layer_of, layers_of
-from jaxmem._model.layer.graph import LayerGraph
-from jaxmem._model.tags.groups import groups_of
+from jaxmem._model.layer.graph import LayerGraph, flops, is_inexact, through, uses_references
 from jaxmem._model.tags.named import is_block
-from jaxmem._trace.branches import branches, with_branches
-from jaxmem._trace.jaxpr import ClosedJaxpr, subjaxprs
-from jaxmem._trace.rewrite import Node, Program, equations, program_of, standing_for
-from jaxmem._trace.source import place_of
+from jaxmem._model.tags.policy import groups_of
+from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, as_closed, as_scan, inside, place_of, text_of
+from jaxmem._trace.primitives import VIEWS
+from jaxmem._trace.rewrite import Node, Program, branches, program_of, standing_for, with_branches
+
+SHARE = 0.6  # of an iteration's FLOPs: an inner loop with more FLOPs is the loop over layers
+SHORTEST = 4  # operations: a shorter stretch that repeats is not a layer
+# Equal layers differ in these parameters: they say where a layer's share is stored, or are
+# addresses.
+_PLACES = {
+    "start_indices", "limit_indices", "name", "sharding", "jvp_jaxpr_fun", "jvp_jaxpr_thunk",
+    "fwd_jaxpr_thunk", "bwd", "debug_info",
+}  # fmt: skip
 
 
 class Finder:
-    """Makes blocks of layers, decided by `plan`.
+    """Makes blocks of layers, under the decisions of `plan`.
 
     plan: an object that makes decisions.
-    first: how many labels are taken already, by other functions of the same step.
-    found: the layers, in order; those of one stretch of equal layers have one label.
+    first: number of labels that other functions of the step have taken.
+    found: the layers, in order. Equal layers of one stretch have one label.
     """
 
     def __init__(self, plan, first: int = 0):
@@ -31,8 +45,9 @@ class Finder:
         self._started: dict[int, int] = {}
 
     def with_blocks(self, program: Program) -> Program:
-        """`program` with its layers as blocks: scans over layers, else the layers of Python loops,
-        else what is inside conditionals and calls that stay whole.
+        """Returns `program` with its layers as blocks. The layers are the iterations of scans. If
+        there are none, they are the layers of Python loops, and if there are none of these either,
+        the layers inside conditionals and `shard_map`s.
         """
         before = self.labels
         graph = LayerGraph(program, ())
@@ -46,35 +61,35 @@ class Finder:
         return auto_label(self.labels)
 
     def _loop(self, node: Node, graph: LayerGraph) -> Node:
-        """A scan over layers with each turn a block, what holds such scans with them as blocks, and
-        any other node as it is.
+        """Returns a scan over layers with each iteration as a block; a node that contains such
+        scans, with blocks inside; and any other node unchanged.
         """
         if is_block(node.eqn) or _holds_blocks(node):
-            return node  # the user's own blocks are taken as they are
+            return node  # the user's own blocks are not changed
         if inner := branches(node):
             return with_branches(node, [lambda *x, c=c: self._run(c, x) for c in inner])
         if not is_loop(node):
             return node
-        program, activations = turn(node, read, graph)
+        program, activations = turn(node, graph)
         if holds_layers_within(program):
             blocks = self.with_blocks(program)
             turns = node.eqn.params["length"]
-            return with_bodies(node, [(0, turns, lambda *inputs: blocks.run(inputs))])
+            return with_bodies(node, {range(turns): lambda *inputs: blocks.run(inputs)})
         found = layer_of(program, activations, self._label())
         turns = node.eqn.params["length"]
         layer = dataclasses.replace(found, place=place_of(node.eqn), turns=turns)
         self.found.append(layer)
         groups = groups_of(self.plan, layer.label, turns)
-        blocks = zip(groups, layer.blocks(groups, prevent_cse=False))
-        return with_bodies(node, [(g.start, g.stop, block) for g, block in blocks])
+        return with_bodies(node, layer.blocks(groups, prevent_cse=False))
 
-    def _unrolled(self, program: Program, stretches: list[Repeat]) -> Program:
-        """The layers of Python loops as blocks: those of one stretch share their decisions."""
+    def _unrolled(self, program: Program, stretches: list[range]) -> Program:
+        """Makes blocks of the layers of Python loops. The layers of one stretch share decisions."""
         nodes: list[Node] = []
         done = 0
         for stretch in stretches:
             nodes += program.nodes[done : stretch.start]
-            label, layers = self._label(), list(stretch.layers())
+            label = self._label()
+            layers = [(low, low + stretch.step) for low in stretch]
             parts = [part(program, low, high) for low, high in layers]
             alike = layers_of(parts, between(program, layers), label)
             places = [place_of(program.nodes[low].eqn) for low, _ in layers]
@@ -83,16 +98,17 @@ class Finder:
             ]
             ends = [program.nodes[high - 1] for _, high in layers]
             groups = groups_of(self.plan, label, len(layers))
-            group_of = [i for i, g in enumerate(groups) for _ in range(g.start, g.stop)]
-            for end, layer, i in zip(ends, alike, group_of):
-                nodes.append(_segment(end, layer, layer.blocks(groups, prevent_cse=True)[i]))
+            for number, (end, layer) in enumerate(zip(ends, alike)):
+                blocks = layer.blocks(groups, prevent_cse=True)
+                block = next(b for group, b in blocks.items() if number in group)
+                nodes.append(_segment(end, layer, block))
             done = layers[-1][1]
         return dataclasses.replace(program, nodes=(*nodes, *program.nodes[done:]))
 
     def _run(self, closed, operands) -> list:
-        """A program inside another, with its layers as blocks. It is read while it is traced, since
-        only then its mesh axes have a meaning. JAX may trace it again: the layers' labels are then
-        those of the first time.
+        """Runs an inner program with its layers as blocks. The program is read while it is traced,
+        since only then its mesh axes have a meaning. If JAX traces it again, its layers get the
+        labels of the first trace.
         """
         highest = self.labels
         self.labels = self._started.setdefault(id(closed), highest)
@@ -102,7 +118,7 @@ class Finder:
 
 
 def _segment(last: Node, layer: Layer, block: Callable) -> Node:
-    """One node that runs `block` in the place of a layer's nodes.
+    """Returns one node that runs `block` in place of a layer's nodes.
 
     last: the last node of the layer.
     block: the layer as a function of its inputs.
@@ -113,9 +129,226 @@ def _segment(last: Node, layer: Layer, block: Callable) -> Node:
 
 
 def read(closed: ClosedJaxpr) -> Program:
-    """A trace as a program, in which the blocks that a plan decides already stay whole."""
+    """Returns a trace as a program. Blocks that a plan already decides are single nodes."""
     return program_of(closed, is_block)
 
 
 def _holds_blocks(node: Node) -> bool:
-    return any(is_block(eqn) for inner in subjaxprs(node.eqn) for eqn in equations(inner))
+    return any(map(is_block, inside(node.eqn)))
+
+
+def is_loop(node: Node) -> bool:
+    """Whether the node is a scan of at least two iterations that multiply matrices, and neither
+    reads nor writes a `jax.Ref`.
+    """
+    turns = node.eqn.params["length"] if node.primitive == "scan" else 0
+    return turns > 1 and flops(node) > 0 and not uses_references(node)
+
+
+def turn(node: Node, graph: LayerGraph) -> tuple[Program, list[int]]:
+    """Returns one iteration of a scan as a program, and its activations: the floating-point arrays
+    that the scan carries. If it carries none, the activations are its slices of computed values,
+    such as the chunks of a loss.
+
+    graph: the program that contains the scan.
+    """
+    scan = as_scan(node.eqn)
+    assert scan is not None
+    program = read(as_closed(node.eqn.params["jaxpr"]))
+    first = scan.consts + scan.carry
+    floating = lambda v: is_inexact(program.avals[v]) and program.avals[v].ndim > 0
+    carried = [v for v in program.inputs[scan.consts : first] if floating(v)]
+    if carried:
+        return program, carried
+    sliced = zip(program.inputs[first:], node.inputs[first:])
+    return program, [v for v, whole in sliced if floating(v) and _computed(graph, whole)]
+
+
+def _computed(graph: LayerGraph, value) -> bool:
+    """Whether an operation other than a view makes the value."""
+    source, _ = through(graph, value, lambda made: made.primitive in VIEWS)
+    return source in graph.maker
+
+
+def holds_layers_within(program: Program) -> bool:
+    """Whether most FLOPs of an iteration are an inner loop over layers: the iteration is then a
+    microbatch, for example.
+    """
+    total = sum(map(flops, program.nodes))
+    return any(is_loop(n) and _slices(n) and flops(n) > SHARE * total for n in program.nodes)
+
+
+def _slices(node: Node) -> bool:
+    """Whether a scan reads a slice of an array in each iteration, as layers read parameters."""
+    scan = as_scan(node.eqn)
+    assert scan is not None
+    return scan.consts + scan.carry < len(node.inputs)
+
+
+def with_bodies(node: Node, bodies: Mapping[range, Callable]) -> Node:
+    """Returns the scan with other bodies, which are functions from the inputs of an iteration to
+    its outputs.
+
+    bodies: the body of each range of iterations, in the order in which they run. Each body runs in
+      a scan of its own, and the sliced arrays are divided among the scans.
+    """
+    scan = as_scan(node.eqn)
+    assert scan is not None
+    consts, carry, params = scan.consts, scan.carry, node.eqn.params
+    turns, backward = params["length"], params["reverse"]
+
+    def slices(array, group: range):
+        if len(group) == turns:
+            return array
+        first = turns - group.stop if backward else group.start
+        return array[first : first + len(group)]
+
+    def call(*operands):
+        carried, sliced = operands[consts : consts + carry], operands[consts + carry :]
+        pieces = []
+        for group, step in bodies.items():
+            carried, stacked = jax.lax.scan(
+                _body(step, operands[:consts], carry),
+                tuple(carried),
+                tuple(slices(x, group) for x in sliced),
+                length=len(group),
+                reverse=backward,
+                unroll=params["unroll"],
+            )
+            pieces.append(stacked)
+        if len(pieces) == 1:
+            return (*carried, *pieces[0])
+        in_place = pieces[::-1] if backward else pieces
+        return (*carried, *(jnp.concatenate(each) for each in zip(*in_place)))
+
+    return dataclasses.replace(node, call=call)
+
+
+def _body(step: Callable, whole: Sequence, carry: int) -> Callable:
+    """Returns a scan's body that calls `step(*whole, *carried, *sliced)`. `whole` are the arrays
+    that every iteration reads, and `carry` is the number of carried arrays.
+    """
+
+    def body(carried, sliced):
+        results = step(*whole, *carried, *sliced)
+        return tuple(results[:carry]), tuple(results[carry:])
+
+    return body
+
+
+def repeats(program: Program) -> list[range]:
+    """Returns the repeated stretches with matrix products, in order. A stretch is the range of the
+    first nodes of its layers; the step of the range is the number of nodes of a layer. The stretch
+    with most FLOPs is found first, then stretches before and after it.
+    """
+    kinds = _kinds(program)
+    work = np.array([flops(node) for node in program.nodes])
+    crossing = _crossing(program)
+
+    def within(low: int, high: int) -> list[range]:
+        found = _longest(kinds[low:high], work[low:high])
+        if found is None:
+            return []
+        start, period, length = found
+        cut = _cut(low + start, period, length, work, crossing)
+        return [*within(low, cut.start), cut, *within(cut.stop, high)]
+
+    return within(0, len(program.nodes))
+
+
+def _kinds(program: Program) -> np.ndarray:
+    """Returns a number for each node. Equal operations on equal shapes have equal numbers."""
+    known: dict[tuple, int] = {}
+    return np.array([known.setdefault(_kind(program, n), len(known)) for n in program.nodes], int)
+
+
+def _kind(program: Program, node: Node) -> tuple:
+    if uses_references(node):
+        return (id(node),)  # unlike all other nodes, so that it is in no layer
+    aval = lambda v: v.aval if isinstance(v, Literal) else program.avals[v]
+    shapes = [(aval(v).str_short(), isinstance(v, Literal)) for v in node.inputs]
+    results = [aval(v).str_short() for v in node.outputs]
+    params = sorted((k, text_of(v)) for k, v in node.eqn.params.items() if k not in _PLACES)
+    return node.primitive, str(shapes), str(results), str(params)
+
+
+def _longest(kinds: np.ndarray, work: np.ndarray) -> tuple[int, int, int] | None:
+    """Returns (start, period, length) of the periodic stretch with most FLOPs. If several have
+    equally many FLOPs, it is the stretch with the shortest period.
+    """
+    total = np.concatenate([[0.0], np.cumsum(work)])
+    best, found = 0.0, None
+    for period in range(SHORTEST, len(kinds) // 2 + 1):
+        equal = np.concatenate([[0], kinds[:-period] == kinds[period:], [0]]).astype(np.int8)
+        edges = np.flatnonzero(np.diff(equal))
+        for start, stop in zip(edges[::2], edges[1::2]):
+            count = (stop - start) // period + 1
+            covered = total[start + count * period] - total[start]
+            if count > 1 and covered > best * (1 + 1e-9) and total[start + period] > total[start]:
+                best, found = covered, (int(start), period, int(stop - start) + period)
+    return found
+
+
+def _cut(start: int, period: int, length: int, work, crossing) -> range:
+    """Cuts a stretch into layers where the fewest bytes cross, among the cuts that leave out the
+    fewest FLOPs.
+    """
+
+    def layers(offset: int) -> range:
+        first, count = start + offset, (length - offset) // period
+        return range(first, first + count * period, period)
+
+    def rank(cut: range) -> tuple:
+        bytes_across = crossing[cut.start] + crossing[cut.start + period]
+        return -round(float(work[cut.start : cut.stop].sum() / max(work.sum(), 1)), 3), bytes_across
+
+    offsets = range(min(period, length - 2 * period + 1))
+    return min(map(layers, offsets), key=rank)
+
+
+def _crossing(program: Program) -> np.ndarray:
+    """Returns, for each position, the bytes of the values that earlier nodes make and that later
+    nodes read.
+    """
+    graph = LayerGraph(program, ())
+    last = {v: i for i, node in enumerate(program.nodes) for v in node.reads}
+    last |= dict.fromkeys(graph.outputs, len(program.nodes))
+    change = np.zeros(len(program.nodes) + 2)
+    for v, i in graph.order.items():
+        if i >= 0 and last.get(v, -1) > i:
+            change[i + 1] += graph.bytes(v)
+            change[last[v] + 1] -= graph.bytes(v)
+    return np.cumsum(change)
+
+
+def between(program: Program, layers: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Returns for each layer its activations: the values that it takes from the previous layer.
+
+    They are found in the second layer, and have the same positions in the other layers.
+    """
+    nodes = program.nodes
+    (start, stop), (second, end) = layers[:2]
+    before = {v for node in nodes[start:stop] for v in node.outputs}
+    graph = LayerGraph(program, ())
+    places = [
+        (i, j)
+        for i, node in enumerate(nodes[second:end])
+        for j, v in enumerate(node.inputs)
+        if isinstance(v, int) and v in before and graph.inexact(v)
+    ]
+    taken = ([nodes[low + i].inputs[j] for i, j in places] for low, _ in layers)
+    return [list(dict.fromkeys(v for v in each if isinstance(v, int))) for each in taken]
+
+
+def part(program: Program, low: int, high: int) -> Program:
+    """Returns nodes `low` to `high` as a program. Its inputs are the values that the nodes read,
+    and its outputs are the values that later nodes read.
+    """
+    nodes = program.nodes[low:high]
+    made = {v for node in nodes for v in node.outputs}
+    reads = dict.fromkeys(v for node in nodes for v in node.reads if v not in made)
+    later = {v for node in program.nodes[high:] for v in node.reads}
+    later |= {v for v in program.outputs if isinstance(v, int)}
+    outputs = tuple(v for node in nodes for v in node.outputs if v in later)
+    inputs = tuple(v for v in reads if v not in program.constants)
+    return dataclasses.replace(program, nodes=nodes, inputs=inputs, outputs=outputs)

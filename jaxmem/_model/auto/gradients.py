@@ -11,10 +11,15 @@ and a jitted step is called as it is, with its options.
 
 Wrapping the functions that `jax.grad` itself calls would see more, but would depend on private
 files of JAX.
+
+A gradient function that was made before the step was traced cannot be replaced: `grad_fn =
+jax.grad(loss)` at the top of a module is a function of JAX when the step calls it. `made_before`
+finds these functions, so that an error can name the line to change.
 """
 
 import contextlib
 import functools
+import itertools
 import sys
 import threading
 import types
@@ -25,30 +30,32 @@ from typing import Any
 import jax
 
 NAMES = ("grad", "value_and_grad", "vjp")  # of `jax`
+_DEPTH = 3  # functions of the user that call each other
 _JAX = ("jax.", "jaxlib.")  # modules of JAX itself call each other as before
 
-# What is put in the place of a function that is differentiated, as a weak reference, since jit's
-# caches hold their keys for as long as there are such caches; None where nothing is.
+# The method that returns the replacement of a differentiated function, as a weak reference, since
+# jit's caches keep their keys alive; None if functions are not replaced.
 _instead = jax.make_user_context(default_value=None)
 
 
 class _Differentiators:
-    """Where modules name the functions that differentiate, and what stands there now.
+    """The names of JAX's gradient functions in all modules, and their current values.
 
-    To look through all modules takes milliseconds, so it is done again only where there are others.
+    A search through all modules takes milliseconds, so it is repeated only if there are new
+    modules.
     """
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._calls = 0  # how many of them want the wrappers there
+        self._calls = 0  # number of calls that need the wrappers now
         self._modules = 0
         self._found: list[tuple[dict, str]] = []  # in modules
-        self._also: list[tuple[dict, str]] = []  # in what the calls of now named
+        self._also: list[tuple[dict, str]] = []  # in the namespaces that current calls passed
 
     def enter(self, also: dict, look: bool) -> None:
-        """Puts the wrappers where JAX's own functions are.
+        """Replaces JAX's own functions by the wrappers.
 
-        look: whether to look through all modules in any case.
+        look: whether to search all modules in any case.
         """
         with self._lock:
             self._calls += 1
@@ -57,7 +64,9 @@ class _Differentiators:
             self._put(_originals(), _wrappers())
 
     def leave(self) -> None:
-        """Puts JAX's own functions back after the last call, in modules imported meanwhile too."""
+        """Restores JAX's own functions after the last call, also in modules that were imported
+        during the call.
+        """
         with self._lock:
             self._calls -= 1
             if not self._calls:
@@ -73,7 +82,7 @@ class _Differentiators:
     def _put(self, old: dict[str, Any], new: dict[str, Any]) -> None:
         by_id = {id(old[name]): new[name] for name in NAMES}
         for names, name in (*self._found, *self._also):
-            if id(names.get(name)) in by_id:  # else the user has put something else there
+            if id(names.get(name)) in by_id:  # otherwise the user has changed the name's value
                 names[name] = by_id[id(names[name])]
 
 
@@ -84,7 +93,7 @@ def _namespaces() -> Iterator[dict]:
 
 
 def _named_in(namespaces: Iterable[dict]) -> list[tuple[dict, str]]:
-    """Where one of the functions, or of their wrappers, has a name."""
+    """Returns each namespace and name of a gradient function or of a wrapper."""
     wanted = {id(f) for f in (*_originals().values(), *_wrappers().values())}
     return [(d, name) for d in namespaces for name, f in list(d.items()) if id(f) in wanted]
 
@@ -94,15 +103,14 @@ _places = _Differentiators()
 
 @contextlib.contextmanager
 def differentiating(instead: types.MethodType, also: dict, look: bool = False) -> Iterator[None]:
-    """For as long as it is entered, this thread's gradients of f are those of `instead(f)`.
+    """A context in which this thread differentiates `instead(f)` in place of f.
 
-    Only the outermost ones are: a function that is differentiated may differentiate others.
+    Only outermost gradients are replaced: a differentiated function may differentiate others.
 
-    instead: a method that takes a function and returns what is differentiated in its place. Its
-      object's identity is part of the keys of jit's caches, so what was traced without it is not
-      taken for what is traced with it.
-    also: a module's names that may not be among Python's modules, such as a notebook's.
-    look: whether to look through all modules in any case.
+    instead: a method from a function to its replacement. The identity of the method's object is
+      part of the keys of jit's caches, so jit does not reuse a trace that was made without it.
+    also: a namespace that may not be among Python's modules, such as a notebook's.
+    look: whether to search all modules in any case.
     """
     _places.enter(also, look)
     try:
@@ -124,7 +132,7 @@ def _wrappers() -> dict[str, Any]:
 
 
 def _of_a_function(differentiate: Callable) -> Callable:
-    """jax.grad and jax.value_and_grad, which return a function."""
+    """Wraps jax.grad and jax.value_and_grad, which return a function."""
 
     @functools.wraps(differentiate)
     def wrapped(fun, *args, **kwargs):
@@ -144,7 +152,7 @@ def _of_a_function(differentiate: Callable) -> Callable:
 
 
 def _of_a_call(differentiate: Callable) -> Callable:
-    """jax.vjp, which calls the function at once."""
+    """Wraps jax.vjp, which calls the function at once."""
 
     @functools.wraps(differentiate)
     def wrapped(fun, *primals, **kwargs):
@@ -155,3 +163,106 @@ def _of_a_call(differentiate: Callable) -> Callable:
             return differentiate(instead()(fun), *primals, **kwargs)
 
     return wrapped
+
+
+def made_before(step: Callable) -> list[str]:
+    """Returns the gradient functions in a step's code, such as "grad_fn (of loss, train.py:12)"."""
+    found: dict[str, None] = {}
+    _search(step, _DEPTH, found, set())
+    return list(found)
+
+
+def innermost(function):
+    """Returns the function inside all decorators and partials."""
+    return _wrapped(function)[-1]
+
+
+def _search(function, depth: int, found: dict[str, None], seen: set[int]) -> None:
+    for inner in _wrapped(function):
+        if not isinstance(inner, types.FunctionType) or id(inner) in seen:
+            continue
+        seen.add(id(inner))
+        for name, value in _named_by(inner):
+            if (way := _partial_of(value)) is not None:
+                found[f"{name} (a partial of jax.{way})"] = None
+            elif (differentiated := _differentiated(value)) is not None:
+                code = getattr(differentiated, "__code__", None)
+                where = f", {code.co_filename}:{code.co_firstlineno}" if code else ""
+                found[f"{name} (of {_name(differentiated)}{where})"] = None
+            elif depth > 0 and callable(value) and _is_of_the_user(value, inner):
+                _search(value, depth - 1, found, seen)
+
+
+def _named_by(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    """Yields the variables that a function's code reads by name: module variables, and variables of
+    enclosing functions.
+    """
+    codes = [function.__code__]
+    for code in codes:
+        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    names = {name for code in codes for name in code.co_names}
+    yield from ((n, function.__globals__[n]) for n in sorted(names & {*function.__globals__}))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+
+
+def _is_of_the_user(value, function: types.FunctionType) -> bool:
+    """Whether a function `value` comes from the package of `function`."""
+    package = lambda f: (getattr(f, "__module__", None) or "").partition(".")[0]
+    return package(value) == package(function)
+
+
+def _wrapped(function) -> list:
+    """Returns the function, and the functions that its decorators and partials wrap."""
+    chain = []
+    while function is not None and len(chain) < 20:
+        chain.append(function)
+        function = getattr(function, "__func__", None) or (
+            function.func
+            if isinstance(function, functools.partial)
+            else getattr(function, "__wrapped__", None)
+        )
+    return chain
+
+
+def _differentiated(value):
+    """Returns the function that a gradient function of JAX differentiates; None if `value` is not a
+    gradient function.
+    """
+    chain = _wrapped(value)
+    for outer, inner in itertools.pairwise(chain):
+        if getattr(outer, "__code__", None) in _codes_of_gradients():
+            return inner
+    return None
+
+
+def _partial_of(value) -> str | None:
+    """Returns the name of the JAX function in a `functools.partial` of jax.grad, value_and_grad or
+    vjp; else None.
+    """
+    ways = {"grad": jax.grad, "value_and_grad": jax.value_and_grad, "vjp": jax.vjp}
+    if not isinstance(value, functools.partial):
+        return None
+    return next((name for name, way in ways.items() if value.func is way), None)
+
+
+@functools.cache
+def _codes_of_gradients() -> frozenset:
+    """Returns the code of the functions that jax.grad and jax.value_and_grad return."""
+    found = set()
+    for has_aux in (False, True):
+        for differentiate in (jax.grad, jax.value_and_grad):
+            # The wrapper next to the function itself: outer wrappers belong to other functions too.
+            found.add(_wrapped(differentiate(_nothing, has_aux=has_aux))[-2].__code__)
+    return frozenset(found)
+
+
+def _nothing(x):
+    return x
+
+
+def _name(function) -> str:
+    return getattr(function, "__name__", type(function).__name__)

@@ -1,4 +1,4 @@
-"""What `auto` sees in a step, to be shown: its layers, and the tensors in them that get a tag."""
+"""The layers that `auto` finds in a step, and the tensors that it tags, for display."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._model.auto.step import planned_step
 from jaxmem._model.layer.block import Layer
 from jaxmem._model.layer.graph import LayerGraph
-from jaxmem._trace.source import place_of
+from jaxmem._trace.jaxpr import place_of
 from jaxmem._trace.step import trace
 
 
@@ -16,10 +16,11 @@ from jaxmem._trace.step import trace
 class SeenTag:
     """A tensor that `auto` tags.
 
-    name, kind, shape, dtype: those of the tag.
-    bytes: those of the tensor in one layer.
-    why: why it was picked.
-    place: the user's file and line that computes it; "" for the layer's input.
+    name, kind: the tag's name and kind.
+    shape, dtype: the tensor's shape and dtype.
+    bytes: the tensor's bytes in one layer.
+    why: why the tensor gets a tag, in words.
+    place: the user's file and line that computes the tensor; "" for the layer's input.
     """
 
     name: str
@@ -35,10 +36,10 @@ class SeenTag:
 class SeenLayers:
     """Layers that share their decisions.
 
-    label: the block's, in a plan.
-    count: how many layers there are.
-    place: the user's file and line of the first one, or of the loop over them.
-    tags: those of a layer.
+    label: the label of the block in a plan.
+    count: number of layers.
+    place: the user's file and line of the first layer, or of the loop over layers.
+    tags: the tags of a layer.
     """
 
     label: str
@@ -60,8 +61,8 @@ class SeenLayers:
 
 
 def seen(step: Callable, args: tuple) -> tuple[SeenLayers, ...]:
-    """Returns what `auto` finds in a step for these arguments, of which shapes and dtypes are
-    enough. Raises StepError where it finds nothing.
+    """Returns the layers that `auto` finds in a step for these arguments, or for their shapes and
+    dtypes. Raises StepError if it finds none.
     """
     nothing = Assignment.nothing()
     layers: list[Layer] = []
@@ -69,7 +70,7 @@ def seen(step: Callable, args: tuple) -> tuple[SeenLayers, ...]:
     trace(lambda plan: planned, nothing, args)
     by_label: dict[str, dict[int, Layer]] = {}
     for layer in layers:
-        # A layer in a conditional or a shard_map is found again when that is traced again.
+        # A layer in a conditional or a shard_map is found again if JAX traces it again.
         number = id(layer.program.nodes[0].eqn)
         by_label.setdefault(layer.label, {}).setdefault(number, layer)
     return tuple(_together([*layers.values()]) for layers in by_label.values())

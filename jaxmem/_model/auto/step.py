@@ -1,20 +1,28 @@
-"""A training step that differentiates functions itself, with the layers of these as blocks."""
+"""Makes blocks of the layers in a training step, in each function that the step differentiates."""
 
 import functools
+import inspect
+import math
 from collections.abc import Callable
+from typing import Any
 
 from jaxmem._core.assignment import Decisions, leaves_as_written
-from jaxmem._model.auto.gradients import NAMES, differentiating
-from jaxmem._model.auto.rewriter import Rewriter
-from jaxmem._model.auto.unseen import innermost, made_before
+from jaxmem._model.auto.calls import Call, traced
+from jaxmem._model.auto.find import Finder, read
+from jaxmem._model.auto.gradients import NAMES, differentiating, innermost, made_before
 from jaxmem._model.layer.block import Layer
+from jaxmem._model.layer.graph import flops, uses_references
 from jaxmem._model.tags.policy import decisions
+from jaxmem._trace.jaxpr import place_of
+from jaxmem._trace.rewrite import Node, Program
 from jaxmem.errors import NoLayersError, StepError
+
+_SHOWN = 3  # loops
 
 
 def build_of(step: Callable) -> Callable:
-    """The function that `jaxmem.plan` takes: from a plan to the step under it, and from None, or a
-    plan that leaves the step as it is written, to the step itself.
+    """Returns the function `build` for `jaxmem.plan`: `build(plan)` is the step under a plan. For
+    None, and for a plan that leaves the step as written, it is the step itself.
     """
 
     def auto(plan, *others):
@@ -34,44 +42,44 @@ def build_of(step: Callable) -> Callable:
 def planned_step(
     step: Callable, decided: Decisions, layers: list[Layer] | None = None
 ) -> "PlannedStep":
-    """The step under a plan; one that is jitted keeps what was said to jit. `layers` is where those
-    that are found are put, for who wants to see them.
+    """Returns the step under a plan. A jitted step keeps the options of its jit. The layers that
+    are found are appended to `layers`.
     """
     return (JittedStep if hasattr(step, "trace") else PlannedStep)(step, decided, layers)
 
 
 class PlannedStep:
-    """A step in which every function that it differentiates has its layers as blocks."""
+    """A step with blocks of the layers of every function that it differentiates."""
 
     def __init__(self, step: Callable, decided: Decisions, layers: list[Layer] | None = None):
-        """layers: where those that are found are put, for who wants to see them."""
+        """layers: the list to which the layers that are found are appended."""
         self._step = step
         self._rewriter = Rewriter(decided, layers)
         functools.update_wrapper(self, step, updated=())
 
     @property
     def found(self) -> bool:
-        """Whether a layer was found until now."""
+        """Whether a layer has been found."""
         return self._rewriter.found
 
     def __call__(self, *args, **kwargs):
         return self._checked(self._step, args, kwargs)
 
     def within(self, function: Callable, *args, **kwargs):
-        """Calls `function`, with the gradients that it takes being those of the planned step."""
+        """Calls `function`. The functions that it differentiates have blocks of their layers."""
         names = getattr(innermost(self._step), "__globals__", {})
         with differentiating(self._rewriter.with_blocks, names, look=not self.found):
             return function(*args, **kwargs)
 
     def _checked(self, function: Callable, args: tuple, kwargs: dict):
-        """Calls the step, or what traces it. Raises NoLayersError if no layer is found in it."""
+        """Calls the step, or its `trace` or `lower`. Raises NoLayersError if no layer is found."""
         result = self.within(function, *args, **kwargs)
         if not self.found:
             raise self.no_layers()
         return result
 
     def no_layers(self) -> NoLayersError:
-        """The error of a step in which no layer was found."""
+        """Returns the error for a step without layers."""
         if self._rewriter.error is not None:
             return self._rewriter.error
         name = getattr(self._step, "__name__", type(self._step).__name__)
@@ -86,10 +94,91 @@ class PlannedStep:
 
 
 class JittedStep(PlannedStep):
-    """A step of `jax.jit` or `nnx.jit`, which is traced and lowered as before."""
+    """A step of `jax.jit` or `nnx.jit`, with its `trace` and `lower`."""
 
     def trace(self, *args, **kwargs):
         return self._checked(self._step.trace, args, kwargs)  # pyright: ignore
 
     def lower(self, *args, **kwargs):
         return self._checked(self._step.lower, args, kwargs)  # pyright: ignore
+
+
+class Rewriter:
+    """Rewrites the functions of one loss or step. The layers of different functions have different
+    labels.
+
+    It stores no program: a training loop may call it in every step.
+
+    found: whether a layer has been found.
+    error: the error for a step without layers, about the function with most FLOPs; None before the
+      first function.
+    """
+
+    def __init__(self, decided: Decisions, layers: list[Layer] | None = None):
+        """layers: the list to which the layers that are found are appended."""
+        self.found = False
+        self.error: NoLayersError | None = None
+        self._layers = layers
+        self._work = -1.0  # FLOPs of the function that `error` is about
+        self._decided = decided
+        self._labels = 0
+        self._first: dict[Any, int] = {}
+
+    def with_blocks(self, function: Callable) -> Callable:
+        """Returns `function` with its layers as blocks. It computes the same if there are none."""
+
+        @functools.wraps(function, updated=())
+        def rewritten(*args, **kwargs):
+            return self.result(function, traced(function, args, kwargs))
+
+        return rewritten
+
+    def result(self, function: Callable, call: Call):
+        """Computes the result of a traced call of `function`, with its layers as blocks."""
+        program = read(call.closed)
+        # JAX may trace the function again, such as for other shapes: its layers keep their labels.
+        code = getattr(inspect.unwrap(function), "__code__", type(function))
+        operations = tuple(node.primitive for node in program.nodes)
+        first = self._first.setdefault((code, operations), self._labels)
+        finder = Finder(self._decided, first)
+        # Conditionals and shard_maps are searched when JAX traces them, in `run`.
+        results = finder.with_blocks(program).run(call.arrays)
+        self._labels = max(self._labels, finder.labels)
+        self.found = self.found or bool(finder.found)
+        if self._layers is not None:
+            self._layers += finder.found
+        if not self.found and (work := sum(map(flops, program.nodes))) > self._work:
+            self._work, self.error = work, _no_layers(function, program)
+        return call.returned(results)
+
+
+def _no_layers(function: Callable, program: Program) -> NoLayersError:
+    """Returns the error, with the largest loops and why each is not a loop over layers."""
+    name = getattr(function, "__name__", type(function).__name__)
+    loops = [n for n in program.nodes if n.primitive in ("scan", "while")]
+    largest = sorted(loops, key=_size, reverse=True)[:_SHOWN]
+    looked_at = "; ".join(f"the {n.primitive} at {place_of(n.eqn)}: {_why(n)}" for n in largest)
+    products = sum(flops(n) > 0 for n in program.nodes)
+    rest = f"of {products} matrix products outside loops, no layers of equal operations repeat"
+    return NoLayersError(
+        f"auto: no layer was found in {name!r} ({looked_at or 'it has no loop'}; {rest}). Layers"
+        " are the turns of a jax.lax.scan, or equal ones after each other, that multiply matrices"
+        " or convolve. Wrap a layer by hand: jax.checkpoint(layer,"
+        " policy=jaxmem.remat_policy(plan))"
+    )
+
+
+def _size(node: Node) -> float:
+    """Returns the size of a loop: its FLOPs, or for a loop without FLOPs its number of values."""
+    values = sum(math.prod(getattr(v.aval, "shape", ())) for v in node.eqn.outvars)
+    return flops(node) or values * 1e-9
+
+
+def _why(node: Node) -> str:
+    if node.primitive == "while":
+        return "a while loop has no derivative; a fori_loop of a known number of turns is a scan"
+    if flops(node) == 0:
+        return "its turns hold no matrix product"
+    if uses_references(node):
+        return "its turns read or write a jax.Ref, which no block may"
+    return "it has one turn" if node.eqn.params["length"] < 2 else "its blocks are planned already"

@@ -1,7 +1,7 @@
 """The INT4 codecs of Adacc 3.2 that quantize a whole tensor: two codes to a byte, and scales.
 
-The arithmetic and the layout of codes are those of `jaxmem_kernels`; here tensors of any shape
-become the rows that it takes.
+`jaxmem_kernels` quantizes rows, and defines the layout of codes. This file reshapes tensors of any
+shape to rows.
 """
 
 import abc
@@ -9,70 +9,61 @@ import dataclasses
 import math
 from typing import ClassVar
 
-import jax.numpy as jnp
+import jaxmem_kernels as kernels
+from jaxmem._model.codecs.base import NamedCodec, check_flag, check_integer, dtype_of, scale_name
 
-from jaxmem._model.codecs.base import Checked
-from jaxmem._model.codecs.forms import (
-    ChannelwiseSymmetricForm,
-    GroupedAsymmetricForm,
-    GroupedSymmetricForm,
-    NaivePerTokenForm,
-    QuantizedForm,
-)
-from jaxmem_kernels import (
-    as_rows,
-    dequantize,
-    dequantize_by,
-    dequantize_offset,
-    fitted,
-    folded,
-    greatest,
-    quantize,
-    quantize_by,
-    quantize_channelwise,
-    quantize_offset,
-    scale_of,
-    wide_dtype,
-)
-
-# Of the codecs with scales by row: how many values of a row share bytes, half with half. A divisor
-# of the row's width, since no row is then filled up; below the least, all of the row.
+# `_ByRows` packs PACKED values of a row at once, the first half with the second half, or the
+# largest number of values that divides both PACKED and the width of the row, so that no row is
+# padded. If that number is below LEAST_PACKED, `_ByRows` packs the whole row at once.
 PACKED, LEAST_PACKED = 64, 16
 
 
-class _Int4(Checked, QuantizedForm, abc.ABC):
-    """What the four have in common.
+class _Int4(NamedCodec, abc.ABC):
+    """Codecs that quantize a whole tensor, with the checks of their fields. A codec without one of
+    the fields has the value that is declared here, and its text omits the field.
 
-    scale_sets: how many arrays of scales or offsets stand beside the codes.
+    scale_sets: number of arrays of scales or offsets that are stored with the codes.
     """
 
     scale_sets: ClassVar[int] = 1
+    group: int = 2
+    scale: str = "bfloat16"
+    stochastic: bool = False
+    seed: int = 0
+
+    def __post_init__(self):
+        # `scale` may be a dtype and is stored as its name; a frozen dataclass allows no assignment.
+        object.__setattr__(self, "scale", scale_name(self.name, self.scale))
+        check_integer(self.name, "group", self.group, 2, multiple=2)
+        check_flag(self.name, "stochastic", self.stochastic)
+        check_integer(self.name, "seed", self.seed, 0, most=2**32 - 1)
 
     @abc.abstractmethod
     def counts(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Returns the bytes of the codes of a tensor of this shape, and how many scales each set of
-        them has.
+        """Returns the number of bytes of codes for a tensor of this shape, and the number of scales
+        in each array of scales.
         """
 
     def nbytes(self, shape, dtype) -> int:
         self.check(shape, dtype)
         codes, scales = self.counts(tuple(shape))
-        return codes + self.scale_sets * scales * jnp.dtype(self.scale).itemsize
+        return codes + self.scale_sets * scales * dtype_of(self.scale).itemsize
 
 
 class _Grouped(_Int4):
-    """Codecs whose scales are of groups of neighbours in the flat array.
+    """Codecs with one scale for each group of neighbours in the flat array.
 
-    Groups lie along the last axis where they divide it, so that codes are sharded as the tensor is.
+    Groups run along the last axis if the group size divides the axis. Codes are then sharded as the
+    tensor is.
     """
 
     def rows(self, shape) -> tuple[tuple[int, ...], int]:
         """Returns the tensor's shape with groups along the last axis, and the size of a group."""
-        rows = folded(tuple(shape), self.group)
-        return rows, fitted(rows[-1], self.group, 2)
+        rows = kernels.folded(tuple(shape), self.group)
+        return rows, kernels.fitted(rows[-1], self.group, 2)
 
     def encoding(self, shape) -> tuple[tuple[int, ...], dict]:
-        """Returns the shape that is encoded, and the parameters of the operation that encodes."""
+        """Returns the shape of the rows to encode, and the parameters of the encoding operation."""
         rows, group = self.rows(shape)
         return rows, {
             "group": group,
@@ -82,18 +73,18 @@ class _Grouped(_Int4):
         }
 
     def decoding(self, shape, dtype) -> dict:
-        """Returns the parameters of the operation that decodes."""
-        return {"width": self.rows(shape)[0][-1], "dtype": jnp.dtype(dtype).name}
+        """Returns the parameters of the decoding operation."""
+        return {"width": self.rows(shape)[0][-1], "dtype": dtype_of(dtype).name}
 
     def counts(self, shape):
         rows, group = self.rows(shape)
         groups = math.prod(rows[:-1]) * -(-rows[-1] // group)
-        # A group's two halves share its bytes.
+        # Each byte holds one code of a group's first half and one code of its second half.
         return groups * (group // 2), groups
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupedSymmetric(_Grouped, GroupedSymmetricForm):
+class GroupedSymmetric(_Grouped):
     """Symmetric INT4 with one scale per group of values (Adacc §3.2).
 
     The scale of a group is s = max|x|/8, a code is q = clip(round(x/s), −8, 7), and a decoded value
@@ -120,17 +111,23 @@ class GroupedSymmetric(_Grouped, GroupedSymmetricForm):
     pairs differently, and is compiled again.
     """
 
+    name: ClassVar[str] = "grouped_symmetric"
+    group: int = 64
+    scale: str = "bfloat16"
+    stochastic: bool = False
+    seed: int = 0
+
     def encode(self, x):
         self.check(x.shape, x.dtype)
         rows, how = self.encoding(x.shape)
-        return quantize(as_rows(x, rows), **how)
+        return kernels.quantize(kernels.as_rows(x, rows), **how)
 
     def decode(self, codes, shape, dtype):
-        return dequantize(*codes, **self.decoding(shape, dtype)).reshape(shape)
+        return kernels.dequantize(*codes, **self.decoding(shape, dtype)).reshape(shape)
 
 
 @dataclasses.dataclass(frozen=True)
-class GroupedAsymmetric(_Grouped, GroupedAsymmetricForm):
+class GroupedAsymmetric(_Grouped):
     """Asymmetric INT4 with one scale and one offset per group of values (after Adacc §3.2).
 
     The codec suits values on one side of zero, such as the values of a softmax. A group is a range
@@ -160,41 +157,47 @@ class GroupedAsymmetric(_Grouped, GroupedAsymmetricForm):
     `GroupedSymmetric`. The codec supports bfloat16, float16, float32 and float64.
     """
 
+    name: ClassVar[str] = "grouped_asymmetric"
     scale_sets: ClassVar[int] = 2
+    group: int = 64
+    scale: str = "bfloat16"
+    stochastic: bool = False
+    seed: int = 0
 
     def encode(self, x):
         self.check(x.shape, x.dtype)
         rows, how = self.encoding(x.shape)
-        return quantize_offset(as_rows(x, rows), **how)
+        return kernels.quantize_offset(kernels.as_rows(x, rows), **how)
 
     def decode(self, codes, shape, dtype):
-        return dequantize_offset(*codes, **self.decoding(shape, dtype)).reshape(shape)
+        return kernels.dequantize_offset(*codes, **self.decoding(shape, dtype)).reshape(shape)
 
 
 class _ByRows(_Int4):
-    """Codecs whose scales are of the channels or of the tokens of a tensor, taken as rows of its
-    last axis. Scales are found first; values are then quantized by them.
+    """Codecs with one scale for each channel or each token. A row is the tensor's last axis. The
+    scales are computed before the values are quantized.
     """
 
     def rows(self, shape) -> tuple[tuple[int, ...], int]:
-        """Returns the tensor's shape, a row at least, and how many values of a row share bytes,
-        half with half. A device that holds a part of a divided row packs its own values, where the
-        part is a multiple of that.
+        """Returns the tensor's shape with at least one axis, and the number of values of a row that
+        are packed at once, the first half with the second half. If a device's part of a divided row
+        is a multiple of this number, the device packs its own values.
         """
         rows = tuple(shape) or (1,)
-        # Else one group holds the row: `fitted` rounds its width up to an even number.
-        common = math.gcd(rows[-1], PACKED)
-        return rows, common if common >= LEAST_PACKED else fitted(rows[-1], 2 * max(rows[-1], 1), 2)
+        if (common := math.gcd(rows[-1], PACKED)) >= LEAST_PACKED:
+            return rows, common
+        # One group holds the row: `fitted` rounds the row's width up to an even number.
+        return rows, kernels.fitted(rows[-1], 2 * max(rows[-1], 1), 2)
 
     @abc.abstractmethod
     def encoded(self, x, how: dict) -> tuple:
-        """Returns the codes of `x`, rows of values, and their scales. `how` has the parameters of
-        the operation that encodes, all but the scales' dtype.
+        """Returns the codes and the scales of `x`, rows of values. `how` has the parameters of the
+        encoding operation, except the dtype of the scales.
         """
 
     @abc.abstractmethod
     def spread(self, scales):
-        """Returns the scales in a shape that broadcasts to the tensor's."""
+        """Returns the scales in a shape that broadcasts to the tensor's shape."""
 
     def encode(self, x):
         self.check(x.shape, x.dtype)
@@ -205,8 +208,8 @@ class _ByRows(_Int4):
     def decode(self, codes, shape, dtype):
         packed, scales = codes
         width = self.rows(shape)[0][-1]
-        return dequantize_by(
-            packed, self.spread(scales), width=width, dtype=jnp.dtype(dtype).name
+        return kernels.dequantize_by(
+            packed, self.spread(scales), width=width, dtype=dtype_of(dtype).name
         ).reshape(shape)
 
     def counts(self, shape):
@@ -216,11 +219,11 @@ class _ByRows(_Int4):
 
     @abc.abstractmethod
     def scale_count(self, rows) -> int:
-        """Returns how many scales a tensor of shape `rows` has."""
+        """Returns the number of scales of a tensor of shape `rows`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class ChannelwiseSymmetric(_ByRows, ChannelwiseSymmetricForm):
+class ChannelwiseSymmetric(_ByRows):
     """Symmetric INT4 with one scale per channel, over all tokens (Adacc §3.2: Q, K and V).
 
     A channel is an index of the last axis. The number of scales does not depend on the number of
@@ -233,11 +236,16 @@ class ChannelwiseSymmetric(_ByRows, ChannelwiseSymmetricForm):
     other channels. Outlier channels are not moved in memory. The tensor is read twice, because a
     scale is known only after the last token. A TPU reads the tensor once if a core's memory holds
     all values of some channels. A value that is not finite makes its whole channel NaN. The error
-    bounds and the supported dtypes are those of `GroupedSymmetric`.
+    bounds of `GroupedSymmetric` apply, and the same dtypes are supported.
     """
 
+    name: ClassVar[str] = "channelwise_symmetric"
+    scale: str = "bfloat16"
+    stochastic: bool = False
+    seed: int = 0
+
     def encoded(self, x, how):
-        return quantize_channelwise(x, scale=self.scale, **how)
+        return kernels.quantize_channelwise(x, scale=self.scale, **how)
 
     def spread(self, scales):
         return scales
@@ -247,22 +255,25 @@ class ChannelwiseSymmetric(_ByRows, ChannelwiseSymmetricForm):
 
 
 @dataclasses.dataclass(frozen=True)
-class NaivePerToken(_ByRows, NaivePerTokenForm):
+class NaivePerToken(_ByRows):
     """Symmetric INT4 with one scale per token: a baseline of Adacc that Adacc shows to fail.
 
     A token is all values along the last axis.
 
     scale: dtype of the stored scales, bfloat16 or float32. Scales are rounded up.
 
-    One outlier channel determines the scale of every token. The error bounds and the supported
-    dtypes are those of `GroupedSymmetric`.
+    One outlier channel determines the scale of every token. The error bounds of `GroupedSymmetric`
+    apply, and the same dtypes are supported.
     """
 
+    name: ClassVar[str] = "naive_per_token"
+    scale: str = "bfloat16"
+
     def encoded(self, x, how):
-        # Codes are made by the scales that are stored, rounded up, and not by the exact ones.
-        most = greatest(x.astype(wide_dtype(x.dtype)), -1)
-        scales = scale_of(most, self.scale, self.stochastic)
-        return quantize_by(x, self.spread(scales), **how), scales
+        # Values are quantized by the stored scales, which are rounded up.
+        most = kernels.greatest(x.astype(kernels.wide_dtype(x.dtype)), -1)
+        scales = kernels.scale_of(most, self.scale, self.stochastic)
+        return kernels.quantize_by(x, self.spread(scales), **how), scales
 
     def spread(self, scales):
         return scales[..., None]

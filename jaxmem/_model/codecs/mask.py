@@ -4,18 +4,15 @@ import dataclasses
 import math
 from typing import ClassVar
 
-import jax.numpy as jnp
-
-from jaxmem._model.codecs.base import FLOATS, Checked
-from jaxmem._model.codecs.forms import BitMaskForm
-from jaxmem_kernels import as_rows, fitted, folded, pack_bits, unpack_bits
+import jaxmem_kernels as kernels
+from jaxmem._model.codecs.base import FLOATS, NamedCodec, dtype_of
 
 GROUP = 256  # values that share 32 bytes
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 
 
 @dataclasses.dataclass(frozen=True)
-class BitMask(Checked, BitMaskForm):
+class BitMask(NamedCodec):
     """One bit per value, for bool and for tensors of at most two values (Adacc §3.2).
 
     The codec has no fields. It is lossless for these tensors, up to the sign of zero.
@@ -27,9 +24,13 @@ class BitMask(Checked, BitMaskForm):
     values but the least decode to the greatest value. Keep such a tensor.
     """
 
+    name: ClassVar[str] = "bit_mask"
+    lossless: ClassVar[bool] = True
     takes: ClassVar[tuple[str, ...]] = ("bool", *INTEGERS, *FLOATS)
 
     def encode(self, x):
+        import jax.numpy as jnp
+
         self.check(x.shape, x.dtype)
         if x.dtype == jnp.bool_:
             return (_pack(x, jnp.zeros((), bool)),)
@@ -42,21 +43,25 @@ class BitMask(Checked, BitMaskForm):
         return _pack(x, low), jnp.stack([low, high])
 
     def decode(self, codes, shape, dtype):
-        # Beside the bits of a bool tensor no values are stored.
-        zero, one = codes[1] if len(codes) > 1 else (jnp.zeros((), bool), jnp.ones((), bool))
-        return unpack_bits(codes[0], zero, one, width=folded(tuple(shape), GROUP)[-1]).reshape(
-            shape
-        )
+        import jax.numpy as jnp
+
+        # The codes of a bool tensor are bits alone, without the two values.
+        bits, *values = codes
+        zero, one = values[0] if values else (jnp.zeros((), bool), jnp.ones((), bool))
+        width = kernels.folded(tuple(shape), GROUP)[-1]
+        return kernels.unpack_bits(bits, zero, one, width=width).reshape(shape)
 
     def nbytes(self, shape, dtype) -> int:
         self.check(shape, dtype)
-        rows = folded(tuple(shape), GROUP)
-        group = fitted(rows[-1], GROUP, 8)
+        rows = kernels.folded(tuple(shape), GROUP)
+        group = kernels.fitted(rows[-1], GROUP, 8)
         codes = math.prod(rows[:-1]) * -(-rows[-1] // group) * (group // 8)
-        return codes + (0 if jnp.dtype(dtype) == jnp.bool_ else 2 * jnp.dtype(dtype).itemsize)
+        values = 0 if dtype_of(dtype).name == "bool" else 2 * dtype_of(dtype).itemsize
+        return codes + values
 
 
 def _pack(x, zero):
-    """The bits of `x` != `zero`, in groups along the last axis where they divide it."""
-    rows = folded(x.shape, GROUP)
-    return pack_bits(as_rows(x, rows), zero, group=fitted(rows[-1], GROUP, 8))
+    """Packs `x` != `zero`, in groups along the last axis if the groups divide the axis."""
+    rows = kernels.folded(x.shape, GROUP)
+    group = kernels.fitted(rows[-1], GROUP, 8)
+    return kernels.pack_bits(kernels.as_rows(x, rows), zero, group=group)

@@ -4,27 +4,17 @@ import dataclasses
 import math
 from typing import ClassVar
 
-import jax.numpy as jnp
-
-from jaxmem._model.codecs.base import Checked
-from jaxmem._model.codecs.forms import THRESHOLD, OutlierSeparatedForm
+import jaxmem_kernels as kernels
+from jaxmem._model.codecs.base import NamedCodec, check_integer, dtype_of
 from jaxmem._model.codecs.int4 import GroupedSymmetric
 from jaxmem.errors import TagError
-from jaxmem_kernels import (
-    as_rows,
-    channels_of,
-    dequantize_with,
-    quantize_separated,
-    quantize_without,
-    undivided,
-    wide_dtype,
-)
 
+THRESHOLD = 3  # an outlier's standard deviations above the mean (Adacc 3.2)
 MOST_CHANNELS = 2**31 - 1  # an index is an int32
 
 
 @dataclasses.dataclass(frozen=True)
-class OutlierSeparated(Checked, OutlierSeparatedForm):
+class OutlierSeparated(NamedCodec):
     """Outlier channels stored exactly, and other channels as grouped INT4 (Adacc §3.2).
 
     A channel is an index of the last axis. S_i is the sum of |x| over channel i, and Z_i = (S_i −
@@ -39,20 +29,32 @@ class OutlierSeparated(Checked, OutlierSeparatedForm):
     stochastic, seed: stochastic rounding of the other channels, as for `GroupedSymmetric`.
 
     By Cantelli's inequality, fewer than a tenth of the channels can be outliers, so the codec never
-    stores more channels exactly. The supported dtypes, and the error bound of the other channels,
-    are those of `GroupedSymmetric`. If a tensor has values that are not finite, no channel is
-    separated. `check` refuses a tensor with more than 2^31 − 1 channels.
+    stores more channels exactly. The error bounds of `GroupedSymmetric` apply to the other
+    channels, and the same dtypes are supported. If a tensor has values that are not finite, no
+    channel is separated. `check` refuses a tensor with more than 2^31 − 1 channels.
     """
+
+    name: ClassVar[str] = "outlier_separated"
+    group: int = 64
+    scale: str = "bfloat16"
+    capacity: int = 8
+    stochastic: bool = False
+    seed: int = 0
+
+    def __post_init__(self):
+        check_integer(self.name, "capacity", self.capacity, 0)
+        # The codec of the other channels checks the other fields, and converts a dtype to its name.
+        object.__setattr__(self, "scale", self._rest.scale)
 
     @property
     def _rest(self) -> GroupedSymmetric:
-        """The codec of what is not separated."""
+        """The codec of the channels that are not stored exactly."""
         return _Rest(self.group, self.scale, self.stochastic, self.seed)
 
     def check(self, shape: tuple[int, ...], dtype) -> None:
         super().check(shape, dtype)
         channels = shape[-1] if shape else 1
-        # A dimension is no int where a program is exported for any batch.
+        # A dimension is symbolic if a program is exported for any batch size.
         if isinstance(channels, int) and channels > MOST_CHANNELS and self.capacity:
             raise TagError(
                 f"{self.name}: `x` has {channels} channels, the last axis of its shape"
@@ -79,11 +81,15 @@ class OutlierSeparated(Checked, OutlierSeparatedForm):
 
         Outlier channels beyond `slots(x.shape)` are not stored exactly.
         """
+        import jax.numpy as jnp
+
         self.check(x.shape, x.dtype)
         most = _most_outliers(x.shape)
         return jnp.minimum(_outliers(x)[1].sum(dtype=jnp.int32), most) if most else jnp.int32(0)
 
     def encode(self, x):
+        import jax.numpy as jnp
+
         self.check(x.shape, x.dtype)
         slots = self.slots(x.shape)
         if not slots:
@@ -92,23 +98,22 @@ class OutlierSeparated(Checked, OutlierSeparatedForm):
         sums, outliers = _outliers(x)
         # A sort, since lax.top_k of divided channels crashes XLA:GPU's compiler (jax 0.11.2).
         top = jnp.argsort(-sums, stable=True)[:slots]
-        # An empty slot has the index `channels`, beyond the last: it takes zeros, and no channel is
-        # separated for it.
+        # The index of an empty slot is `channels`, beyond the last channel: zeros are stored there.
         index = jnp.where(outliers[top], top, channels).astype(jnp.int32)
         rows, how = self._rest.encoding(x.shape)
         if rows == x.shape:
-            return *quantize_separated(x, index, **how), index
-        # Several tokens are a row, of which the marks of channels are repeated.
-        values = channels_of(x, index)
+            return *kernels.quantize_separated(x, index, **how), index
+        # A row holds several tokens, and the marks of channels repeat for each token.
+        values = kernels.channels_of(x, index)
         taken = _slot_of(index, channels) < slots
-        return *quantize_without(as_rows(x, rows), taken, **how), values, index
+        return *kernels.quantize_without(kernels.as_rows(x, rows), taken, **how), values, index
 
     def decode(self, codes, shape, dtype):
         if not self.slots(shape):
             return self._rest.decode(codes, shape, dtype)
         packed, scales, values, index = codes
         slots = _slot_of(index, shape[-1])
-        return dequantize_with(
+        return kernels.dequantize_with(
             packed, scales, values, slots, **self._rest.decoding(shape, dtype)
         ).reshape(shape)
 
@@ -117,11 +122,11 @@ class OutlierSeparated(Checked, OutlierSeparatedForm):
         slots = self.slots(shape)
         tokens = math.prod(shape[:-1])
         # A slot has a value for each token, and the int32 index of its channel.
-        return self._rest.nbytes(shape, dtype) + slots * (tokens * jnp.dtype(dtype).itemsize + 4)
+        return self._rest.nbytes(shape, dtype) + slots * (tokens * dtype_of(dtype).itemsize + 4)
 
 
 class _Rest(GroupedSymmetric):
-    """The codec of the rest, whose errors name the codec that the user gave."""
+    """The codec of the channels that are not stored exactly. Errors name `OutlierSeparated`."""
 
     name: ClassVar[str] = OutlierSeparated.name
 
@@ -137,11 +142,14 @@ def z_scores(x):
     """Returns Z (C,) of the channels of `x`, float32: 0 where all are alike or `x` is empty, NaN
     where a value is not finite.
     """
+    import jax.numpy as jnp
+
     x = x[None] if x.ndim == 0 else x
     if not x.size:
         return jnp.zeros(x.shape[-1], jnp.float32)
-    # Summed where they lie: a mesh with types may not know where a flat array would.
-    sums = jnp.abs(x.astype(wide_dtype(x.dtype))).sum(tuple(range(x.ndim - 1)))
+    # Sums over axes, without a reshape: on a mesh with explicit axes, JAX may not know the sharding
+    # of a flat array.
+    sums = jnp.abs(x.astype(kernels.wide_dtype(x.dtype))).sum(tuple(range(x.ndim - 1)))
     sums = sums / jnp.where(sums.max() > 0, sums.max(), 1)
     apart = sums - sums.mean()
     deviation = jnp.sqrt(jnp.square(apart).mean())
@@ -149,12 +157,16 @@ def z_scores(x):
 
 
 def _outliers(x):
-    """Returns S (C,) relative to its greatest, whose squares cannot overflow, and which channels
-    have Z > 3 (bool): none where S is not finite, since no comparison with NaN is true.
+    """Returns S (C,) divided by the greatest S, so that squares cannot overflow, and whether each
+    channel has Z > 3 (bool). No channel has Z > 3 if an S is not finite, since no comparison with
+    NaN is true.
     """
-    # Summed where they lie: axes that are divided by their types would be gathered to be merged.
-    sums = jnp.abs(x.astype(wide_dtype(x.dtype))).sum(tuple(range(x.ndim - 1)))
-    sums = undivided(sums)  # JAX sorts no axis that is divided by its type
+    import jax.numpy as jnp
+
+    # Sums over axes, without a reshape: axes that are divided by their types would be gathered
+    # before they are merged.
+    sums = jnp.abs(x.astype(kernels.wide_dtype(x.dtype))).sum(tuple(range(x.ndim - 1)))
+    sums = kernels.undivided(sums)  # JAX cannot sort an axis that is divided by its type
     greatest = sums.max()
     sums = sums / jnp.where(greatest > 0, greatest, 1)
     mean = sums.mean()
@@ -164,6 +176,8 @@ def _outliers(x):
 
 def _slot_of(index, channels: int):
     """Returns each channel's slot, or the number of slots if it has none: int32 (C,)."""
+    import jax.numpy as jnp
+
     slots = index.shape[0]
     return (
         jnp.full(channels, slots, jnp.int32)

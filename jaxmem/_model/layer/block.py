@@ -3,19 +3,17 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem._model.codecs.registry import EXACT
-from jaxmem._model.layer.candidates import MOST, Candidate, candidates
+from jaxmem._model.layer.candidates import MOST, Candidate, candidates, named
 from jaxmem._model.layer.graph import LayerGraph, is_complex, is_costly, is_inexact
-from jaxmem._model.layer.names import named
 from jaxmem._model.layer.rules import DerivativeRule, with_rules
 from jaxmem._model.layer.softmax import Softmax, with_softmaxes
-from jaxmem._model.tags.groups import GroupPolicy
 from jaxmem._model.tags.operations import (
     exp_tangent,
     sigmoid_tangent,
@@ -23,9 +21,9 @@ from jaxmem._model.tags.operations import (
     tagged_within,
     tanh_tangent,
 )
+from jaxmem._model.tags.policy import Policy
 from jaxmem._model.tags.tag import name_p, tag, tag_p
-from jaxmem._trace.jaxpr import flatten
-from jaxmem._trace.rewrite import Node, Program
+from jaxmem._trace.rewrite import Node, Program, flatten
 from jaxmem._trace.vary import axes_of, varying
 
 _NUMBER = "value "  # begins a tag's name where every value is tagged by its number
@@ -36,12 +34,12 @@ _READS_ITSELF = {"tanh": tanh_tangent, "logistic": sigmoid_tangent, "exp": exp_t
 class Layer:
     """A layer found in a function.
 
-    label: what it is called in a plan.
-    program: what it computes, with each softmax, and each derivative rule, as one node.
-    candidates: its values that get a tag.
-    plain: what it computes, as the user wrote it, but for checkpoints.
-    place: the user's file and line of its loop, or of its first operation.
-    turns: how often its loop runs it.
+    label: the layer's label in a plan.
+    program: the layer's program, with each softmax and each derivative rule as one node.
+    candidates: the values that get a tag.
+    plain: the layer's program as the user wrote it, without checkpoints.
+    place: the user's file and line of the layer's loop, or of its first operation.
+    turns: number of iterations of the layer's loop.
     """
 
     label: str
@@ -51,16 +49,19 @@ class Layer:
     place: str = ""
     turns: int = 1
 
-    def blocks(self, groups: Sequence[GroupPolicy], prevent_cse: bool) -> list[Callable[..., list]]:
-        """The layer as a function of its inputs, for each group of layers. A plan that keeps all of
-        every layer makes no block: the layer is what it is without any checkpoint.
+    def blocks(
+        self, groups: Mapping[range, Policy], prevent_cse: bool
+    ) -> dict[range, Callable[..., list]]:
+        """Returns the layer as a function of its inputs, for each group of layers. A plan that
+        keeps all tensors of every layer makes no block: the layer has no checkpoint.
         """
-        if len(groups) == 1 and groups[0].policy.choices is None:
-            return [lambda *arguments: self.plain.run(arguments)]
-        return [self.block(group.policy, prevent_cse) for group in groups]
+        first, *others = groups.values()
+        if not others and first.choices is None:
+            return dict.fromkeys(groups, lambda *arguments: self.plain.run(arguments))
+        return {group: self.block(policy, prevent_cse) for group, policy in groups.items()}
 
     def block(self, policy: Any, prevent_cse: bool) -> Callable[..., list]:
-        """The layer as a function of its inputs, under a policy of `_tags`."""
+        """Returns the layer as a function of its inputs, under a `Policy`."""
         tagged = _tagged(self.program, self.candidates)
         if policy.choices is None and any(map(is_complex, self.program.avals)):
             return tagged  # `jax.checkpoint` cannot save complex values, and would save all of them
@@ -68,12 +69,12 @@ class Layer:
 
 
 def layer_of(program: Program, activations: Sequence[int], label: str) -> Layer:
-    """`program` with its softmaxes folded, what its rules save numbered, and the candidates that
-    its derivative depends on.
+    """Returns `program` as a layer: each softmax is one node, each derivative rule has a number for
+    its saved tensors, and the candidates are values that the derivative depends on.
     """
     graph = LayerGraph(_folded(program), activations)
     found = _worth_it(graph, candidates(graph))
-    # The largest are kept where there are too many, in the order in which they are made.
+    # If there are too many candidates, the largest remain, in the order in which they are computed.
     largest = sorted(found, key=lambda c: -graph.bytes(c.value))[:MOST]
     kept = [c for c in found if c in largest]
     return Layer(label, graph.program, tuple(named(graph, kept)), program)
@@ -82,10 +83,10 @@ def layer_of(program: Program, activations: Sequence[int], label: str) -> Layer:
 def layers_of(
     programs: Sequence[Program], activations: Sequence[Sequence[int]], label: str
 ) -> list[Layer]:
-    """Equal layers, with the same candidates under the same names.
+    """Returns equal layers, with equal candidates and names.
 
-    They are found in the second layer, which takes what it reads from a layer like itself, and are
-    at the same places in the others.
+    The candidates are found in the second layer, whose input comes from an equal layer. They have
+    the same positions in the other layers.
     """
     model = layer_of(programs[1], activations[1], label)
     own = lambda i: layer_of(programs[i], activations[i], label)
@@ -93,7 +94,9 @@ def layers_of(
 
 
 def _like(model: Layer, program: Program) -> Layer | None:
-    """A layer with the candidates of `model`; None if its operations are not the same."""
+    """Returns `program` as a layer with the candidates of `model`; None if the operations
+    differ.
+    """
     folded = _folded(program)
     operations = lambda p: [(n.primitive, len(n.outputs)) for n in p.nodes]
     if operations(folded) != operations(model.program):
@@ -118,7 +121,7 @@ def _folded(program: Program) -> Program:
 
 
 def _tagged(program: Program, found: Sequence[Candidate]) -> Callable[..., list]:
-    """`program` as a function of its inputs with the tags in it."""
+    """Returns `program` as a function of its inputs, with a tag on each candidate."""
     outside = {c.value: c for c in found}
     replaced = {v for c in found for v in c.named}
     nodes = []
@@ -143,7 +146,9 @@ def _tagged(program: Program, found: Sequence[Candidate]) -> Callable[..., list]
 
 
 def _own_tangent(node: Node) -> Callable | None:
-    """The tangent of an operation whose derivative reads its own result, else None."""
+    """Returns the tangent function of an operation whose derivative reads its own result; None for
+    other operations.
+    """
     if isinstance(node.call, Softmax):
         return functools.partial(softmax_tangent, axis=node.call.axes)
     return None if node.call is not None else _READS_ITSELF.get(node.primitive)
@@ -156,23 +161,28 @@ def _with_tag(node: Node, candidate: Candidate, tangent: Callable) -> Node:
 
 
 def _tag(candidate: Candidate, x):
-    """`x` with its tag. What `checkpoint_name` named keeps that, and loses nothing unasked."""
+    """Returns `x` with its tag. A value that the user named by `checkpoint_name` keeps the name,
+    and gets no kind: only a plan that names a codec compresses it.
+    """
     if candidate.named:
         return checkpoint_name(x, candidate.name)
     return tag(x, candidate.name, kind=candidate.kind)
 
 
 def _worth_it(graph: LayerGraph, found: Sequence[Candidate]) -> list[Candidate]:
-    """Those that the derivative reads, and those from which alone it can remake what it reads.
+    """Returns the candidates that the derivative reads, and the candidates without which the
+    derivative could not recompute the values that it reads.
 
-    A product's result that only a bias and a next product follow is one of neither: where the next
-    candidates are saved, nothing reads it.
+    Other candidates are not worth a decision. For example, if only a bias and a product follow the
+    result of a product, nothing reads the result when the next candidates are saved.
     """
     read = _read(graph)
     tagged = {c.value for c in found} | {v for node in graph.tags for v in node.outputs}
 
     def stood_for(value: int) -> bool:
-        """Whether the candidates after the value stand between it and all that is read."""
+        """Whether every path from the value to a costly operation, or to a read value, passes a
+        candidate.
+        """
         for node in graph.used_by(value):
             if is_costly(node):
                 return False
@@ -184,7 +194,8 @@ def _worth_it(graph: LayerGraph, found: Sequence[Candidate]) -> list[Candidate]:
         return True
 
     given = {*graph.program.inputs}
-    # Bits would be drawn again. Of what a rule saves no value of the program tells.
+    # The recomputation of a mask draws random bits again. The tensors that a rule saves are not
+    # values of the program, so `read` never has them.
     always = ("mask", EXACT)
 
     def worth_it(c: Candidate) -> bool:
@@ -195,8 +206,9 @@ def _worth_it(graph: LayerGraph, found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _owned(graph: LayerGraph, candidate: Candidate) -> Candidate:
-    """The candidate, in the place of the user's `checkpoint_name`s of the same tensor, where these
-    do not suffice: the derivative reads the value from before them.
+    """Returns the candidate with the place and the name of the user's `checkpoint_name`s of the
+    same tensor, if there are any. They do not suffice alone: the derivative reads the value from
+    before them.
     """
     nodes = graph.owned.get(candidate.value, ())
     if not nodes:
@@ -205,14 +217,16 @@ def _owned(graph: LayerGraph, candidate: Candidate) -> Candidate:
     return dataclasses.replace(candidate, named=named, name=nodes[0].eqn.params["name"])
 
 
-# What the derivative of a program reads. A search traces one step a hundred times, each time under
-# another assignment, and the layers that it finds are the same.
+# The values that the derivative of a program reads. A search traces one step a hundred times, each
+# time under another assignment, and finds equal layers each time.
 _KNOWN: dict[tuple, set[int]] = {}
 _MOST_KNOWN = 64
 
 
 def _read(graph: LayerGraph) -> set[int]:
-    """The same as `_read_by_the_derivative`, which is asked once for equal programs."""
+    """Returns the cached result of `_read_by_the_derivative`, which runs once for equal
+    programs.
+    """
     program = graph.program
     inputs = tuple(v if isinstance(v, int) else str(v) for n in program.nodes for v in n.inputs)
     operations = tuple((n.primitive, n.outputs, *_said(n)) for n in program.nodes)
@@ -225,14 +239,14 @@ def _read(graph: LayerGraph) -> set[int]:
 
 
 def _said(node: Node) -> tuple:
-    """What a node does, in words: functions in it are other ones each time that it is traced."""
+    """Returns a key of a node's parameters, without addresses: every trace makes new functions."""
     params = re.sub(r" at 0x[0-9a-f]+", "", str(node.eqn.params))
     return params, getattr(node.call, "axes", ()), getattr(node.call, "held", ())
 
 
 def _read_by_the_derivative(graph: LayerGraph) -> set[int]:
-    """Values that the derivative reads as they are: it is traced with every value tagged by its
-    number, and the tags that it meets first are collected.
+    """Returns the values that the derivative reads directly. The derivative is traced with every
+    value tagged by its number, and the first tags on the paths to its residuals are collected.
     """
     program = graph.program
     types = [program.avals[v] for v in program.inputs]
@@ -247,7 +261,7 @@ def _read_by_the_derivative(graph: LayerGraph) -> set[int]:
     tagged = _tagged(program, every)
 
     def derivative(*arguments):
-        # inside a shard_map, what differs from device to device has a type of its own
+        # Inside a shard_map, the type of an array that differs from device to device says so.
         arguments = [varying(a, axes_of(aval)) for a, aval in zip(arguments, types)]
 
         def forward(*floating):
@@ -259,7 +273,7 @@ def _read_by_the_derivative(graph: LayerGraph) -> set[int]:
         return jax.vjp(forward, *(arguments[i] for i in inexact))[1]
 
     flat = flatten(jax.make_jaxpr(derivative)(*avals))
-    made = {v: e for e in flat.equations for v in e.outputs}
+    made = {v: e for e in flat.nodes for v in e.outputs}
     found: set[int] = set()
     seen: set[int] = set()
     todo = [v for v in flat.outputs if isinstance(v, int)]

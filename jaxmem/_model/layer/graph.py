@@ -1,4 +1,9 @@
-"""A program as a graph: who makes a value, who reads it, and what it depends on."""
+"""A program as a graph: the node that makes a value, the nodes that read it, and the values that it
+depends on.
+
+`_trace` has the program itself: a flattened jaxpr (`Flat`), and a rewritable one (`Program`). This
+graph indexes a `Program` for questions about layers.
+"""
 
 import functools
 import math
@@ -14,14 +19,14 @@ from jaxmem._trace.primitives import COSTLY, RANDOM, TAGS, VIEWS
 from jaxmem._trace.rewrite import Node, Program
 
 SOFTMAX = "softmax"  # the primitive of a node that stands for a whole softmax
-RULE = "rule"  # that of a call whose derivative saves more than its operands
+RULE = "rule"  # the primitive of a call whose derivative saves more than its operands
 
 
 class LayerGraph:
-    """A program, and questions about its values.
+    """A program with an index of its values.
 
-    activations: inputs that earlier layers computed; the others are parameters, masks and keys,
-      which are in memory whatever is decided.
+    activations: inputs that earlier layers computed. The other inputs are parameters, masks and
+      keys, which are in memory under every plan.
     """
 
     def __init__(self, program: Program, activations: Iterable[int]):
@@ -36,7 +41,7 @@ class LayerGraph:
 
     @functools.cached_property
     def order(self) -> dict[int, int]:
-        """By value, the position of the node that makes it; -1 for inputs and constants."""
+        """For each value, the position of the node that makes it; -1 for inputs and constants."""
         nodes = self.program.nodes
         made = {v: i for i, node in enumerate(nodes) for v in node.outputs}
         return dict.fromkeys(range(len(self.program.avals)), -1) | made
@@ -48,8 +53,8 @@ class LayerGraph:
 
     @functools.cached_property
     def owned(self) -> dict[int, tuple[Node, ...]]:
-        """By value, the user's `checkpoint_name`s of the same tensor: of the value itself or of a
-        view or cast of it, in order.
+        """For each value, the user's `checkpoint_name`s of its tensor, in order: of the value
+        itself, or of a view or cast of the value.
         """
         found: dict[int, tuple[Node, ...]] = {}
         for node in self.tags:
@@ -72,7 +77,7 @@ class LayerGraph:
         return self.after(made)
 
     def after(self, sources: Iterable[int]) -> set[int]:
-        """`sources`, and every value that depends on one of them."""
+        """Returns `sources` and every value that depends on a source."""
         found = set(sources)
         for node in self.program.nodes:
             if not found.isdisjoint(node.reads):
@@ -98,8 +103,8 @@ class LayerGraph:
         return is_inexact(self.program.avals[value])
 
     def joins(self, value: int) -> bool:
-        """Whether two activations of equal size are added here, and the sum is read more than once:
-        a residual stream.
+        """Whether the value is the sum of two activations of equal size, and is read more than
+        once: a residual stream.
         """
         node = self.maker.get(value)
         if node is None or node.primitive != "add" or len(self.used_by(value)) < 2:
@@ -109,15 +114,15 @@ class LayerGraph:
 
 
 def is_costly(node: Node) -> bool:
-    """Whether recomputing the node costs a matrix product, a convolution, or as much."""
+    """Whether recomputing the node costs as much as a matrix product or a convolution."""
     if node.primitive == "dot_general" and not node.eqn.params["dimension_numbers"][0][0]:
-        return False  # it sums nothing: an einsum that scales the channels of a norm, say
+        return False  # no sum: for example an einsum that scales the channels of a norm
     costly = node.primitive == RULE or (node.call is None and node.primitive in COSTLY)
     return costly or flops(node) > 0
 
 
 def flops(node: Node) -> float:
-    """FLOPs of the matrix products in a node of the user's; 0 for what replaces some."""
+    """Returns the FLOPs of the matrix products in a node; 0 for a node that replaces others."""
     return 0.0 if node.call is not None else matmul_flops(node.eqn)[0]
 
 
@@ -135,15 +140,17 @@ def is_complex(aval) -> bool:
 
 
 def aval_bytes(aval) -> int:
-    """0 for what has no bytes that could be saved, such as a key or a token."""
+    """Returns the bytes of a value; 0 for a value that cannot be saved, such as a key or a
+    token.
+    """
     if not hasattr(aval, "dtype") or jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         return 0
     return math.prod(aval.shape) * aval.dtype.itemsize
 
 
 def through(graph: LayerGraph, value, follow: Callable[[Node], bool]) -> tuple[int | Literal, list]:
-    """The value from which `value` comes by nodes that `follow` allows, along first operands; and
-    those nodes, from the last one back.
+    """Follows first operands back from `value` through nodes for which `follow` is true. Returns
+    the first value, and the nodes from the last to the first.
     """
     passed = []
     while isinstance(value, int) and (node := graph.maker.get(value)) and follow(node):

@@ -1,4 +1,4 @@
-"""What a derivative rule of the user's (`jax.custom_vjp`) saves, under one name.
+"""Names the tensors that a user's derivative rule (`jax.custom_vjp`) saves, by one name.
 
 Such a rule saves tensors from within its forward: an attention kernel saves its result and the sums
 of its rows. A tag behind the rule is on a copy that the rule does not read, so keeping that tag
@@ -11,8 +11,8 @@ tensors come from within the rule's forward, and recomputing any of them costs t
 `jax.vjp` of the call shows which tensors are saved. They have one tag of kind `exact`, because a
 codec's error in the logarithm of a softmax's sum would be an error of the exponent.
 
-A rule that asks which operands have a derivative (`symbolic_zeros`) is left unchanged, because
-`jax.vjp` tells the rule that all operands have one.
+A rule that depends on which operands have a derivative (`symbolic_zeros`) is left unchanged: for
+`jax.vjp`, all operands have a derivative.
 """
 
 import dataclasses
@@ -25,10 +25,9 @@ import jax
 
 from jaxmem._model.layer.graph import RULE, aval_bytes, uses_references
 from jaxmem._model.tags.saved import saving, tagging
-from jaxmem._trace.branches import with_branches
-from jaxmem._trace.jaxpr import ClosedJaxpr
+from jaxmem._trace.jaxpr import as_closed, equations
 from jaxmem._trace.primitives import TAGS
-from jaxmem._trace.rewrite import Node, Program, equations, program_of
+from jaxmem._trace.rewrite import Node, Program, program_of, with_branches
 from jaxmem._trace.vary import as_mapped, axes_of, varying
 
 # The results that a rule saves, and the shape of the largest tensor that it saves.
@@ -39,10 +38,10 @@ Saved = tuple[tuple[int, ...], jax.ShapeDtypeStruct]
 class DerivativeRule:
     """A call with a derivative of its own, which saves more than its operands.
 
-    node: the user's.
-    held: the results that it saves.
-    saved: the number that stands for all that it saves, of which the program makes no value.
-    inside: the program of a `jax.shard_map` that calls rules; None where the node is the rule.
+    node: the user's node.
+    held: the results that the rule saves.
+    saved: a number for all saved tensors together. The program has no value of this number.
+    inside: the program of a `jax.shard_map` that calls rules; None if the node is the rule.
     """
 
     node: Node
@@ -54,7 +53,7 @@ class DerivativeRule:
         return self.node.bind(operands)
 
     def named(self, name: str) -> Callable[..., Sequence]:
-        """The call, with `name` for each tensor that it saves and that is none of its operands."""
+        """Returns the call with a tag `name` on each saved tensor that is not an operand."""
         if self.inside is None:
             return tagging(lambda *operands: list(self.node.bind(operands)), name)
         made = with_branches(self.node, [functools.partial(_named_inside, self.inside, name)]).call
@@ -63,8 +62,9 @@ class DerivativeRule:
 
 
 def _named_inside(program: Program, name: str, *operands) -> list:
-    """The results of a program inside a `jax.shard_map`, with `name` for what its rules save. The
-    rules are looked through where the mesh axes have a meaning: while it is traced.
+    """Returns the results of a program inside a `jax.shard_map`, with a tag `name` on the tensors
+    that its rules save. The rules are found while the `shard_map` is traced, since only then the
+    mesh axes have a meaning.
     """
     called = lambda node: (
         node.call.named(name) if isinstance(node.call, DerivativeRule) else node.call
@@ -75,8 +75,8 @@ def _named_inside(program: Program, name: str, *operands) -> list:
 
 
 def with_rules(program: Program) -> Program:
-    """`program` with one number more for each rule that saves more than its operands. It stands
-    behind the rule's results, and `Program.run` gives it no value.
+    """Returns `program` with one more number for each rule that saves more than its operands. The
+    number follows the rule's results, and `Program.run` gives it no value.
     """
     avals, nodes = list(program.avals), []
     for node in program.nodes:
@@ -96,8 +96,8 @@ def with_rules(program: Program) -> Program:
 
 
 def _is_rule(node: Node) -> bool:
-    """Whether it is a rule that may be run through `jax.vjp`: one that asks which of its operands
-    have a derivative (`symbolic_zeros`) would be told that all have.
+    """Whether the node is a rule that may run through `jax.vjp`. A rule with `symbolic_zeros` may
+    not: for `jax.vjp` all operands have a derivative.
     """
     if node.primitive != "custom_vjp_call" or uses_references(node):
         return False
@@ -105,13 +105,13 @@ def _is_rule(node: Node) -> bool:
 
 
 def _of_mapped(node: Node) -> tuple[Program | None, tuple[str, ...], Saved | None]:
-    """The program inside a `jax.shard_map` that calls rules, the path of the first of them, and
-    what they save; nothing for any other node.
+    """Returns the program inside a `jax.shard_map` that calls rules, the path of the first rule,
+    and the saved tensors; (None, the node's path, None) for any other node.
     """
     nothing = None, node.path, None
     if (mapped := as_mapped(node.eqn)) is None or uses_references(node):
         return nothing
-    program = program_of(ClosedJaxpr(mapped.jaxpr, ()), lambda eqn: False)
+    program = program_of(as_closed(mapped.jaxpr), lambda eqn: False)
     if not any(map(_is_rule, program.nodes)):
         return nothing
     rules: list[DerivativeRule] = []
@@ -133,13 +133,13 @@ def _of_mapped(node: Node) -> tuple[Program | None, tuple[str, ...], Saved | Non
     inside = {v for rule in rules for v in rule.held}
     held = tuple(v for v, inner in zip(node.outputs, program.outputs) if inner in inside)
     largest = max(sizes, key=aval_bytes)
-    parts = math.prod(mapped.manual.values())  # of the whole tensor, one is on each device
+    parts = math.prod(mapped.manual.values())  # each device has one part of the whole tensor
     whole = jax.ShapeDtypeStruct((parts, *largest.shape), largest.dtype)
     return program, (*node.path, *rules[0].node.path), (held, whole)
 
 
 def _shape_of(value) -> jax.ShapeDtypeStruct:
-    """The type of an operand, with its division where an explicit mesh makes it a part of it."""
+    """Returns the shape and the dtype of an operand, with its sharding on an explicit mesh."""
     sharding = getattr(value.aval, "sharding", None)
     explicit = sharding is not None and any(sharding.spec)
     return jax.ShapeDtypeStruct(
@@ -148,8 +148,8 @@ def _shape_of(value) -> jax.ShapeDtypeStruct:
 
 
 def _saved(node: Node) -> Saved | None:
-    """Which results a rule saves, and the largest that it saves; None where these are operands
-    alone, or where its author has named them.
+    """Returns the results that a rule saves, and the largest saved tensor. Returns None if the rule
+    saves only operands, or if its author has named the saved tensors.
     """
     held: list[int] = []
     sizes: list[jax.ShapeDtypeStruct] = []
@@ -164,7 +164,7 @@ def _saved(node: Node) -> Saved | None:
     function = saving(lambda *operands: list(node.bind(operands)), hold)
 
     def forward(*arrays):
-        # Inside a shard_map, what differs from device to device has a type of its own.
+        # Inside a shard_map, the type of an array that differs from device to device says so.
         return jax.vjp(function, *(varying(a, axes_of(t)) for a, t in zip(arrays, types)))[0]
 
     traced = jax.make_jaxpr(forward)(*(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in types))

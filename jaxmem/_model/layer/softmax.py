@@ -1,12 +1,12 @@
-"""A softmax as one node, since its derivative reads its result, and the tag must sit between."""
+"""A softmax as one node: its derivative reads its result, and must read the tagged result."""
 
 import dataclasses
 
 from jaxmem._model.layer.graph import SOFTMAX, LayerGraph, through
 from jaxmem._trace.rewrite import Node, Program
 
-# What may stand between the sums and the division: views that leave every axis where it is, and
-# those that add and drop axes of one.
+# Operations that may be between the sums and the division: views that keep every axis, and views
+# that add and drop axes of length 1.
 _KEEPS = {"convert_element_type", "copy", "sharding_constraint", "optimization_barrier", "pvary"}
 _RESHAPES = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims"}
 
@@ -15,7 +15,7 @@ _RESHAPES = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims"}
 class Softmax:
     """exp(z) / sum exp(z) of a program: `nodes` in order, from `operand` to `result` along `axes`.
 
-    Called, it computes what the user's operations compute, bit for bit.
+    A call computes the result of the user's operations, bit for bit.
     """
 
     nodes: tuple[Node, ...]
@@ -30,9 +30,9 @@ class Softmax:
 
 
 def with_softmaxes(program: Program) -> Program:
-    """`program` with each softmax as one node, however z was made less than its maximum before."""
+    """Returns `program` with each softmax as one node, however z minus its maximum was computed."""
     graph = LayerGraph(program, ())
-    replaced: dict[int, Node] = {}  # by position of the last node that a softmax stands for
+    replaced: dict[int, Node] = {}  # by position of the last node of a softmax
     gone: set[int] = set()
     for node in program.nodes:
         found = _softmax(graph, node)
@@ -52,7 +52,7 @@ def with_softmaxes(program: Program) -> Program:
 
 
 def _softmax(graph: LayerGraph, division: Node) -> Softmax | None:
-    """The softmax that ends in this division, or None."""
+    """Returns the softmax that ends in this division, or None."""
     if division.primitive != "div" or len(division.reads) != 2:
         return None
     top, below = division.reads
@@ -77,13 +77,13 @@ def _softmax(graph: LayerGraph, division: Node) -> Softmax | None:
     if inside & graph.outputs:
         return None
     if any(user not in nodes for v in inside for user in graph.used_by(v)):
-        return None  # something else reads the exponentials: a log-sum-exp, say
+        return None  # something else reads the exponentials, such as a log-sum-exp
     if any(v != operand and v not in inside for node in nodes for v in node.reads):
         return None
     result = division.outputs[0]
     users = graph.used_by(result)
     if len(users) == 1 and users[0].primitive == "convert_element_type":
-        narrow = users[0].outputs[0]  # what is worth saving is the narrower of the two
+        narrow = users[0].outputs[0]  # the narrower value is saved
         if result not in graph.outputs and graph.bytes(narrow) <= graph.bytes(result):
             nodes, result = [*nodes, users[0]], narrow
     return Softmax(tuple(nodes), operand, result, axes, graph.program.constants)
@@ -92,13 +92,13 @@ def _softmax(graph: LayerGraph, division: Node) -> Softmax | None:
 def _meets_its_own_rows(
     graph: LayerGraph, top: int, axes: tuple[int, ...], made: list[Node]
 ) -> bool:
-    """Whether each exponential is divided by the sum over `axes` that it is in: `e / e.sum(1)` of a
-    square matrix divides by the sums of other rows.
+    """Whether each exponential is divided by the sum over `axes` that contains it. `e / e.sum(1)`
+    of a square matrix divides by the sums of other rows.
 
-    made: the sum, and the views of it that end in the divisor.
+    made: the sum, and the views of the sum that end in the divisor.
     """
     shape = graph.program.avals[top].shape
-    # By axis of the divisor, the axis of the exponentials along which it differs; else None.
+    # For each axis of the divisor, the axis of the exponentials along which it differs, or None.
     along = [i if n > 1 else None for i, n in enumerate(shape) if i not in axes]
     for node in made[1:]:
         sizes = graph.program.avals[node.outputs[0]].shape

@@ -1,5 +1,5 @@
-"""Checks what `stack` is given, and sorts it: arrays that have a gradient are kept apart from those
-that have none, since `jax.vjp` takes the first kind alone.
+"""Checks the arguments of `stack`, and separates arrays with a gradient from arrays without a
+gradient, since `jax.vjp` takes only the former.
 """
 
 import dataclasses
@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._model.states.stacks import parts_of
+from jaxmem._model.states.layout import parts_of
 from jaxmem._trace.jaxpr import lift
 from jaxmem.errors import StackError
 
 
 def is_floating(a) -> bool:
-    """Whether an array has a derivative: real floating-point and complex arrays have one."""
+    """Whether an array has a derivative: real floating-point and complex arrays do."""
     return jnp.issubdtype(jnp.result_type(a), jnp.inexact)
 
 
@@ -24,19 +24,19 @@ def separated(leaves: list, which: tuple[bool, ...]) -> tuple[list, list]:
 
 
 def merged(pair, which: tuple[bool, ...]) -> list:
-    """Puts the two lists that `separated` returned together again, in the leaves' first order."""
+    """Merges the two lists that `separated` returned, in the original order of the leaves."""
     sources = iter(pair[0]), iter(pair[1])
     return [next(sources[0 if f else 1]) for f in which]
 
 
 @dataclasses.dataclass(frozen=True)
 class ParameterSplit:
-    """How a layer's own arrays are told apart: floating-point parameters, which have a gradient,
-    and all others, which have none and travel with the layer's key.
+    """Separates a layer's floating-point parameters, which have a gradient, from the other arrays
+    of the layer, which have no gradient. The layer's key belongs to the other arrays.
 
     structure: the tree structure of the parameters.
-    which: for each of their leaves, whether it is floating-point.
-    dtype: the dtype in which a layer is given them; None for the one that they are stored in.
+    which: for each leaf, whether it is floating-point.
+    dtype: the dtype in which a layer receives the parameters; None means their stored dtype.
     """
 
     structure: Any
@@ -45,20 +45,22 @@ class ParameterSplit:
 
     @staticmethod
     def of(params, dtype) -> "ParameterSplit":
-        """The split of `params`, stacked or of one layer: only structure and dtypes are read."""
+        """Returns the split of `params`, stacked or of one layer: only structure and dtypes are
+        read.
+        """
         leaves, structure = jax.tree.flatten(params)
         return ParameterSplit(structure, tuple(map(is_floating, leaves)), dtype)
 
     def own(self, layer, key, i) -> tuple[list, Any]:
-        """Sorts layer i's arrays into a pair of what is differentiated and what is not: the
-        floating-point leaves, and (the other leaves, the layer's key).
+        """Separates layer i's arrays into a pair: the floating-point leaves, which are
+        differentiated, and (the other leaves, the layer's key).
 
         layer: the layer's parameters.
         key: the stack's key, or None.
         """
         floating, others = separated(jax.tree.leaves(layer), self.which)
-        # Converting here, after the read, makes a layer's worth of copies at a time and not a
-        # stack's. Complex parameters stay as they are.
+        # A conversion here, after the read, copies one layer at a time, and not a whole stack.
+        # Complex parameters are not converted.
         if self.dtype is not None:
             floating = [
                 a.astype(self.dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a
@@ -67,20 +69,22 @@ class ParameterSplit:
         return floating, (others, None if key is None else jax.random.fold_in(key, i))
 
     def join(self, own) -> tuple[Any, Any]:
-        """The layer's parameters as a tree, and its key: what `block` is called with."""
+        """Returns the layer's parameters as a tree, and the layer's key: the arguments of
+        `block`.
+        """
         floating, (others, key) = own
         return jax.tree.unflatten(self.structure, merged((floating, others), self.which)), key
 
     def floating(self, params) -> list:
-        """The leaves of `params` that have a gradient."""
+        """Returns the leaves of `params` that have a gradient."""
         return separated(jax.tree.leaves(params), self.which)[0]
 
     def whole(self, params, gradients: list):
-        """Makes a tree like `params` out of the gradients of its floating-point leaves.
+        """Returns a tree like `params` of the gradients of its floating-point leaves.
 
-        Gradients take the dtypes of `params`, which undoes the conversion of `own`. One of an array
-        of which `params` has a part (ZeRO) keeps its own: it is scattered as the array was
-        gathered, in fewer bytes. Leaves that are not floating-point become None.
+        Gradients are converted to the dtypes of `params`, which undoes the conversion of `own`. If
+        `params` has a part of an array (ZeRO), the gradient keeps its dtype: it is scattered in
+        fewer bytes, as the array was gathered. Leaves that are not floating-point become None.
         """
         leaves = jax.tree.leaves(params)
         sources = merged((gradients, [None] * len(leaves)), self.which)
@@ -92,9 +96,9 @@ class ParameterSplit:
 
 
 def check(params, x) -> list[int]:
-    """Returns how many layers each stack of `params` has.
+    """Returns the number of layers of each stack of `params`.
 
-    Raises StackError if `x` holds an array without a derivative, or `params` is no stack of layers.
+    Raises StackError if `x` has an array without a derivative, or if `params` is not stacked.
     """
     for path, a in jax.tree.leaves_with_path(x):
         if not is_floating(a):
@@ -107,14 +111,14 @@ def check(params, x) -> list[int]:
 
 
 def lengths_of(params, name: str = "params") -> list[int]:
-    """Returns how many layers each stack of `params`, which errors call `name`, has. Raises
-    StackError if one is none.
+    """Returns the number of layers of each stack of `params`. Raises StackError, with `name` for
+    `params`, if `params` is not stacked.
     """
     return [_leading(name, part) for part in parts_of(params)]
 
 
 def check_moments(moments, params) -> None:
-    """Raises StackError if moments are not floating-point arrays of as many layers."""
+    """Raises StackError unless moments are floating-point arrays with the layers of `params`."""
     for path, a in jax.tree.leaves_with_path(moments):
         if not is_floating(a):
             raise StackError(
@@ -132,12 +136,12 @@ def check_moments(moments, params) -> None:
 
 
 def _leading(name: str, tree) -> int:
-    """Returns the length of the leading axis that all arrays of a tree share: the layers.
+    """Returns the length of the leading axis that all arrays of a tree share, the axis of layers.
 
-    `name` is what errors call the tree. Raises StackError where there is no such axis.
+    `name` is the tree's name in errors. Raises StackError if there is no such axis.
     """
     leaves = jax.tree.leaves_with_path(tree)
-    first: tuple[str, int] | None = None  # the first leaf's name and length: the others' measure
+    first: tuple[str, int] | None = None  # the first leaf's name and length
     for path, a in leaves:
         here = f"`{name}{jax.tree_util.keystr(path)}`"
         if not jnp.ndim(a) or not jnp.shape(a)[0]:
@@ -159,24 +163,25 @@ def _leading(name: str, tree) -> int:
 
 
 def lifted(block, split: ParameterSplit, own, x, shared, has_aux: bool):
-    """Makes `block` a function of explicit arguments alone, `call(own, x, common) -> (x, aux)`.
+    """Makes `block` a function of explicit arguments, `call(own, x, common) -> (x, aux)`.
 
-    `common` is returned beside it: the arrays that all layers read. These are `shared` and what
-    `block` closes over, as a pair of what is differentiated and the rest. Closed-over arrays must
-    become arguments, because `jax.custom_vjp` does not track closed-over tracers.
+    Returns `call` and `common`, the arrays that all layers read: `shared`, and the arrays that
+    `block` closes over. `common` is a pair of the differentiated arrays and the other arrays.
+    Closed-over arrays must become arguments, because `jax.custom_vjp` does not track closed-over
+    tracers.
 
     `block` is traced once, for layer 0. Raises StackError unless it returns `x` with the structure,
     shapes and dtypes that it was given.
 
     block: the user's function of one layer.
-    split: how the parameters are told apart, which makes `own`.
-    own: what `split.own` made of layer 0.
-    x: what enters the first layer.
-    shared: the tuple of what `block` takes after `x`.
+    split: separates the parameters.
+    own: the result of `split.own` for layer 0.
+    x: the input of the first layer.
+    shared: the tuple of the arguments of `block` after `x`.
     has_aux: whether `block` returns (x, aux).
     """
     leaves, structure = jax.tree.flatten(shared)
-    box: dict[str, Any] = {}  # the structure of `block`'s result, which the trace finds out
+    box: dict[str, Any] = {}  # the structure of `block`'s result, known after the trace
 
     def once(own, x, leaves):
         p, k = split.join(own)
@@ -197,7 +202,7 @@ def lifted(block, split: ParameterSplit, own, x, shared, has_aux: bool):
     function, closed_over = lift(closed)
     leaves = leaves + closed_over
     which = tuple(map(is_floating, leaves))
-    count = len(leaves) - len(closed_over)  # `shared` comes first, what is closed over after it
+    count = len(leaves) - len(closed_over)  # `shared` comes first, then the closed-over arrays
 
     def call(own, x, common):
         every = merged(common, which)
@@ -208,7 +213,7 @@ def lifted(block, split: ParameterSplit, own, x, shared, has_aux: bool):
 
 
 def _check_output(x, out) -> None:
-    """Raises StackError unless `out` can stand in the place of `x`, as the next layer's input."""
+    """Raises StackError unless `out` can replace `x` as the next layer's input."""
     if jax.tree.structure(x) != jax.tree.structure(out):
         raise StackError(
             f"stack: `block` returned {jax.tree.structure(out)} for `x`, and got"

@@ -22,36 +22,41 @@ from typing import Any
 
 import jax
 
-from jaxmem._trace.jaxpr import Flat, FlatEquation, Literal, as_function, flatten, run
+from jaxmem._trace.jaxpr import Literal, as_function
 from jaxmem._trace.primitives import REPEATED
+from jaxmem._trace.rewrite import Node, Program, flatten, leading_to, run
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
 class Residuals:
-    """Where the backward gets each leaf of a layer's `jax.vjp` closure from. It is static: a tree
-    without leaves, so that it passes through `jax.custom_vjp` beside the saved arrays.
+    """The source of each leaf of a layer's `jax.vjp` closure in the backward. It is static: a tree
+    without leaves, which passes through `jax.custom_vjp` together with the saved arrays.
 
     tree: the structure of the closure.
-    leaves: a pair for each of its leaves. ("saved", k): the k-th array saved for the layer. ("own",
-      value): made again from the layer's own inputs. ("shared", k): the k-th of what is the same in
-      every layer. ("literal", x): x itself.
-    flat: the layer's forward, whose values are numbered; it says how to make values again.
+    leaves: a pair for each leaf of the closure. ("saved", k): the k-th array saved for the layer.
+      ("own", value): computed again from the layer's own inputs. ("shared", k): the k-th of the
+      arrays that are equal in all layers. ("literal", x): x itself.
+    flat: the layer's forward with numbered values, by which values are computed again.
+    own: the inputs of `flat` that the backward has: the layer's parameters and key.
+    common: the inputs of `flat` that all layers share.
+    once: the values of `flat` that depend only on inputs that all layers share.
     """
 
     tree: Any
     leaves: tuple[tuple[str, Any], ...]
-    flat: Flat
-    own: tuple[int, ...]  # inputs of `flat` that the backward has: the layer's parameters and key
-    common: tuple[int, ...]  # inputs of `flat` that all layers share
-    once: tuple[int, ...]  # values of `flat` computed from these alone
+    flat: Program
+    own: tuple[int, ...]
+    common: tuple[int, ...]
+    once: tuple[int, ...]
 
     def shared(self, common) -> list:
-        """Computes what is the same in every layer, from the leaves of `common`: once, outside the
-        loop over layers.
+        """Computes the arrays that are equal in all layers from the leaves of `common`: once,
+        outside the loop over layers.
         """
         known = run(
-            _upstream(self.flat, self.once), dict(zip(self.common, common)) | self.flat.constants
+            leading_to(self.flat.nodes, self.once),
+            dict(zip(self.common, common)) | self.flat.constants,
         )
         return [known[v] for v in self.once]
 
@@ -59,10 +64,10 @@ class Residuals:
         """Rebuilds the `jax.vjp` closure of one layer.
 
         own: the leaves of the layer's parameters and key, read again from the stacked arrays.
-        saved: what the forward saved of this layer.
-        shared: what `self.shared` returned.
+        saved: the arrays that the forward saved for this layer.
+        shared: the arrays that `self.shared` returned.
         """
-        again = _upstream(self.flat, [value for how, value in self.leaves if how == "own"])
+        again = leading_to(self.flat.nodes, [value for how, value in self.leaves if how == "own"])
         known = run(again, dict(zip(self.own, own)) | self.flat.constants)
         take = {
             "saved": lambda k: saved[k],
@@ -74,14 +79,14 @@ class Residuals:
 
 
 def forward(layer: Callable, own, x, common) -> tuple[Any, list, Residuals]:
-    """Returns one layer's output, the arrays to save of it, and how the backward goes on from them.
+    """Returns one layer's output, the arrays to save for the layer, and the `Residuals` that
+    rebuild the layer's `jax.vjp` closure from them.
 
-    The closure that can be rebuilt takes the output's cotangent to those of `own[0]`, `x` and
-    `common[0]`.
+    The closure maps the output's cotangent to the cotangents of `own[0]`, `x` and `common[0]`.
 
-    layer: `layer(own, x, common)`, under the policy that says what it saves.
-    own: this layer's arrays, as a pair: what is differentiated, and the rest.
-    x: what enters the layer.
+    layer: `layer(own, x, common)`, under the policy that decides about its tensors.
+    own: this layer's arrays, as a pair of the differentiated arrays and the other arrays.
+    x: the input of the layer.
     common: the arrays that all layers read, as such a pair.
     """
     trees: dict[str, Any] = {}  # the structures of the output and the closure, found by the trace
@@ -93,9 +98,9 @@ def forward(layer: Callable, own, x, common) -> tuple[Any, list, Residuals]:
         out, trees["out"] = jax.tree.flatten(out)
         return out, leaves
 
-    # The trace is needed to tell where each leaf of the closure comes from; then it is evaluated.
-    # Its inputs are the leaves of `own`, `common` and `x` in this order, its outputs those of the
-    # layer's output and then those of the closure.
+    # The trace shows the source of each leaf of the closure, and is then evaluated. Its inputs are
+    # the leaves of `own`, `common` and `x`, in this order. Its outputs are the leaves of the
+    # layer's output, and then the leaves of the closure.
     arguments = jax.tree.leaves((own, common, x))
     closed = jax.make_jaxpr(traced)(own, common, x)
     values = as_function(closed)(*arguments)
@@ -112,20 +117,20 @@ def forward(layer: Callable, own, x, common) -> tuple[Any, list, Residuals]:
     )
 
 
-def _origins(flat: Flat, leaves, mine, common):
-    """Decides where the backward gets each leaf of the closure from.
+def _origins(flat: Program, leaves, mine, common):
+    """Decides the source of each leaf of the closure in the backward.
 
-    Returns a pair for each leaf, as in `Residuals.leaves`; the positions among the leaves of those
-    that are saved; and the values of `flat` that are computed once for all layers. A value that the
-    closure holds twice is in each of these lists once.
+    Returns a pair for each leaf, as in `Residuals.leaves`; the positions of the saved leaves; and
+    the values of `flat` that are computed once for all layers. A value that is two leaves of the
+    closure is saved, or computed, once.
 
     flat: the layer's forward and its closure, traced.
     leaves: the closure's leaves, as values of `flat` or literals.
     mine: the inputs of `flat` that are the layer's parameters and key.
     common: the inputs of `flat` that all layers share.
     """
-    # From a layer's own inputs only casts and views are repeated: they cost less than a stacked
-    # copy. What all layers share is computed once, so there anything without a side effect will do.
+    # Only casts and views of a layer's own inputs are computed again: they cost less than a stacked
+    # copy. Arrays that all layers share are computed once, by any operation without a side effect.
     again = _computed(flat, mine, lambda e: e.eqn.primitive.name in REPEATED)
     same = _computed(flat, common, lambda e: not e.eqn.effects)
     saved: dict[int, int] = {}  # value -> its place among the saved arrays
@@ -135,7 +140,7 @@ def _origins(flat: Flat, leaves, mine, common):
     for k, leaf in enumerate(leaves):
         if isinstance(leaf, Literal):
             found.append(("literal", leaf.val))
-        elif leaf in same:  # asked before `again`: what follows from constants alone is in both
+        elif leaf in same:  # before `again`: a value that depends on constants only is in both
             found.append(("shared", once.setdefault(leaf, len(once))))
         elif leaf in again:
             found.append(("own", leaf))
@@ -146,23 +151,12 @@ def _origins(flat: Flat, leaves, mine, common):
     return tuple(found), first, tuple(once)
 
 
-def _computed(flat: Flat, inputs, passes: Callable[[FlatEquation], bool]) -> set[int]:
-    """The values that follow from `inputs` and constants by equations for which `passes` is true,
-    the inputs and constants included.
+def _computed(flat: Program, inputs, passes: Callable[[Node], bool]) -> set[int]:
+    """Returns the inputs, the constants, and the values that are computed from them by equations
+    for which `passes` is true.
     """
     found = {*inputs, *flat.constants}
-    for e in flat.equations:
+    for e in flat.nodes:
         if passes(e) and found.issuperset(e.reads):
             found.update(e.outputs)
     return found
-
-
-def _upstream(flat: Flat, values) -> list[FlatEquation]:
-    """The equations that `values` depend on, in the order of the program."""
-    # backward through the program, so that what an equation reads is wanted before its maker comes
-    wanted, chosen = set(values), []
-    for e in reversed(flat.equations):
-        if wanted.intersection(e.outputs):
-            chosen.append(e)
-            wanted.update(e.reads)
-    return chosen[::-1]

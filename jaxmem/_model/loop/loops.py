@@ -13,7 +13,7 @@ reads host memory is refused (`fault` in `_target/hlo/transfers.py`).
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,26 +21,28 @@ import jax.numpy as jnp
 
 from jaxmem._model.loop.layer import Residuals, forward
 from jaxmem._model.states.store import after, ahead, counted, put, streams, taken
-from jaxmem._model.tags.groups import GroupPolicy
+from jaxmem._model.tags.policy import Policy
 
-# (k, state of stack k, i, gradient of its layer i, that layer's parameters) -> (the layer's new
-# state, what is told of it)
+# (k, state of stack k, i, gradient of layer i of the stack, parameters of the layer) -> (new state
+# of the layer, results of the layer that the loop stacks)
 Into = Callable[[int, Any, Any, Any, Any], tuple[Any, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerRun:
-    """Layers that one loop runs: they share a policy, and their arrays lie in one stack.
+    """Layers that one loop runs: they share a policy, and their arrays are in one stack.
 
-    group: the layers, counted over the whole model, and their policy.
-    stack: which stack they are in.
-    first: the number of that stack's first layer.
+    layers: the layers, counted over the whole model.
+    policy: the policy of the layers.
+    stack: the index of their stack.
+    first: the number of the stack's first layer.
     buffered: whether the forward keeps the parameters that it fetched for the backward.
-    before_buffered: whether such a run of the same stack follows. The backward then comes to this
-      run without having fetched, so that the forward hands it its last layer's parameters.
+    before_buffered: whether a buffered run of the same stack follows. The backward then begins this
+      run without a fetched layer, and the forward passes it the parameters of the last layer.
     """
 
-    group: GroupPolicy
+    layers: range
+    policy: Policy
     stack: int
     first: int
     buffered: bool = False
@@ -48,36 +50,36 @@ class LayerRun:
 
     @property
     def within(self) -> tuple[int, int]:
-        """The first of the layers, and the one after the last, counted within their stack."""
-        return self.group.start - self.first, self.group.stop - self.first
+        """The first layer and the layer after the last, counted within the stack."""
+        return self.layers.start - self.first, self.layers.stop - self.first
 
 
 def runs_of(
-    groups: Sequence[GroupPolicy], lengths: Sequence[int], buffers: int = 0
+    groups: Mapping[range, Policy], lengths: Sequence[int], buffers: int = 0
 ) -> tuple[LayerRun, ...]:
-    """The runs of layers, in order, of a plan's groups and of stacks with so many layers each, of
-    which the last `buffers` layers are buffered.
+    """Returns the runs of layers, in order: a plan's groups, divided at the ends of stacks.
+
+    groups: the policy of each group of layers.
+    lengths: the number of layers of each stack.
+    buffers: the number of layers, the last ones, whose parameters are buffered.
     """
     ends = list(itertools.accumulate(lengths, initial=0))
     cuts = sorted({*ends, ends[-1] - buffers})
     found = []
-    for group in groups:
+    for group, policy in groups.items():
         for begin, end in itertools.pairwise(cuts):
             start, stop = max(group.start, begin), min(group.stop, end)
             if start < stop:
                 k = bisect.bisect_right(ends, start) - 1
                 buffered = start >= ends[-1] - buffers
                 before = not buffered and stop == ends[-1] - buffers < ends[k + 1]
-                found.append(
-                    LayerRun(GroupPolicy(start, stop, group.policy), k, ends[k], buffered, before)
-                )
+                layers = range(start, stop)
+                found.append(LayerRun(layers, policy, k, ends[k], buffered, before))
     return tuple(found)
 
 
 def fetched_first(stacks) -> list[list]:
-    """For each stack what of its first layer lies in host memory, fetched: what a forward begins
-    with.
-    """
+    """Prefetches the first layer of each stack, with which a forward begins."""
     return [ahead(stacked, 0) for stacked in stacks]
 
 
@@ -85,9 +87,9 @@ def fetched_first(stacks) -> list[list]:
 class Loops:
     """The forward and the backward loop of a stack, over all runs of its layers.
 
-    layer: `layer(own, x, common) -> (x, aux)`, where `own` (one layer's arrays) and `common` (those
-      that all layers read) are pairs: what is differentiated, and the rest.
-    own: `own(parameters, key, i)` makes such a pair of layer i's parameters and the stack's key.
+    layer: `layer(own, x, common) -> (x, aux)`. `own` (one layer's arrays) and `common` (the arrays
+      that all layers read) are pairs of the differentiated arrays and the other arrays.
+    own: `own(parameters, key, i)` makes such a pair from layer i's parameters and the stack's key.
     runs: the runs of layers, in order.
     """
 
@@ -96,8 +98,8 @@ class Loops:
     runs: tuple[LayerRun, ...]
 
     def plain(self, stacks, key, x, common):
-        """Returns the output, and every layer's auxiliary output, stacked. Saves nothing: this runs
-        where no gradient is asked for.
+        """Returns the output, and the auxiliary outputs of all layers, stacked. Saves nothing: it
+        runs when nothing is differentiated.
 
         stacks: the parameters' stacks, each a tree of arrays with a leading axis of layers.
         key: the layers' key, or None.
@@ -110,20 +112,20 @@ class Loops:
         return x, _joined(extras)
 
     def forward(self, stacks, key, x, common, held: list[list]):
-        """Returns what `plain` does, and what `backward` needs: `saved` and `held`.
+        """Returns the results of `plain`, and the arguments `saved` and `held` of `backward`.
 
-        `saved` has an entry for each run: the arrays saved of its layers, stacked; what it fetched
-        of their parameters, stacked, where the run is buffered; the arrays that are the same in
-        every layer; and the `Residuals` that say how the closures are rebuilt from these. `held`
-        has one for each stack: what was fetched of the layer whose turn is next.
+        `saved` has an entry for each run: the saved arrays of its layers, stacked; the fetched
+        parameters, stacked, if the run is buffered; the arrays that are equal in all layers; and
+        the `Residuals`, which rebuild the closures. `held` has the prefetched arrays of the next
+        layer of each stack.
 
-        held: the same of each stack's first layer, as `fetched_first` returns it, or `backward` of
-          the microbatch before.
+        held: the prefetched arrays of each stack's first layer, from `fetched_first` or from the
+          backward of the previous microbatch.
         """
         extras, saved, held, last = [], [], list(held), list(held)
         for run in self.runs:
-            policy: Any = run.group.policy
-            # The loop keeps forward and backward apart, so no barrier against common-subexpression
+            policy: Any = run.policy
+            # Forward and backward are separate loops, so no barrier against common-subexpression
             # elimination is needed.
             layer = jax.checkpoint(self.layer, policy=policy, prevent_cse=False)
             box: list[Residuals] = []  # one for each trace of `one`; the last trace runs
@@ -139,8 +141,8 @@ class Loops:
             )
             last[k] = last[k] if run.buffered else now
             extras.append(extra)
-            # What is shared is computed out here: as an output of the scan it would be stacked, a
-            # copy for each layer.
+            # Shared arrays are computed outside the scan: an output of the scan would be stacked,
+            # with a copy for each layer.
             shared = box[-1].shared(jax.tree.leaves(common))
             saved.append((kept, fetched, shared, box[-1]))
         return x, _joined(extras), saved, last
@@ -148,14 +150,16 @@ class Loops:
     def _through(self, run: LayerRun, stacks, key, x, one: Callable, held: list[list]):
         """Runs `x, y = one(own, x)` over the layers of a run.
 
-        Returns x; a pair of every y, stacked, and of what was fetched, if the run is buffered; what
-        was fetched of the layer after the run; and of the layer with which the backward begins it.
+        Returns x; a pair of every y, stacked, and of the fetched parameters, if the run is
+        buffered; the prefetched arrays of the layer after the run; and the prefetched arrays of the
+        layer with which the backward begins the run.
         """
         stacked, (start, stop) = stacks[run.stack], run.within
 
         def body(carry, i, _):
             x, held, _ = carry
-            # What lies in host memory is copied a layer ahead, beside this layer's compute.
+            # Arrays in host memory are copied one layer ahead, overlapped with this layer's
+            # compute.
             parameters, following = taken(stacked, held, i), ahead(stacked, i + 1)
             x, y = one(self.own(parameters, key, run.first + i), x)
             kept = [held if which else [] for which in (run.before_buffered, run.buffered)]
@@ -164,7 +168,7 @@ class Loops:
         first = held[run.stack]
         carry = x, first, first if run.before_buffered else []
         (x, following, own), ys = counted(body, carry, None, start, stop)
-        # After a stack's end `following` is its last layer again.
+        # After a stack's end, `following` is the last layer again.
         return x, ys, following, own if run.before_buffered else following
 
     def backward(
@@ -179,20 +183,21 @@ class Loops:
     ):
         """Runs the layers backward, from the last to the first.
 
-        Returns the cotangents of `x` and of `common[0]`; the stacks' states, of which each layer i
-        is replaced by what `into(k, state, i, gradient, parameters)` returns first; and for
-        each stack k what it returns second, stacked. Last comes what the next forward begins with,
-        if parameters are what they were.
+        Returns the cotangents of `x` and of `common[0]`; the states of the stacks, with layer i
+        replaced by the first result of `into(k, state, i, gradient, parameters)`; for each stack k
+        the second results of `into`, stacked; and the prefetched arrays with which the next forward
+        begins, if it has the same parameters.
 
-        parameters: `parameters(k, state)`, the stack k of parameters, of which a layer's own are
-          read again; `state` is that stack's. What `into` replaces must be read from there.
+        parameters: `parameters(k, state)` returns stack k of the parameters, of which layers are
+          read again. `state` is the state of the stack: parameters that `into` replaces must be
+          read from the state.
         key: the layers' key, or None.
-        saved, held: what `forward` returned.
-        cotangents: of the output; of the stacked auxiliary outputs; and zeros like `common[0]`, to
-          which every layer's share is added.
-        states: what gathers the layers' gradients, for each stack: a buffer for all of them, or
-          moments.
-        into: what becomes of a layer's gradient, which is not referred to after it.
+        saved, held: the results of `forward`.
+        cotangents: the cotangents of the output and of the stacked auxiliary outputs, and zeros
+          like `common[0]`, to which every layer's cotangent is added.
+        states: for each stack, the arrays that receive the layers' gradients: a buffer for all
+          gradients, or moments.
+        into: uses a layer's gradient, which nothing else reads.
         """
         states, told, held = list(states), [[] for _ in states], list(held)
         d_x, d_extra, d_common = cotangents
@@ -200,8 +205,8 @@ class Loops:
             stacked_of = lambda state, k=run.stack: parameters(k, state)
             start, stop = run.within
 
-            # The state is carried, so that XLA updates it in place. As a stacked output of the scan
-            # it would be held twice.
+            # The loop carries the state, so that XLA updates the state in place. A stacked output
+            # of the scan would be stored in addition to the old state.
             def body(
                 carry, i, one, run=run, shared=shared, residuals=residuals, stacked_of=stacked_of
             ):
@@ -220,14 +225,14 @@ class Loops:
                 new = after(new, following) if streams(state) else new
                 return (d_x, d_common, put(state, new, i), following), tells
 
-            of_run = jax.tree.map(lambda a, g=run.group: a[g.start : g.stop], d_extra)
+            of_run = jax.tree.map(lambda a, r=run.layers: a[r.start : r.stop], d_extra)
             k = run.stack
             carry = d_x, d_common, states[k], [] if run.buffered else held[k]
             (d_x, d_common, states[k], following), tells = counted(
                 body, carry, (kept, fetched, of_run), start, stop, reverse=True
             )
             if not run.buffered:
-                held[k] = following  # before a stack's first layer, that layer
+                held[k] = following  # before a stack's first layer, the first layer again
             elif start == 0:
                 held[k] = jax.tree.map(lambda a: a[0], fetched)
             told[k].insert(0, tells)
@@ -235,5 +240,5 @@ class Loops:
 
 
 def _joined(parts):
-    """Joins what the runs returned, stacked by layer, into one stack of all layers."""
+    """Joins the results of the runs, stacked by layer, to one stack of all layers."""
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *a: jnp.concatenate(a), *parts)

@@ -22,11 +22,11 @@ from jaxmem._trace.rewrite import Node, program_of
 
 
 def pulled(pull: Callable, cotangents):
-    """`pull(cotangents)`, of which nothing is made before the cotangents are there.
+    """Returns `pull(cotangents)`. No zeros of the result are made before the cotangents exist.
 
-    A gradient that is scattered, as that of an embedding by its tokens, begins with zeros. These
-    wait for nothing, so that XLA makes them first, and would hold an embedding's gradient through
-    the backward of all layers. What `pull` recomputes it recomputes as before.
+    A scattered gradient, such as the gradient of an embedding, begins with zeros. These zeros wait
+    for no other value: XLA would make them first, and store an embedding's gradient through the
+    backward of all layers. Recomputation in `pull` is not changed.
     """
     leaves, structure = jax.tree.flatten(cotangents)
     box = []
@@ -46,7 +46,7 @@ def pulled(pull: Callable, cotangents):
 
 
 def _fills(node: Node) -> bool:
-    """Whether it makes an array of zeros."""
+    """Whether the node makes an array of zeros."""
     if node.primitive != "broadcast_in_dim" or node.reads:
         return False
     (value,) = (v.val for v in node.inputs if isinstance(v, Literal))
@@ -57,7 +57,9 @@ def _fills(node: Node) -> bool:
 
 
 def _after(nought, node: Node) -> Node:
-    """The same zeros, of a scalar zero that is there when they may be made."""
+    """Returns a node that broadcasts the zeros from the scalar `nought`, which exists only after
+    the cotangents.
+    """
 
     def call(*operands) -> Sequence:
         return node.bind([nought.astype(jnp.result_type(operands[0]))])

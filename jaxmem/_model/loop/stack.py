@@ -22,7 +22,7 @@ import jax
 
 from jaxmem._model.loop.arguments import ParameterSplit, check, check_moments, lifted
 from jaxmem._model.loop.loops import Loops, fetched_first, runs_of
-from jaxmem._model.states.stacks import (
+from jaxmem._model.states.layout import (
     Copied,
     buffers_of,
     like,
@@ -32,7 +32,7 @@ from jaxmem._model.states.stacks import (
     read_of,
 )
 from jaxmem._model.states.store import fetch, returned, streams
-from jaxmem._model.tags.groups import groups_of
+from jaxmem._model.tags.policy import groups_of
 from jaxmem._trace.vary import zeros
 from jaxmem.errors import StackError
 
@@ -95,7 +95,7 @@ def stack(
     loops, split, common = loops_over(block, params, x, shared, plan, label, key, dtype, has_aux)
 
     @jax.custom_vjp
-    def run(params, x, common, moments, key):  # runs as it stands where nothing is differentiated
+    def run(params, x, common, moments, key):  # runs if nothing is differentiated
         return loops.plain(read_of(params), key, x, common)
 
     def run_forward(params, x, common, moments, key):
@@ -112,9 +112,10 @@ def stack(
     def run_backward(residuals, cotangents):
         params, common, moments, key, saved, held = residuals
         stacks = read_of(params)
-        # Without a fold each layer's gradient fills its place in a buffer of the parameters' shape;
-        # where these lie in host memory it is told, and the loop stacks it there.
-        # With one the buffer is the moments themselves, and no gradient outlives its layer.
+        # Without a fold, each layer's gradient fills its place in a buffer of the parameters'
+        # shape. If the parameters are stored in host memory, `into` returns the gradient as its
+        # second result, and the loop stacks the gradients there. With a fold, the moments are the
+        # buffer, and no gradient is stored after its layer.
         if fold is None:
             masters = masters_of(params)
             states = [() if streams(part) else zeros(split.floating(part)) for part in masters]
@@ -138,9 +139,9 @@ def stack(
             states,
             into,
         )
-        # None stands for a zero cotangent: of what has no derivative, and of `params` under a fold.
-        # The new moments are handed out as the gradient of the old ones, so that one `jax.grad`
-        # serves the stack together with what is before and after it.
+        # None is a zero cotangent: for arrays without a derivative, and for `params` with a fold.
+        # The new moments are returned as the gradient of the old moments, so that one `jax.grad`
+        # serves embedding, stack and head.
         if fold is None:
             rows = zip(masters, states, told)
             whole = [split.whole(part, s) if s else t for part, s, t in rows]
@@ -164,11 +165,13 @@ def loops_over(
     has_aux: bool,
     whole: Callable = lambda layer: layer,
 ):
-    """Makes what `stack` and the released step run: the loops; the split of the parameters into
-    those with a gradient and the others; and what layers share, as a pair split likewise.
+    """Makes the loops that `stack` and the released step run.
 
-    The arguments are those of `stack`, with `shared` as one tuple. `whole` gathers a layer's
-    parameters where `params` has a part of each. Raises what `stack` does for them.
+    Returns the `Loops`; the `ParameterSplit`; and the arrays that all layers share, as a pair of
+    the differentiated arrays and the other arrays.
+
+    The arguments are the arguments of `stack`, with `shared` as one tuple. `whole` gathers a
+    layer's parameters if `params` has a device's parts. Raises errors as `stack` does.
     """
     lengths = check(params, x)
     runs = runs_of(groups_of(plan, label, sum(lengths)), lengths, buffers_of(params))
@@ -180,22 +183,22 @@ def loops_over(
 
 
 def folded_at(fold: Callable, state, i, gradient):
-    """Layer `i` of what `fold(layer, gradient)` makes of the stacked arrays `state`.
+    """Returns `fold(layer, gradient)` for layer `i` of the stacked arrays `state`.
 
-    The fold waits for the gradient behind a barrier, so that XLA does not take it apart and hold
-    parts of the fold through the layer's backward. The layer itself is read before: what lies in
-    host memory is then copied beside the backward's products.
+    The fold waits for the gradient behind a barrier, so that XLA does not divide the fold and store
+    parts of it through the layer's backward. The layer itself is read before the barrier: the copy
+    from host memory is then overlapped with the backward's products.
     """
     (gradient,) = jax.lax.optimization_barrier((gradient,))
-    # Over a batch of one layer, so that the layer that is read has the axis of that which is
-    # written. XLA updates a slice in place as it reads it only then: a reshape between the two
-    # would have it copy the layer first, two passes more over all that is folded into.
+    # The fold is mapped over a batch of one layer, so that the layer keeps its axis from reading to
+    # writing. Only then does XLA update the slice in place: with a reshape between reading and
+    # writing, XLA would copy the layer first, in two more passes over the state.
     layer = fetch(state, i)
     batch_of_one = jax.tree.map(lambda a: a[None], (layer, gradient))
     try:
         new = jax.vmap(fold)(*batch_of_one)
     except (
         Exception
-    ):  # such as an ordered callback's, which cannot be mapped; or an error of its own
+    ):  # an ordered callback cannot be mapped; another error of `fold` is raised again here
         return fold(layer, gradient)
     return jax.tree.map(lambda a: a[0], new)

@@ -4,7 +4,8 @@ import dataclasses
 from typing import Any
 
 DEVICE, HOST = "device", "pinned_host"
-# What is divided over devices beside the batch, as `data_parallel` takes it, and in words.
+# The arrays that devices divide in addition to the batch: the values of `data_parallel`'s argument
+# `divided`, and their descriptions.
 DIVIDED_WORDS = {
     "nothing": "the batch alone",
     "moments": "the batch and moments (ZeRO-1)",

@@ -1,5 +1,5 @@
-"""Whether the host has room for the states that are to lie in its memory, and devices can read them
-there.
+"""Checks that the host has enough free memory for the states that it will store, and that devices
+can read the states there.
 """
 
 import math
@@ -14,14 +14,12 @@ from jaxmem._target.devices.target import free_host_bytes
 from jaxmem._trace.arguments import shard_bytes
 from jaxmem.errors import TargetError
 
-# Of XLA's pool of pinned host memory on a GPU: its limit, and the one where none is set.
+# The variable that limits XLA's pool of pinned host memory on a GPU, and XLA's default limit.
 POOL_VARIABLE, POOL_GIB = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", 64
 
 
 def check_pool(device: OnPlatform | None, wanted: int) -> None:
-    """Raises TargetError unless a device can have so many bytes of states in the memory of its
-    host.
-    """
+    """Raises TargetError unless a device can use `wanted` bytes of its host's memory for states."""
     if not has_host_memory(device) or not wanted:
         return
     assert device is not None
@@ -31,7 +29,7 @@ def check_pool(device: OnPlatform | None, wanted: int) -> None:
             " on a GPU (fixed in 0.11.1); expected 0.11.1 or later: install it, or leave all layers"
             " in device memory"
         )
-    # XLA reads the variable when its backend starts, which it has: a change would be too late.
+    # XLA has read the variable when its backend started: a change now would have no effect.
     text = os.environ.get(POOL_VARIABLE, "")
     limit = (int(text) if text.isdecimal() else POOL_GIB) * 2**30
     if wanted > limit:
@@ -43,7 +41,7 @@ def check_pool(device: OnPlatform | None, wanted: int) -> None:
 
 
 def check_free(wanted: int) -> None:
-    """Raises TargetError unless so many bytes of this machine's memory are free now."""
+    """Raises TargetError unless `wanted` bytes of this machine's memory are free now."""
     if wanted > (free := free_host_bytes()):
         raise TargetError(
             f"released_step: {show_bytes(wanted)} more of states are to lie in the memory of this"
@@ -53,8 +51,8 @@ def check_free(wanted: int) -> None:
 
 
 def nbytes(tree) -> int:
-    """Bytes of arrays on the devices of this process, a part or a copy on each; those of shapes
-    once.
+    """Returns the bytes of arrays in this process, summed over its devices, each of which stores a
+    part or a copy. The bytes of shapes are counted once.
     """
 
     def one(a) -> int:
@@ -66,7 +64,7 @@ def nbytes(tree) -> int:
 
 
 def device_of(tree) -> OnPlatform | None:
-    """One of the devices that arrays are stored on; None for shapes."""
+    """Returns one of the devices that store the arrays; None for shapes."""
     arrays = [a for a in jax.tree.leaves(tree) if isinstance(a, jax.Array)]
     return next(iter(arrays[0].devices())) if arrays else None
 

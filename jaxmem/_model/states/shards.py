@@ -1,5 +1,5 @@
-"""Arrays divided over the devices of a mesh axis (ZeRO-1): how they are laid out, how gradients are
-scattered to the parts, and how whole parameters are gathered from them.
+"""Arrays divided over the devices of a mesh axis (ZeRO-1): the layout of the parts, the scatter of
+gradients to the parts, and the gather of whole parameters from the parts.
 
 Divided moments are recognised by their shapes. Inside `jax.shard_map` a part is smaller than its
 parameter along one dimension, and the gradient is scattered along that dimension. The alternative
@@ -14,8 +14,8 @@ from jaxmem._model.states.store import counted, fetch, put
 
 
 def divided(whole: tuple[int, ...], part: tuple[int, ...]) -> int | None:
-    """The dimension along which parts of shape `part` make up an array of shape `whole`; None where
-    the shapes are equal, and the array is not divided.
+    """Returns the dimension along which an array of shape `whole` is divided into parts of shape
+    `part`; None if the shapes are equal, and the array is not divided.
     """
     return next((d for d, (a, b) in enumerate(zip(whole, part, strict=True)) if a != b), None)
 
@@ -24,16 +24,16 @@ def shards(params, size: int, axis_name: str, first: int = 0):
     """Returns a PartitionSpec for each array: it is divided along its first dimension whose length
     the number of devices divides.
 
-    An array without such a dimension stays whole, such as a bias of odd length.
+    An array without such a dimension is not divided: for example a bias of odd length.
 
     params: a tree of arrays or their shapes.
     size: the number of devices.
-    axis_name: the mesh axis that they are on.
+    axis_name: the mesh axis of the devices.
     first: the first dimension that may be divided.
     """
 
     def one(a):
-        # `None` for each dimension before the divided one; those after it may be left out
+        # `None` for each dimension before the divided dimension; later ones may be left out
         d = next((d for d in range(first, len(a.shape)) if a.shape[d] % size == 0), None)
         return PartitionSpec() if d is None else PartitionSpec(*[None] * d, axis_name)
 
@@ -41,10 +41,10 @@ def shards(params, size: int, axis_name: str, first: int = 0):
 
 
 def placed(tree, layout, mesh):
-    """`tree` with the shardings of `layout`, a prefix tree of PartitionSpecs.
+    """Returns `tree` with the shardings of `layout`, a prefix tree of PartitionSpecs.
 
-    On a mesh without explicit axes `tree` is returned as it is: there `jax.shard_map` moves its
-    arguments to where its specs say.
+    On a mesh without explicit axes, `tree` is returned unchanged: `jax.shard_map` reshards its
+    arguments to its specs.
     """
     if AxisType.Explicit not in mesh.axis_types:
         return tree
@@ -55,18 +55,18 @@ def placed(tree, layout, mesh):
 
 
 def scattered(gradient, like, axis_name: str | None):
-    """Returns the devices' mean gradient, and of an array of which `like` has a part, this device's
-    part of it.
+    """Returns the mean gradient over the devices. If the moments of an array are divided, the
+    result is this device's part of the mean gradient.
 
-    gradient: a tree of whole arrays, this device's own.
-    like: a tree of the same structure; the shapes are those of the moments to fold it into.
-    axis_name: the mesh axis; None leaves the gradient as it is.
+    gradient: this device's gradient, a tree of whole arrays.
+    like: a tree of the same structure with the shapes of the moments.
+    axis_name: the mesh axis; None returns the gradient unchanged.
     """
     if axis_name is None:
         return gradient
     size = jax.lax.axis_size(axis_name)
 
-    # A mean for every array, scattered or not: `psum_scatter` sums, hence the division.
+    # Every array becomes a mean, scattered or not: `psum_scatter` sums, hence the division.
     def one(g, m):
         if (d := divided(g.shape, m.shape)) is None:
             return jax.lax.pmean(g, axis_name)
@@ -76,25 +76,25 @@ def scattered(gradient, like, axis_name: str | None):
 
 
 def total(own, gradient, axis_name: str | None):
-    """The squared norm of a gradient over all devices' parts, in float32 or float64.
+    """Returns the squared norm of a gradient over the parts of all devices, in float32 or float64.
 
     own: this device's part of the gradient, as `scattered` returned it.
-    gradient: the whole arrays, whose shapes tell which of `own` are parts.
-    axis_name: the mesh axis over which parts are summed.
+    gradient: the whole arrays. An array of `own` with another shape is a part.
+    axis_name: the mesh axis over which the squared norms of parts are summed.
     """
     pairs = list(zip(jax.tree.leaves(own), jax.tree.leaves(gradient)))
     wide = lambda g: g.astype(jnp.promote_types(jnp.float32, g.dtype))
     norm = lambda arrays: sum(
         (jnp.sum(jnp.square(jnp.abs(wide(a)))) for a in arrays), jnp.zeros((), jnp.float32)
     )
-    # What is whole is equal on all devices and counts once; parts add up to the array's.
+    # A whole array is equal on all devices and counts once. The sums of parts are added up.
     whole = norm([a for a, g in pairs if a.shape == g.shape])
     parts = [a for a, g in pairs if a.shape != g.shape]
     return whole + jax.lax.psum(norm(parts), axis_name) if parts else whole
 
 
 def part_of(a, like, axis_name: str):
-    """Cuts this device's part, of the shape of `like`, out of a whole array."""
+    """Returns this device's part of a whole array. The part has the shape of `like`."""
     if (d := divided(a.shape, like.shape)) is None:
         return a
     return jax.lax.dynamic_slice_in_dim(
@@ -103,20 +103,21 @@ def part_of(a, like, axis_name: str):
 
 
 def gathered(part, like, axis_name: str):
-    """Gathers the array of the shape of `like` of which every device has a part."""
+    """Gathers the parts of all devices to an array with the shape of `like`."""
     if (d := divided(like.shape, part.shape)) is None:
         return part
     return jax.lax.all_gather(part, axis_name, axis=d, tiled=True)
 
 
 def refilled(stacked, parts, axis_name: str):
-    """Fills stacked arrays with what the devices have parts of, one layer at a time and in place.
+    """Gathers the parts of stacked arrays into `stacked`, one layer at a time and in place.
 
-    So there is never a second whole copy of the arrays beside `stacked`, only one of a layer.
+    In addition to `stacked`, only one whole layer is in memory, and no second whole stack.
 
     stacked: a tree of whole arrays with a leading axis of layers; their content is replaced.
-    parts: the same tree of this device's parts, or of whole arrays, which are then the result.
-    axis_name: the mesh axis over which they are divided.
+    parts: a tree of the same structure with this device's parts. If its arrays are whole, they are
+      the result.
+    axis_name: the mesh axis over which the arrays are divided.
     """
     if all(a.shape == b.shape for a, b in zip(jax.tree.leaves(stacked), jax.tree.leaves(parts))):
         return parts
@@ -133,17 +134,16 @@ def refilled(stacked, parts, axis_name: str):
 
 
 def assembled(parts: list, shapes: list, axis_name: str, dtype) -> list:
-    """Gathers stacked arrays out of the devices' parts, a layer at a time. Arrays that are whole
-    are returned as they are.
+    """Gathers stacked arrays from the devices' parts, one layer at a time. Whole arrays are
+    returned unchanged.
 
     parts: this device's arrays, with a leading axis of layers.
-    shapes: arrays or structs with the shapes of the whole ones.
+    shapes: arrays or structs with the shapes of the whole arrays.
     axis_name: the mesh axis over which parts are divided.
-    dtype: what the gathered ones are converted to; None leaves their dtypes.
+    dtype: the dtype of the gathered arrays; None means the dtypes of the parts.
     """
     which = [a.shape != like.shape for a, like in zip(parts, shapes)]
-    # Zeros to fill are made for the divided arrays alone; the others take their place in the
-    # result.
+    # Only the divided arrays need zeros to fill; the whole arrays are results themselves.
     empty = [
         jnp.zeros(like.shape, dtype or a.dtype)
         for a, like, part in zip(parts, shapes, which)

@@ -1,17 +1,19 @@
-"""Reads a layer of stacked arrays, and replaces it in place, wherever the arrays lie: in device
-memory, or in pinned host memory, from which a layer is copied before its turn in a loop comes.
+"""Reads a layer of stacked arrays, and replaces it in place. The arrays are stored in device memory
+or in pinned host memory. A loop copies a layer from host memory one iteration ahead.
 
-Four rules keep such copies fast, and no compiler states them. Each costs a day to find again:
+Four rules keep these copies fast. No compiler documents them, and each costs a day to find again:
 
 - A layer's index is a counter in the loop's own carry. From an index that is read as data, such as
   an element of `jnp.arange`, XLA cannot tell the offset, and reads host memory by a kernel on the
   multiprocessors in place of a DMA copy. Negative indices are excluded for the same reason.
-- The next layer is read before this one is written (`after`). Else XLA copies the whole host stack
-  in every turn of the loop, since it would write what is still to be read.
-- What is updated is read from the loop's carry. If it is read from outside, it is held twice.
-- What is updated keeps, from reading to writing, the axis of layers, of length 1, and is multiplied
-  by arrays, not by numbers alone (`folded_at`, `Gathering`). Else XLA copies the layer, in device
-  memory too, before it updates it: two passes more over each array, and room for the copies.
+- The next layer is read before the current layer is written (`after`). Otherwise XLA copies the
+  whole host stack in every iteration, since the write would precede a read of the stack.
+- An updated stack is read from the loop's carry. If it is read from outside the loop, it is stored
+  twice.
+- An updated layer keeps the axis of layers, of length 1, from reading to writing, and is multiplied
+  by arrays, not by numbers alone (`folded_at`, `Gathering`). Otherwise XLA copies the layer before
+  it updates the layer, in device memory too: two more passes over each array, and memory for the
+  copies.
 """
 
 from collections.abc import Callable
@@ -26,67 +28,67 @@ _HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 
 def _on_host(a) -> bool:
-    """Whether an array, traced or not, lies in host memory."""
+    """Whether an array, traced or not, is stored in host memory."""
     return on_host(jax.typeof(a))
 
 
 def streams(tree) -> bool:
-    """Whether any array of a tree lies in host memory."""
+    """Whether any array of a tree is stored in host memory."""
     return any(map(_on_host, jax.tree.leaves(tree)))
 
 
 def fetch(tree, i):
-    """Layer `i` of a tree of stacked arrays, in device memory. `i` is at least 0; beyond the last
-    layer it is the last layer's.
+    """Returns layer `i` of a tree of stacked arrays, in device memory. `i` is at least 0. If `i` is
+    beyond the last layer, the result is the last layer.
     """
     return jax.tree.map(lambda a: _fetch(a, i), tree)
 
 
 def _fetch(a, i):
-    if a.shape[0] == 1 and _on_host(a):  # XLA knows no loop here: a slice would be a kernel's
+    if a.shape[0] == 1 and _on_host(a):  # not a loop for XLA: a kernel would read the slice
         return jax.device_put(a, _DEVICE)[0]
     layer = jax.lax.dynamic_index_in_dim(a, i, keepdims=False, allow_negative_indices=False)
     return jax.device_put(layer, _DEVICE) if _on_host(a) else layer
 
 
 def brought(tree):
-    """Whole arrays in device memory."""
+    """Copies whole arrays to device memory."""
     return jax.tree.map(lambda a: jax.device_put(a, _DEVICE) if _on_host(a) else a, tree)
 
 
 def returned(tree, like):
-    """Whole arrays in the memory of those of `like`; None stays None."""
+    """Copies whole arrays to the memories of the arrays of `like`. None remains None."""
     move = lambda b, a: jax.device_put(a, _HOST) if a is not None and _on_host(b) else a
     return jax.tree.map(move, like, tree)
 
 
 def ahead(tree, i) -> list:
-    """What a loop holds of layer `i` before that layer's turn: its arrays that lie in host memory.
+    """Prefetches layer `i`: copies its arrays in host memory to the device one iteration ahead.
 
-    The result has an entry for each leaf of `tree`, which is () where the leaf lies in device
+    The result has an entry for each leaf of `tree`. The entry is () if the leaf is stored in device
     memory. `i` may be one beyond either end of the stack.
     """
     return [_fetch(a, i) if _on_host(a) else () for a in jax.tree.leaves(tree)]
 
 
 def taken(tree, held: list, i):
-    """Layer `i`, of which `ahead` returned what is `held`."""
+    """Returns layer `i`. `held` are the prefetched arrays that `ahead` returned for it."""
     leaves, structure = jax.tree.flatten(tree)
     pairs = zip(leaves, held, strict=True)
     return jax.tree.unflatten(structure, [h if _on_host(a) else _fetch(a, i) for a, h in pairs])
 
 
 def after(layer, held: list):
-    """`layer`, all arrays of which exist only once all of them are computed and all that is `held`
-    of another layer was read. XLA fetches what they are made of early then, and not an array at a
-    time just before it is needed.
+    """Returns `layer` behind a barrier: its arrays exist only after all of them are computed and
+    all prefetched arrays `held` of another layer are read. XLA then prefetches early, and does not
+    fetch one array at a time just before its use.
     """
     return jax.lax.optimization_barrier((layer, held))[0]
 
 
 def put(tree, layer, i):
-    """`tree` with layer `i` replaced by `layer`, in the dtypes and the memory of `tree`; XLA
-    updates in place where nothing else reads the old arrays.
+    """Returns `tree` with layer `i` replaced by `layer`, in the dtypes and the memory of `tree`.
+    XLA updates in place if nothing else reads the old arrays.
     """
 
     def one(a, new):
@@ -100,14 +102,15 @@ def put(tree, layer, i):
 
 
 def counted(body: Callable, carry, xs, start: int, stop: int, *, reverse: bool = False):
-    """`jax.lax.scan` over the layers from `start` to `stop`, with a layer's index as a counter of
-    the loop's carry.
+    """Runs `jax.lax.scan` over the layers from `start` to `stop`. The index of a layer is a counter
+    in the loop's carry.
 
     body: `body(carry, i, x) -> (carry, y)`, for layer i.
-    carry: what the first turn is given.
+    carry: the carry of the first iteration.
     xs: a tree of arrays with an entry for each of these layers, or None.
-    start, stop: the first layer, and the one after the last.
-    reverse: from the last layer to the first. `xs` and the stacked results keep the layers' order.
+    start, stop: the first layer, and the layer after the last.
+    reverse: whether the loop runs from the last layer to the first. `xs` and the stacked results
+      have the order of the layers in any case.
     """
     step = -1 if reverse else 1
 

@@ -1,8 +1,8 @@
-"""Tells the equations of a jaxpr that name tensors, and those that are blocks."""
+"""Recognises the equations of a jaxpr that name tensors, and the equations that are blocks."""
 
 from jaxmem._model.tags.policy import Policy
 from jaxmem._model.tags.tag import name_p, tag_p
-from jaxmem._trace.jaxpr import Jaxpr, JaxprEqn, subjaxprs
+from jaxmem._trace.jaxpr import Jaxpr, JaxprEqn, equations, inside
 from jaxmem._trace.primitives import REMAT
 
 
@@ -12,30 +12,21 @@ def is_tag(eqn: JaxprEqn) -> bool:
 
 
 def holds_tag(eqn: JaxprEqn) -> bool:
-    """Whether a tag stands inside the equation, and not in a checkpoint of its own."""
-    return any(
-        is_tag(e) or (e.primitive.name not in REMAT and holds_tag(e))
-        for inner in subjaxprs(eqn)
-        for e in inner.eqns
-    )
+    """Whether there is a tag inside the equation, outside inner checkpoints."""
+    return any(map(is_tag, inside(eqn, lambda e: e.primitive.name not in REMAT)))
 
 
 def names_in(eqn: JaxprEqn) -> set[str]:
-    """Names of the tags that the equation is, or that stand inside it."""
-    own = {eqn.params["name"]} if is_tag(eqn) else set()
-    return own.union(*(names_in(e) for inner in subjaxprs(eqn) for e in inner.eqns))
+    """Returns the name of a tag, or the names of the tags inside an equation."""
+    return {e.params["name"] for e in (eqn, *inside(eqn)) if is_tag(e)}
 
 
 def is_block(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a `jax.checkpoint` under a policy of jaxmem's."""
+    """Whether an equation is a `jax.checkpoint` with a `Policy`."""
     return eqn.primitive.name in REMAT and isinstance(eqn.params.get("policy"), Policy)
 
 
 def forward_names(jaxpr: Jaxpr) -> set[str]:
-    """Names of the tags in `jaxpr` outside the backward of blocks."""
-    names = {e.params["name"] for e in jaxpr.eqns if is_tag(e)}
-    for eqn in jaxpr.eqns:
-        if not (is_block(eqn) and eqn.params.get("differentiated")):
-            for inner in subjaxprs(eqn):
-                names |= forward_names(inner)
-    return names
+    """Returns the names of the tags in `jaxpr` outside the backward of blocks."""
+    forward = lambda eqn: not (is_block(eqn) and eqn.params.get("differentiated"))
+    return {e.params["name"] for e in equations(jaxpr, forward) if is_tag(e)}

@@ -1,7 +1,7 @@
 """Operations whose derivative reads their own result, with the tag inside the derivative rule.
 
-`tag(softmax(x))` saves the result and still recomputes it, because softmax's derivative reads it
-from before the tag. Here forward and derivative read the tagged one.
+`tag(softmax(x))` saves the result and still recomputes it, because the derivative of the softmax
+reads the untagged result. Here the forward and the derivative read the tagged result.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from jaxmem._model.tags.tag import tag
 
 
 def wide(dtype) -> jnp.dtype:
-    """The dtype to compute in: float32 at least."""
+    """Returns the dtype to compute in: float32 at least."""
     return dtype if dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
 
 
 def self_tagged(forward: Callable, tangent: Callable) -> Callable:
-    """`forward(x)` with its result tagged, as a function of (x, name, kind, codec).
+    """Returns `forward` with a tagged result, as a function of (x, name, kind, codec).
 
     forward: computes y from x.
     tangent: computes the result's tangent from y and x's tangent, both in float32 at least.
@@ -31,7 +31,7 @@ def self_tagged(forward: Callable, tangent: Callable) -> Callable:
 
 
 def tagged_within(forward: Callable, tangent: Callable, tagging: Callable) -> Callable:
-    """`tagging(forward(x))` as a function of x whose derivative reads the tagged result."""
+    """Returns `tagging(forward(x))` as a function of x whose derivative reads the tagged result."""
 
     def call(x):
         tagged = lambda x: tagging(forward(x))

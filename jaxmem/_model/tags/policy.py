@@ -1,4 +1,5 @@
-"""Makes a plan into a `Policy`, which `jax.checkpoint` calls for every operation of a block.
+"""`jaxmem.remat_policy`: makes a plan into a `Policy`, which `jax.checkpoint` calls for every
+operation of a block.
 
 A policy that keeps everything saves no widened copy. A value that was converted to more bytes an
 element is converted again. Otherwise the largest saved tensor of a GPT would be the float32 copy of
@@ -14,6 +15,8 @@ from jax.ad_checkpoint import Offloadable
 
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Action, Choice
 from jaxmem._core.assignment import Assignment, Decisions
+from jaxmem._core.groups import group_label
+from jaxmem._model.codecs.registry import parse
 from jaxmem._model.states import places
 from jaxmem._model.tags.tag import (
     differentiable_once,
@@ -35,64 +38,63 @@ TWICE = (
 
 @dataclasses.dataclass(frozen=True)
 class _Stored:
-    """A policy's answer to a tag whose tensor is stored otherwise than as it is: the tag's rule
-    calls `encode` in the forward and `decode` in the backward. They go through a codec, host
-    memory, or both.
+    """A policy's answer for a tag whose tensor is compressed, offloaded, or both. The tag's rule
+    calls `encode` in the forward and `decode` in the backward.
     """
 
     choice: Choice
 
     @property
     def _codec(self):
-        from jaxmem._model.codecs.registry import parse
-
         return None if self.choice.codec is None else parse(self.choice.codec)
 
     def encode(self, x):
-        """The arrays that wait for the backward in the place of `x`, in the memory they wait in."""
+        """Returns the arrays that are stored for the backward in place of `x`, in their memory."""
         codes = (x,) if self._codec is None else self._codec.encode(differentiable_once(x, TWICE))
         return tuple(self._moved(code, DEVICE, HOST) for code in codes)
 
     def decode(self, codes, shape, dtype):
-        """The tensor of this shape and dtype that `codes` stand for, on the device."""
+        """Returns the decoded tensor, of this shape and dtype, on the device."""
         codes = tuple(self._moved(code, HOST, DEVICE) for code in codes)
         return codes[0] if self._codec is None else self._codec.decode(codes, shape, dtype)
 
     def _moved(self, code, source, to):
-        """An array in another memory, if the choice moves it."""
+        """Moves an array from one memory to another, if the choice offloads it."""
         if self.choice.action.offloads and (self._codec is None or is_moved(code)):
             return jax.device_put(code, to, src=source)
         return code
 
 
 def is_moved(code) -> bool:
-    """Whether an array of a codec's is moved where its codes are: not if it has a single axis, such
-    as a scale for each channel. A copy of its own would cost more than it takes; and libtpu 0.0.42
-    and 0.0.48 end themselves where a loop moves such an array of 16 bits.
+    """Whether an array of codes or scales is offloaded. An array with a single axis, such as a
+    scale for each channel, is not: its copy would cost more than its bytes, and libtpu 0.0.42 and
+    0.0.48 crash if a loop moves such an array of 16 bits.
     """
     return len(code.shape) > 1
 
 
 @functools.cache
 def _verdict(choice: Choice):
-    """What a policy answers to a tag of this choice: True to keep it, False to recompute it.
+    """Returns a policy's answer for a tag with this choice: True keeps the tensor, and False
+    recomputes it.
 
-    These are what JAX's own policies answer, so that a policy that combines ours with another can
-    be traced, and is refused with a sentence that says so.
+    JAX's own policies give the same answers. So a policy that combines a `Policy` with another
+    policy can be traced, and is refused with an explanation.
     """
     return {Action.KEEP: True, Action.RECOMPUTE: False}.get(choice.action, _Stored(choice))
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Answers what `jax.checkpoint` asks of each operation of a block: keep its result, recompute
-    it, or store it in another form. Frozen and hashable, since partial evaluation caches on it.
+    """Decides for each operation of a block, when `jax.checkpoint` calls it: keep the result,
+    recompute it, or store it in another form. Frozen and hashable, since partial evaluation caches
+    on the policy.
 
-    block: the label of the block, or of the group of layers, that it is for.
+    block: the label of the block, or of the group of layers.
     choices: (tag name, choice) in the order of the names; a tag that is absent is recomputed. None
       keeps everything.
-    layers: how many layers there are where a plan may divide them into groups, as those of
-      `jaxmem.stack` and `jaxmem.auto`; 0 where it may not.
+    layers: number of layers, if a plan may divide them into groups, as with `jaxmem.stack` and
+      `jaxmem.auto`; 0 if it may not.
     """
 
     block: str
@@ -109,7 +111,7 @@ class Policy:
         if choices is None or choices.get(REST) == KEEP:
             unsaved = _widens(primitive, avals, params) or _is_complex(primitive, avals, params)
             return primitive is tag_p or not unsaved
-        # Tags and `checkpoint_name` values have a name; no other operation's result is ever saved.
+        # Only tags and `checkpoint_name` have a name; results of other operations are never saved.
         choice = choices.get(params.get("name", ""), RECOMPUTE)
         if primitive is tag_p:
             return _verdict(choice)
@@ -126,30 +128,32 @@ class Policy:
                 " jax.checkpoint stores no complex values: name it by jaxmem.tag, which stores both"
                 " of its parts"
             )
-        # JAX's own word for offloading; only a codec needs ours, and the rule that knows it.
+        # `Offloadable` is JAX's own answer for offloading. Only a codec needs `_Stored`, and the
+        # rule that calls it.
         if choice == OFFLOAD:
             return Offloadable(src=places.DEVICE, dst=places.HOST)
         return _verdict(choice)
 
 
 def _widens(primitive, avals, params) -> bool:
-    """Whether an operation converts to more bytes an element: the narrower tensor has all that
-    there is to save, and is converted again for nothing. A softmax of bfloat16 whose derivative
-    computes in float32 would else save float32 beside it.
+    """Whether an operation converts to a wider dtype. The narrower tensor has all information, and
+    a second conversion costs next to nothing. Otherwise a softmax of bfloat16 whose derivative
+    computes in float32 would also save the float32 copy.
     """
     if primitive.name != "convert_element_type":
         return False
     return avals[0].dtype.itemsize < params["new_dtype"].itemsize
 
 
-# Of complex values these make real ones, and the others of real values complex ones.
+# Operations from complex values to real values, and from real values to complex values.
 _TO_REAL = ("real", "imag", "abs", "eq", "ne", "is_finite")
 _TO_COMPLEX = ("complex", "eig")
 
 
 def _is_complex(primitive, avals, params) -> bool:
-    """Whether an operation's result is complex, which `jax.checkpoint` cannot save: it rounds what
-    it saves to its own precision, and JAX rounds real values alone. A tag stores both parts.
+    """Whether an operation's result is complex. `jax.checkpoint` cannot save complex values: it
+    rounds saved values to their own precision, and JAX rounds only real values. A tag stores the
+    real and the imaginary part.
     """
     name = primitive.name
     if name == "convert_element_type":
@@ -163,7 +167,7 @@ def _is_complex(primitive, avals, params) -> bool:
 
 def check_remat3() -> None:
     """Raises TagError if JAX runs its third implementation of `jax.checkpoint` (`jax_remat3`),
-    under which every tag would silently be recomputed.
+    which would silently recompute every tag.
     """
     if getattr(jax.config, "jax_remat3", False):
         raise TagError(
@@ -174,9 +178,9 @@ def check_remat3() -> None:
 
 
 def decisions(plan) -> Decisions:
-    """`plan` as an object that makes decisions; None stands for everything kept.
+    """Returns `plan` as an object that makes decisions; None keeps everything.
 
-    Raises TagError if it is neither.
+    Raises TagError for any other object.
     """
     if plan is None:
         return Assignment.everything()
@@ -190,17 +194,81 @@ def decisions(plan) -> Decisions:
 
 
 def policy_for(decided: Decisions, label: str, *, layers: int = 0) -> Policy:
-    """The policy of the block, or of the group of layers, that stands under `label`."""
-    of_own = getattr(decided, "policy_for", None)  # what a trace is made for may be no plan
+    """Returns the policy of the block, or of the group of layers, with this label."""
+    of_own = getattr(decided, "policy_for", None)  # an object for a trace may not be a plan
     if of_own is not None:
         return of_own(label, layers)
     choices = decided.choices_for(label)
-    if choices.get(REST) == KEEP:  # one spelling, since partial evaluation caches on the policy
+    if choices.get(REST) == KEEP:  # one form, since partial evaluation caches on the policy
         return Policy(label, None, layers)
     chosen = ((tag, Choice(c.action, c.codec)) for tag, c in choices.items())
     return Policy(label, tuple(sorted(chosen)), layers)
 
 
+def groups_of(plan, block: str, layers: int) -> dict[range, Policy]:
+    """Returns the groups into which a plan divides `layers` layers, in order, with the policy of
+    each group. If the plan has one decision for all layers, they are one group.
+
+    Raises TagError if the plan's groups do not cover layers 0 to `layers`, each once, and for a
+    plan that `remat_policy` refuses.
+    """
+    check_remat3()
+    decided = decisions(plan)
+    found = decided.groups(block)
+    if not found:
+        return {range(layers): policy_for(decided, block, layers=layers)}
+    # Each group must start at the end of the group before it, the first group at 0, and the last
+    # group must stop at the last layer.
+    ends = [0, *(stop for _, stop in found)]
+    if [start for start, _ in found] != ends[:-1] or ends[-1] != layers:
+        raise TagError(
+            "remat_policy: `plan` has groups of layers"
+            f" {', '.join(group_label(block, *r) for r in found)}, and there are {layers} layers;"
+            f" the groups must be layers 0 to {layers}, each once: plan this model anew"
+        )
+    policy_of = lambda label: policy_for(decided, label, layers=layers)
+    return {range(*r): policy_of(group_label(block, *r)) for r in found}
+
+
+def remat_policy(plan, *, block: str | None = None, layer: tuple[int, int] | None = None) -> Policy:
+    """Makes a policy for `jax.checkpoint`, `flax.linen.remat` or `flax.nnx.remat` from a plan.
+
+    plan: a `jaxmem.Plan` or a `jaxmem.plans.Assignment`. None keeps everything. `jax.checkpoint`
+      cannot save complex values without a tag, so untagged complex values are recomputed in any
+      case.
+    block: the label of the block. Blocks with one label share their decisions. Use several labels
+      if a plan should decide about several kinds of blocks separately. None means "block".
+    layer: (i, L) for layer i, counted from 0, of L layers that a Python loop repeats. A plan may
+      then decide about the first and the last layers separately. None means that all layers share
+      one decision.
+
+    Raises TagError for an argument of another type, and if the plan has no block of this label.
+    Raises TagError also if the plan has separate decisions for groups of layers and `layer` is
+    None, and if JAX's option jax_remat3 is on.
+    """
+    check_remat3()
+    block = "block" if block is None else block
+    if not isinstance(block, str) or not block:
+        raise TagError(f"remat_policy: `block` is {block!r}; expected a non-empty string")
+    if layer is None:
+        return policy_for(decisions(plan), block)
+    if not _is_layer(layer):
+        raise TagError(
+            f"remat_policy: `layer` is {layer!r}; expected (i, L) for layer i of L layers, such as"
+            " (0, 12) for the first of twelve"
+        )
+    number, layers = layer
+    groups = groups_of(plan, block, layers)
+    return next(policy for group, policy in groups.items() if number in group)
+
+
+def _is_layer(layer) -> bool:
+    if not isinstance(layer, tuple) or len(layer) != 2:
+        return False
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in layer)
+    return whole and 0 <= layer[0] < layer[1]
+
+
 def _named(value) -> str:
-    """What an error calls a value that is of the wrong type."""
+    """Returns an error's words for a value of the wrong type."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

@@ -4,13 +4,12 @@
 rule chooses the residuals.
 """
 
-import dataclasses
 import functools
+import operator
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxmem._model.codecs.base import FLOATS, Codec
 from jaxmem._model.codecs.mask import BitMask
@@ -24,7 +23,7 @@ TWICE = (
     " derivative of it:"
     " leave the function as it is where a second one is taken, or recompute it with jax.checkpoint"
 )
-# from a residual's shape and dtype to its codec, or None to hold it as it is
+# from a residual's shape and dtype to its codec, or None to store it uncompressed
 Choose = Callable[[jax.ShapeDtypeStruct], Codec | None]
 
 
@@ -82,55 +81,45 @@ def compress_residuals(
 
 
 def _with_codes(function, codec, raw: list[bool]):
-    """Gives a function of arrays a derivative rule that stores its residuals by `codec`.
+    """Returns a function of arrays with a derivative rule that stores its residuals by `codec`.
 
-    `raw` says for each array whether it is held as it is where it is a residual itself.
+    raw: for each array, whether it is stored uncompressed if it is a residual itself.
     """
 
     def hold(arrays, value, leaves):
-        slots, stored = _store(leaves, {id(a) for a, r in zip(arrays, raw) if r}, codec)
-        return value, functools.partial(_load, slots), stored
+        uncompressed = {id(a) for a, is_raw in zip(arrays, raw) if is_raw}
+        decoders, stored = _store(leaves, uncompressed, codec)
+        return value, functools.partial(_load, decoders), stored
 
     return saving(function, hold)
 
 
-def _load(slots, stored) -> list:
-    """The residuals, decoded from what is held for each slot."""
-    return [slot.load(codes) for slot, codes in zip(slots, stored)]
+def _load(decoders: list[Callable], stored) -> list:
+    """Decodes the residuals from the arrays that are stored for each."""
+    return [decode(codes) for decode, codes in zip(decoders, stored)]
 
 
-@dataclasses.dataclass(frozen=True)
-class _StoredResidual:
-    """How one residual is read back: by `codec`, to an array of this shape and dtype; without a
-    codec it is held as it is.
+def _store(leaves, uncompressed: set[int], codec) -> tuple[list[Callable], list[tuple]]:
+    """Encodes residuals, except those whose `id` is in `uncompressed`. Returns, for each residual,
+    the function that decodes it and the arrays that are stored for it.
     """
-
-    codec: Codec | None
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    def load(self, codes):
-        return codes[0] if self.codec is None else self.codec.decode(codes, self.shape, self.dtype)
-
-
-def _store(leaves, held: set[int], codec) -> tuple[tuple[_StoredResidual, ...], list[tuple]]:
-    """Encodes residuals, but for those whose `id` is in `held`: returns how each is read back, and
-    the arrays that are held for it.
-    """
-    slots, stored = [], []
+    decoders, stored = [], []
     for leaf in leaves:  # JAX lists each residual once
-        chosen = (
-            None
-            if id(leaf) in held
-            else _chosen(codec, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
-        )
-        slots.append(_StoredResidual(chosen, leaf.shape, leaf.dtype))
-        stored.append((leaf,) if chosen is None else _encode(chosen, leaf))
-    return tuple(slots), stored
+        aval = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        chosen = None if id(leaf) in uncompressed else _chosen(codec, aval)
+        if chosen is None:
+            decoders.append(operator.itemgetter(0))
+            stored.append((leaf,))
+        else:
+            decoders.append(lambda codes, c=chosen, a=aval: c.decode(codes, a.shape, a.dtype))
+            stored.append(_encode(chosen, leaf))
+    return decoders, stored
 
 
 def _chosen(codec, aval: jax.ShapeDtypeStruct) -> Codec | None:
-    """The codec of one residual, by the rules of `compress_residuals`; None holds it as it is."""
+    """Returns the codec of one residual, by the rules of `compress_residuals`; None stores the
+    residual uncompressed.
+    """
     if aval.dtype != jnp.bool_ and not jnp.issubdtype(aval.dtype, jnp.inexact):
         return None
     if not isinstance(codec, Codec):
@@ -143,14 +132,14 @@ def _chosen(codec, aval: jax.ShapeDtypeStruct) -> Codec | None:
 
 
 def _encode(codec: Codec, x):
-    """`codec.encode(x)`, refusing a derivative: that of the codes would silently be taken for that
-    of `x`.
+    """Returns `codec.encode(x)`, which refuses a derivative: JAX would silently take the derivative
+    of the codes for the derivative of `x`.
     """
     return tuple(codec.encode(differentiable_once(x, TWICE)))
 
 
 def _held(args, keep_args, leaves) -> list[bool]:
-    """Whether each leaf of (args, kwargs) is held uncompressed."""
+    """Returns whether each leaf of (args, kwargs) is stored uncompressed."""
     if keep_args is None:
         return [True] * len(leaves)
     if not all(0 <= i < len(args) for i in keep_args):

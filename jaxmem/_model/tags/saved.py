@@ -1,4 +1,4 @@
-"""Functions whose derivative saves what their caller decides."""
+"""Functions whose caller decides what their derivative saves."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -13,20 +13,20 @@ from jaxmem._trace.jaxpr import lift
 
 
 def saving(function: Callable, hold: Callable[[Sequence, Any, list], tuple]) -> Callable:
-    """`function` with the derivative that JAX gives it, whose residuals `hold` makes into what is
-    saved of them.
+    """Returns `function` with JAX's derivative, and with `hold` between residuals and saved arrays.
 
-    function: of arrays, to a tree of arrays; it closes over none, since a rule does not track them.
-    hold: from the arrays, the results and the residuals to (the results, a function from what is
-      saved back to the residuals, what is saved). JAX lists each residual once, and one that is an
-      array or a result is the same object.
+    function: a function of arrays to a tree of arrays. It closes over no array, since a derivative
+      rule does not track closed-over arrays.
+    hold: `hold(arrays, results, residuals)` returns the results, a function from the saved arrays
+      to the residuals, and the saved arrays. JAX lists each residual once. A residual that is an
+      argument or a result is the same Python object.
     """
     custom = jax.custom_vjp(function)
 
     def forward(*arrays):
         floating = [jnp.issubdtype(a.dtype, jnp.inexact) for a in arrays]
 
-        # `jax.vjp` differentiates floating arrays alone; the others are bound here.
+        # `jax.vjp` differentiates only floating-point arrays; other arrays are bound here.
         def of_floating(*given):
             given = iter(given)
             return function(*(next(given) if d else a for a, d in zip(arrays, floating)))
@@ -35,7 +35,7 @@ def saving(function: Callable, hold: Callable[[Sequence, Any, list], tuple]) -> 
         # The pullback's leaves are its residuals.
         leaves, tree = jax.tree.flatten(pullback)
         results, load, stored = hold(arrays, results, leaves)
-        # A `Partial` is a tree whose leaves are its arguments: what the backward holds is `stored`.
+        # A `Partial` is a tree whose leaves are its arguments: the backward stores `stored`.
         return results, jax.tree_util.Partial(
             functools.partial(_pull, tree, load, tuple(floating)), stored
         )
@@ -46,16 +46,16 @@ def saving(function: Callable, hold: Callable[[Sequence, Any, list], tuple]) -> 
 
 def _pull(tree, load: Callable, floating: tuple[bool, ...], stored, cotangent):
     """Rebuilds the pullback of the structure `tree` and calls it. Returns the cotangents of all
-    arrays, None for those that are not `floating`.
+    arrays; None for an array that is not floating-point.
     """
     gradients = iter(jax.tree.unflatten(tree, load(stored))(cotangent))
     return tuple(next(gradients) if d else None for d in floating)
 
 
 def tagging(function: Callable, name: str) -> Callable:
-    """`function` of arrays, with a tag of this name for each tensor that its derivative saves and
-    that is none of them. They are exact, since a rule reads what it saves for what it is: a codec's
-    error in the logarithm of a softmax's sum would be an error of the exponent.
+    """Returns `function` with a tag of this name for each tensor that its derivative saves, except
+    its arguments. The tags have the kind `exact`, since a rule may depend on exact values: a
+    codec's error in the logarithm of a softmax's sum would be an error of the exponent.
     """
 
     def hold(arrays, results, leaves):
@@ -75,8 +75,9 @@ def tagging(function: Callable, name: str) -> Callable:
 
 
 def of_arrays(f: Callable, args: tuple, kwargs: dict) -> tuple[Callable, list, list]:
-    """The call `f(*args, **kwargs)` as (a function of arrays, those among the arguments, those that
-    `f` closes over); the function takes both, in this order. `f` gets what is no array unchanged.
+    """Returns the call `f(*args, **kwargs)` as a function of arrays, the arrays among the
+    arguments, and the arrays that `f` closes over. The function takes both lists of arrays, in this
+    order. Arguments that are not arrays are passed to `f` unchanged.
     """
     leaves, tree = jax.tree.flatten((args, kwargs))
     traced = [isinstance(a, jax.Array) for a in leaves]
@@ -90,7 +91,7 @@ def of_arrays(f: Callable, args: tuple, kwargs: dict) -> tuple[Callable, list, l
 
     arrays = [a for a, t in zip(leaves, traced) if t]
     closed, shapes = jax.make_jaxpr(call, return_shape=True)(*arrays)
-    # Of any dtype, where `jax.closure_convert` makes arguments of floating arrays alone.
+    # For arrays of any dtype; `jax.closure_convert` lifts only floating-point arrays.
     lifted, closed_over = lift(closed)
 
     def function(*given):

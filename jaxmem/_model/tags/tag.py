@@ -23,8 +23,8 @@ from jaxmem._model.codecs.registry import default_for, parse
 from jaxmem._model.states.places import HOST
 from jaxmem.errors import TagError
 
-# An identity everywhere but in partial evaluation. Its derivative tags the value and not the
-# tangent: only the value may become a residual.
+# An identity, except in partial evaluation. Its derivative tags the value and not the tangent: only
+# the value may become a residual.
 tag_p = Primitive("jaxmem_tag")
 tag_p.def_impl(lambda x, **_: x)
 tag_p.def_abstract_eval(lambda x, **_: x)
@@ -51,7 +51,7 @@ batching.primitive_batchers[once_p] = lambda args, dims, **params: (
 
 
 def _no_derivative(primals, tangents, *, message):
-    """The derivative rule of `once_p`, which has none: a derivative is an error of the user's."""
+    """The derivative rule of `once_p`: raises the error for the user."""
     raise TagError(message)
 
 
@@ -59,8 +59,8 @@ ad.primitive_jvps[once_p] = _no_derivative
 
 
 def differentiable_once(x, message: str):
-    """Returns `x`. A derivative that runs through the result raises TagError with this message:
-    codes have none, and would silently leave its part out.
+    """Returns `x`. A derivative through the result raises TagError with this message: codes have no
+    derivative, and the gradient would silently lack a term.
     """
     return once_p.bind(x, message=message)
 
@@ -90,7 +90,7 @@ def tag(x, name: str, *, kind: str | None = None, codec: str | None = None):
 
 
 def check_name(what: str, name) -> None:
-    """Raises TagError if `name`, which was given to `what`, cannot be a tag's."""
+    """Raises TagError if `name`, an argument of the function `what`, cannot be a tag's name."""
     if not isinstance(name, str) or not name or name == "*":
         raise TagError(
             f"{what}: `name` is {name!r}; expected a non-empty string other than '*', which plans"
@@ -99,8 +99,8 @@ def check_name(what: str, name) -> None:
 
 
 def _traced(function, avals, name):
-    """`function` as one equation: a call of `jit` under `name`, by which `jaxmem.explain` knows the
-    buffers of codes in the compiled program.
+    """Traces `function` to one equation, a call of `jit` with the name `name`. `jaxmem.explain`
+    finds the buffers of codes in the compiled program by this name.
     """
     function.__name__ = name
     (equation,) = jax.make_jaxpr(jax.jit(function))(*avals).eqns
@@ -108,7 +108,7 @@ def _traced(function, avals, name):
 
 
 def _divided_as(aval, x):
-    """`x`, divided over a mesh with explicit axes as its type says that it was before."""
+    """Reshards `x` to the sharding of the type `aval`, on a mesh with explicit axes."""
     typed = getattr(aval, "sharding", None)
     if typed is None or typed.mesh.empty or jax.typeof(x).sharding == typed:
         return x
@@ -118,25 +118,26 @@ def _divided_as(aval, x):
 def _partial_eval(policy, unknown_in, inst_in, eqn):
     """The rule by which `jax.checkpoint` divides a tag between forward and backward.
 
-    Returns the equation of the known (forward) program and that of the staged (backward) program,
-    each None where there is none; whether each output is unknown in the forward, and whether it is
-    made by the staged program; and the residuals, variables that the forward hands to the backward.
+    Returns the equation of the known (forward) program, or None; the equation of the staged
+    (backward) program, or None; whether each output is unknown in the forward; whether the staged
+    program makes each output; and the residuals, the variables that the forward passes to the
+    backward.
 
-    policy: tells what is saved.
-    unknown_in: for the one input, whether the forward does not know it.
-    inst_in: for the one input, whether the staged program has it already.
+    policy: decides what is saved.
+    unknown_in: for the single input, whether it is unknown in the forward.
+    inst_in: for the single input, whether the staged program has it already.
     eqn: the tag, or the value that `checkpoint_name` names.
     """
     (unknown,), (inst,), (x,), (y,) = unknown_in, inst_in, eqn.invars, eqn.outvars
     if unknown:  # the tag belongs to the backward alone
         return None, eqn, [True], [True], [] if inst else [x]
     verdict = policy(eqn.primitive, x.aval, **eqn.params)
-    if isinstance(verdict, Offloadable):  # by the policy of a user, or of ours on a named value
+    if isinstance(verdict, Offloadable):  # from a user's policy, or from `Policy` on a named value
         verdict = _Offloaded(verdict)
     if jnp.issubdtype(x.aval.dtype, jnp.complexfloating):
         verdict = _in_parts(verdict)
-    # Codes: the forward hands on `x` with its codes, and the backward makes the tag's output of the
-    # codes alone. `x` is no residual, so nothing asks for its recomputation.
+    # Codes: the forward returns `x` and its codes, and the backward makes the tag's output from the
+    # codes only. `x` is not a residual, so it is not recomputed.
     if hasattr(verdict, "encode"):
         name, aval = eqn.params["name"], x.aval
         held = lambda a: (a, *verdict.encode(a))
@@ -157,11 +158,11 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
             [True],
             codes,
         )
-    # Kept: the output is known, and JAX makes it a residual where the backward reads it.
+    # Kept: the output is known, and JAX makes it a residual if the backward reads it.
     if verdict is Saveable or verdict is True:
         return eqn, None, [False], [False], []
-    # Recomputed: the tag is in both programs, and the staged one asks for its input. The forward's
-    # may be replaced, for who looks at it.
+    # Recomputed: the tag is in both programs, and the staged program needs the tag's input. A
+    # policy with `seen` replaces the tag of the forward, to observe the value.
     known, seen = eqn, getattr(verdict, "seen", None)
     if seen is not None:
         marked = _traced(lambda a: seen(a), [x.aval], eqn.params["name"])
@@ -173,8 +174,8 @@ pe.partial_eval_jaxpr_custom_rules[tag_p] = _partial_eval
 
 
 class _Offloaded:
-    """JAX's own word for moving a named value to another memory, as `encode` and `decode`: the two
-    copies that `jax.checkpoint` writes itself where a primitive has no rule.
+    """JAX's `Offloadable` as `encode` and `decode`: the two copies that `jax.checkpoint` makes
+    itself for a primitive without a rule.
     """
 
     def __init__(self, word: Offloadable):
@@ -188,10 +189,11 @@ class _Offloaded:
 
 
 class _Parts:
-    """A complex value kept as its real and its imaginary part. JAX rounds what `jax.checkpoint`
-    saves to its own precision, so that XLA holds no more of it, and cannot round complex values.
+    """Stores a complex value as its real and its imaginary part. JAX rounds the saved values of
+    `jax.checkpoint` to their own precision, so that XLA stores no wider values, and cannot round
+    complex values.
 
-    moved: what moves both parts to another memory; None where they stay.
+    moved: moves both parts to another memory; None leaves them in device memory.
     """
 
     def __init__(self, moved: _Offloaded | None):
@@ -208,7 +210,7 @@ class _Parts:
 
 
 def _in_parts(verdict):
-    """What stands for a verdict on a complex value."""
+    """Returns the verdict on a complex value that replaces `verdict`."""
     if verdict is Saveable or verdict is True:
         return _Parts(None)
     return _Parts(verdict) if isinstance(verdict, _Offloaded) else verdict
@@ -219,12 +221,12 @@ def _space(kind: str):
 
 
 def let_names_be_encoded() -> None:
-    """From now on `jax.checkpoint` asks the tag's rule what becomes of a value that
-    `checkpoint_name` names, so that a policy may answer with a codec.
+    """Registers the tag's rule for values that `checkpoint_name` names, so that a policy may answer
+    with a codec.
 
-    Under policies that save or recompute, programs stay equal to the letter. One that offloads
-    gets the same copies inside a call, which XLA inlines. So the rule is left out until a policy
-    compresses.
+    With policies that save or recompute, the rule does not change programs. With a policy that
+    offloads, the copies are inside a call, which XLA inlines. Therefore the rule is registered only
+    when a policy compresses.
     """
     pe.partial_eval_jaxpr_custom_rules.setdefault(name_p, _partial_eval)
 

@@ -40,15 +40,15 @@ def scaled(
     """Returns each array's `square` after a minibatch, and its nu times the ratio of each row,
     which is at least 1 and at most `most`.
 
-    nu: the second moment of every array, which has gathered the minibatch.
-    square: of each row the decayed average of squared sums.
-    sketch: of each row the sum, of this minibatch.
-    b2: the decay of both.
-    done: how many minibatches are finished, this one too.
-    like: the shapes of the whole arrays, of which a device has parts.
-    axis_name: the mesh axis over which these are divided; None where they are whole.
-    stacked: whether an array's first axis is that of layers, which do not lean on each other; None
-      where that is not known, and an array of several axes of rows is taken for one.
+    nu: the second moment of every array, after the minibatch.
+    square: the decayed average of the squared signed sums of each row.
+    sketch: the signed sum of each row of this minibatch's gradient.
+    b2: the decay rate of `nu` and `square`.
+    done: number of finished minibatches, this minibatch included.
+    like: the shapes of the whole arrays, if a device has parts.
+    axis_name: the mesh axis over which arrays are divided. None: the arrays are whole.
+    stacked: whether an array's first axis is the axis of layers, which do not lean on each other.
+      None means that this is unknown: an array with several axes of rows then counts as stacked.
     """
     total = [rows.summed(jnp.real(v), s.shape) for v, s in zip(nu, square)]
     arrays = list(zip(nu, square, like, strict=True))
@@ -59,7 +59,8 @@ def scaled(
     axes = [_leaning(s.ndim, of) for s, of in zip(square, stacked, strict=True)]
     sums = lambda arrays: [a.sum(over, keepdims=True) for a, over in zip(arrays, axes)]
     of_squares, of_nu = _summed_over(axis_name, across, sums(square), sums(total))
-    # How many independent squares of equal weight vary as much as the decayed average.
+    # The number of independent squares of equal weight whose mean varies as much as the decayed
+    # average.
     seen = (1 + b2) / (1 - b2) * (1 - b2**done) / (1 + b2**done)
     ratios = [
         (seen * _divided(a, v) + LEAN * _divided(whole_a, whole_v)) / (seen + LEAN)
@@ -70,19 +71,21 @@ def scaled(
 
 
 def _leaning(axes: int, stacked: bool | None) -> tuple[int, ...]:
-    """The axes of an array's rows whose rows lean on each other."""
+    """Returns the axes along which an array's rows lean on each other."""
     kept = axes > 1 if stacked is None else stacked
     return tuple(range(int(kept), axes))
 
 
 def _divided(a, b):
-    """a / b, and 1 where b is 0: where no gradient was seen, nothing is scaled."""
+    """Returns a / b, and 1 where b is 0: without a gradient, nothing is scaled."""
     positive = b > 0
     return jnp.where(positive, a / jnp.where(positive, b, 1), 1)
 
 
 def _summed_over(axis_name: str | None, which: list[bool], *lists: list) -> tuple[list, ...]:
-    """The arrays of each list, those of `which` summed over devices, all by one collective."""
+    """Returns the arrays of each list. Arrays with a true entry in `which` are summed over devices,
+    by one collective for all lists.
+    """
     if not any(which):
         return lists
     assert axis_name is not None, "arrays are parts, and there is no axis"

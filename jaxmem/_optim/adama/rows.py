@@ -17,7 +17,7 @@ of the gradient before it is scaled, and the sums are scaled; only clipping by v
 written first.
 
 32 groups an array (`PATTERNS`) are enough: the mean of an array's rows then errs by no more than a
-row's mean over the 20 steps that the array stands for (`ratio.LEAN`). Rows of a group err alike if
+row's mean over the 20 steps as which the array counts (`ratio.LEAN`). Rows of a group err alike if
 their gradients are alike, and rows of different groups err independently.
 
 Groups are cut from the last axis of rows alone, and their number is divisible by 2 as often as the
@@ -34,16 +34,17 @@ import jax
 import jax.numpy as jnp
 
 SHORTEST = 256  # values, for whose parameters and moments 8 bytes are 0.3 %
-# Were all rows of an array alike, their mean would err as one row does over so many steps: it is
-# taken for fewer (`ratio.LEAN`). An array with fewer rows has a group for each.
+# If all rows of an array were alike, the error of their mean would be the error of one row over
+# PATTERNS steps; `ratio.LEAN` counts the mean for fewer steps. An array with fewer rows has a group
+# for each row.
 PATTERNS = 32
 
 
 def shape_of_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """How many rows an array has, along each axis that they are counted by.
+    """Returns the shape that counts the rows of an array.
 
-    Rows shorter than `SHORTEST` take in the axis before them, but neither of the first two: of an
-    array that is stacked by layers one of these is that of layers, and no ratio is of two layers.
+    A row shorter than `SHORTEST` extends over the preceding axis, but over neither of the first two
+    axes: one of them is the axis of layers in a stacked array, and no ratio belongs to two layers.
     """
     counted = list(shape[:-1])
     while len(counted) > 2 and math.prod(shape[len(counted) :]) < SHORTEST:
@@ -52,11 +53,13 @@ def shape_of_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def empty(params, dtype_of):
-    """Zeros, one a row, for each array of a tree. `dtype_of` makes their dtype of an array's."""
+    """Returns zeros for each array of a tree, one for each row. `dtype_of` maps the dtype of an
+    array to the dtype of its zeros.
+    """
 
     def one(a):
         rows, dtype = shape_of_rows(jnp.shape(a)), dtype_of(jnp.result_type(a))
-        if _is_explicit(a):  # rows lie where sums of them do
+        if _is_explicit(a):  # the zeros get the sharding of sums of rows
             return summed(jnp.zeros_like(a), rows).astype(dtype)
         return jnp.zeros(rows, dtype)
 
@@ -64,34 +67,40 @@ def empty(params, dtype_of):
 
 
 def wide(dtype):
-    """The dtype of a row's sum of values: float32 at least."""
+    """Returns the dtype of a row's sum of values: float32 at least."""
     return jnp.promote_types(jnp.float32, dtype)
 
 
 def real(dtype):
-    """The same of squares, which are real for complex values too."""
+    """Returns the dtype of a row's sum of squares, which is real for complex values too."""
     return jnp.finfo(wide(dtype)).dtype
 
 
 def summed(a, rows: tuple[int, ...]):
-    """The sums of the values of each row; `rows` is the shape that numbers them."""
+    """Returns the sum of the values of each row. `rows` is the shape that counts the rows."""
     return a.astype(wide(a.dtype)).sum(tuple(range(len(rows), a.ndim)))
 
 
 def square(a):
-    """|a|², which is real for complex values too."""
+    """Returns |a|², which is real for complex values too."""
     return jnp.real(a * jnp.conj(a)) if jnp.iscomplexobj(a) else a * a
 
 
 def spread(ratio, like):
-    """One value a row beside all values of the row, to multiply an array like `like` by."""
+    """Returns one factor for each row in a shape and a dtype to multiply an array like `like`
+    by.
+    """
     return ratio.reshape(ratio.shape + (1,) * (like.ndim - ratio.ndim)).astype(like.dtype)
 
 
 def patterns(count: int, before: int = 1) -> int:
-    """In how many groups, of equally many rows, `count` rows are that follow each other, `before`
-    times: so many that all groups are PATTERNS at least, and as often divided by 2 as the rows are,
-    up to 32, so that devices which divide the rows divide the groups.
+    """Returns the number of groups of equal size along an axis of `count` rows.
+
+    before: the product of the other axes that count rows. The number of groups, times `before`, is
+      at least PATTERNS, if there are as many rows.
+
+    The number is divisible by 2 as often as `count`, up to a factor of 32, so that devices which
+    divide the rows divide the groups.
     """
     halves = math.gcd(count, 32)
     enough = (n for n in range(1, count + 1) if count % n == 0 and before * n >= PATTERNS)
@@ -100,14 +109,14 @@ def patterns(count: int, before: int = 1) -> int:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Position:
-    """Of which step and of which part of the parameters gradients are. Signs follow from it, so
-    that they are the same for every microbatch, device and placement of states.
+    """The step and the part of the parameters to which gradients belong. Signs depend on nothing
+    else, so they are equal for every microbatch, device and placement of states.
 
-    step: how many minibatches were finished before this one, int32.
-    whole: a tree with the whole arrays' shapes, where gradients are parts; None: they are whole.
+    step: number of minibatches that were finished before this one, int32.
+    whole: a tree with the whole arrays' shapes, if gradients are parts. None: gradients are whole.
     axis_name: the mesh axis over whose devices parts are divided.
-    stacked: whether the first axis of several that count rows may be that of layers, which have the
-      same signs, whether they are stacked or alone.
+    stacked: whether the first of several axes that count rows may be the axis of layers. All layers
+      have equal signs, whether they are stacked or not.
     """
 
     step: Any
@@ -116,8 +125,8 @@ class Position:
     stacked: bool = True
 
     def sums(self, gradient, like):
-        """Of each row of a tree of arrays the sum of its values with random signs, as `wide`
-        numbers in a tree of `like`'s shapes.
+        """Returns the sum of each row's values with random signs, in the dtype `wide` and in a tree
+        of `like`'s shapes.
         """
         whole = gradient if self.whole is None else self.whole
         return jax.tree.map(self._sums, gradient, whole, like)
@@ -130,13 +139,13 @@ class Position:
         layers = g.shape[: self._shared(axes)]
         signs = jnp.broadcast_to(signs, (*layers, *signs.shape))
         if _is_explicit(g):
-            # A product would have to be told where its result lies.
+            # A matrix product would need the sharding of its result.
             size = g.size // signs.size
             each = jnp.repeat(signs, size, max(axes - 1, 0)).reshape(g.shape)
             return summed(g * each, like.shape)
-        # A product of each group with its signs: it reads g once, while a sum whose values are
-        # scaled one by one is no longer made of vector instructions by XLA:CPU. No axes are merged,
-        # and only the last of rows is split, so that what is divided over devices stays so.
+        # A product of each group with its signs reads g once. XLA:CPU does not make a sum of values
+        # that are scaled one by one of vector instructions. No axes are merged, and only the last
+        # axis of rows is split, so that arrays remain divided over devices.
         batch = tuple(range(max(axes, 1)))
         values = g.ndim - axes
         lhs, rhs = (tuple(range(len(batch) + more, len(batch) + more + values)) for more in (1, 0))
@@ -151,18 +160,22 @@ class Position:
         return sums.reshape(like.shape)
 
     def _shared(self, axes: int) -> int:
-        """How many of the axes that count rows have one set of signs."""
+        """Returns the number of axes that count rows and share one set of signs: 0 or 1."""
         return 1 if self.stacked and axes > 1 else 0
 
     def signs(self, part: tuple[int, ...], whole: tuple[int, ...], axes: int):
-        """1 or -1 for an array or a part of it, of the shape that counts its rows, where groups
-        stand for the last axis, and a row's.
+        """Returns the signs, 1 or -1, of an array or of a part of the array. Their shape is the
+        shape that counts rows, with groups in place of the last axis, and then the shape of a row.
+
+        part: the shape of the part.
+        whole: the shape of the whole array.
+        axes: the number of axes that count rows.
         """
         shared = self._shared(axes)
         *before, count = part[shared:axes] or (1,)
         *before_of, of = whole[shared:axes] or (1,)
         groups = patterns(of, math.prod(before_of))
-        # Where a part's groups are cut, the pieces that it has of them are as long as each other.
+        # If a part has pieces of groups, all pieces have one length.
         piece = math.gcd(of // groups, count)
         along = self._numbers((count,), (of,), piece) // jnp.uint32(of // groups)
         group = self._numbers(tuple(before), tuple(before_of))[:, None] * jnp.uint32(groups)
@@ -176,7 +189,7 @@ class Position:
         return signs.reshape(*before, count // piece, *part[axes:])
 
     def _numbers(self, part: tuple[int, ...], whole: tuple[int, ...], apart: int = 1):
-        """Of every `apart`-th value of a part, its number in the whole, as uint32."""
+        """Returns the number in the whole array of every `apart`-th value of a part, as uint32."""
         own = jax.lax.iota(jnp.uint32, math.prod(part) // apart) * jnp.uint32(apart)
         if part == whole:
             return own
@@ -191,11 +204,13 @@ class Position:
 
 
 def _is_explicit(a) -> bool:
-    """Whether the type of an array says that it is divided over devices."""
+    """Whether the type of an array divides it over devices (a mesh with explicit axes)."""
     return any(axes is not None for axes in jax.typeof(a).sharding.spec)
 
 
 def _mixed(h):
-    """A hash of 32 bits whose highest bit depends on all of them (MurmurHash3's last steps)."""
+    """Returns a hash of 32 bits whose highest bit depends on all 32 bits (the last steps of
+    MurmurHash3).
+    """
     h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
     return (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)

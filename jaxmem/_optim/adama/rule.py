@@ -25,12 +25,13 @@ SECOND_MOMENTS = ("squares", "row")
 
 
 class Moments(NamedTuple):
-    """What AdamA gathers of gradients, as trees like the parameters, of which they may be any part.
+    """The arrays into which AdamA folds gradients: trees like the parameters, or like any part of
+    the parameters.
 
     mu, nu: Adam's moments.
-    square: of each row the squared norm of minibatches' mean gradients, decayed as nu is.
-    sketch: of each row the sum of the current minibatch's mean gradient, so far, with random signs.
-      Both are None without the row ratio.
+    square: the decayed average of the squared signed sums of each row; None without the row ratio.
+    sketch: the signed sum of each row of the current minibatch's mean gradient, so far; None
+      without the row ratio.
     """
 
     mu: Any
@@ -41,16 +42,16 @@ class Moments(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """The settings of one AdamA, and its arithmetic. Moments and gradients may be of the whole
-    model or of any part of it.
+    """The settings of one AdamA, and its arithmetic. Moments and gradients may belong to the whole
+    model, or to any part of the model.
 
     b1, b2, eps, eps_root, mu_dtype, nesterov: as for `optax.scale_by_adam`.
-    accumulation_steps: how many microbatches make a minibatch.
+    accumulation_steps: number of microbatches in a minibatch.
     axis_name: the mesh axis over whose devices moments are reduced; None on one device.
     second_moment: one of SECOND_MOMENTS.
     learning_rate: a number or a schedule; None means that updates are not scaled.
-    weight_decay: what weights decay by, times the rate; None means no decay.
-    mask: which weights decay, as optax takes it; None means all.
+    weight_decay: the rate of weight decay, relative to the learning rate; None means no decay.
+    mask: the weights that decay, as for `optax.adamw`; None means all weights.
     """
 
     b1: Any
@@ -102,9 +103,9 @@ class Rule:
         return isinstance(self.accumulation_steps, int) and self.accumulation_steps == 1
 
     def check(self, gradient, moments: Moments, params) -> None:
-        """Raises OptimizerError if a gradient does not have the moments' tree and shapes, if these
-        were made by another `second_moment`, if weights decay and `params` is None, or if the
-        gradient is summed over the devices already.
+        """Raises OptimizerError if the gradient does not have the tree and the shapes of the
+        moments, if another `second_moment` made the moments, if weights decay and `params` is None,
+        or if the gradient is already summed over the devices.
         """
         self.check_rows(moments)
         mu = moments.mu
@@ -126,8 +127,8 @@ class Rule:
                 "adamaw_a: `params` is None; expected the parameters, since they decay:"
                 " update(updates, state, params)"
             )
-        # Under a checked `shard_map` the gradient of parameters that are equal on all devices comes
-        # out summed over them, and nu would gather the square of that sum.
+        # Under a checked `shard_map`, JAX sums the gradient of parameters that are equal on all
+        # devices over the devices, and nu would accumulate the square of the sum.
         axis = self.axis_name
         if (
             axis is not None
@@ -142,7 +143,9 @@ class Rule:
             )
 
     def check_rows(self, moments: Moments) -> None:
-        """Raises OptimizerError for moments with rows where there are none, or without any."""
+        """Raises OptimizerError if the moments have rows and `second_moment` is not "row", or if
+        they have no rows and it is.
+        """
         if (moments.square is None) == (self.second_moment != "row"):
             return
         has = "no rows, as" if moments.square is None else "rows, unlike"
@@ -154,17 +157,17 @@ class Rule:
 
     @property
     def decays(self) -> tuple[Any, Any]:
-        """What mu and nu are multiplied by as a minibatch starts.
+        """The factors of mu and nu at the start of a minibatch.
 
-        With M devices nu starts as M b2 nu on each of them: `reduced` divides the sum of all by M²,
-        and so leaves b2 nu (AdamA §3.3).
+        With M devices, nu starts as M·b2·nu on each device. `reduced` divides the sum over devices
+        by M², which is b2·nu (AdamA §3.3).
         """
         return self.b1, self.b2 if self.axis_name is None else self.b2 * jax.lax.axis_size(
             self.axis_name
         )
 
     def start(self, params) -> Moments:
-        """The moments before the first minibatch."""
+        """Returns the moments before the first minibatch."""
         moments = Moments(
             optax.tree.zeros_like(params, dtype=self.mu_dtype), optax.tree.zeros_like(params)
         )
@@ -174,17 +177,20 @@ class Rule:
         return moments._replace(square=square, sketch=sketch)
 
     def begin(self, moments: Moments) -> Moments:
-        """The moments as a minibatch starts, each device's own from here on."""
+        """Returns the moments at the start of a minibatch. They differ from device to device from
+        then on.
+        """
         (b1, b2), moments = self.decays, varying(moments, self.axis_name)
         mu = jax.tree.map(lambda m: b1 * m, moments.mu)
         return moments._replace(mu=mu, nu=jax.tree.map(lambda v: b2 * v, moments.nu))
 
     def fold(self, moments: Moments, gradient, sums: Callable) -> Moments:
-        """The moments with a microbatch's mean gradient added. nu gathers the sum of the squares of
-        microbatches, not the square of their sum (AdamA, Algorithm 1).
+        """Folds a microbatch's mean gradient into the moments, and returns the moments. nu
+        accumulates the sum of the microbatches' squares, not the square of their sum (AdamA,
+        Algorithm 1).
 
-        sums: `sums(like)` makes of each row of the gradient the sum of its values with random
-          signs, in a tree like the moments' sketch.
+        sums: `sums(like)` returns the signed sum of each row of the gradient, in a tree like the
+          moments' sketch.
         """
         share = lambda a: a if self.single else a / self.accumulation_steps
         g = jax.tree.map(share, gradient)
@@ -192,22 +198,23 @@ class Rule:
         nu = jax.tree.map(lambda g, v: (1 - self.b2) * rows.square(g) + v, g, moments.nu)
         if moments.sketch is None:
             return Moments(mu, nu)
-        # Signs in a row are random and independent, so that the square of its sum is on average the
-        # sum of its squares. Unlike that sum it is of all microbatches together, as sums add up.
+        # The signs in a row are random and independent, so that the expectation of the squared
+        # signed sum is the sum of the row's squares. Signed sums add up over microbatches, so the
+        # expectation belongs to the gradient of all microbatches together.
         added = lambda s, new: s + share(new).astype(s.dtype)
         sketch = jax.tree.map(added, moments.sketch, sums(moments.sketch))
         return Moments(mu, nu, moments.square, sketch)
 
     def reduced(self, moments: Moments) -> Moments:
-        """The moments after a minibatch, equal on all devices of `axis_name`: the mean of mu and of
-        the rows' sums, and the sum of nu divided by devices² (AdamA §3.3).
+        """Returns the moments after a minibatch, equal on all devices of `axis_name`: the mean of
+        mu and of the rows' sums, and the sum of nu divided by devices² (AdamA §3.3).
         """
         if self.axis_name is None:
             return moments
         squared = jax.lax.axis_size(self.axis_name) ** 2
         mu, sketch = jax.lax.pmean((moments.mu, moments.sketch), self.axis_name)
         nu = jax.tree.map(lambda v: v / squared, jax.lax.psum(moments.nu, self.axis_name))
-        square = moments.square  # equal on all devices, which a checked type has to say too
+        square = moments.square  # equal on all devices; `pmax` makes a checked type say so
         if is_checked(self.axis_name):
             square = jax.lax.pmax(square, self.axis_name)
         return Moments(mu, nu, square, sketch)
@@ -215,15 +222,15 @@ class Rule:
     def settled(
         self, moments: Moments, count, whole=None, stacked: bool | tuple[bool, ...] | None = None
     ) -> tuple[Moments, Any]:
-        """The moments as the next minibatch is given them, and the second one that this minibatch's
-        update divides by: nu, or with the row ratio nu times the ratio of each row.
+        """Returns the moments for the next minibatch, and the second moment of this minibatch's
+        update: nu, or with the row ratio nu times the ratio of each row.
 
-        moments: of a minibatch's end, equal on all devices, or each device's part.
-        count: how many minibatches were finished before this one.
+        moments: the moments at the minibatch's end, equal on all devices, or each device's parts.
+        count: number of minibatches that were finished before this one.
         whole: a tree with the shapes of the whole arrays, if moments are parts, divided over the
           devices of `axis_name`.
-        stacked: whether the arrays' first axis is that of layers: one word for all, or a tuple with
-          one for each leaf; None where it is not known.
+        stacked: whether the arrays' first axis is the axis of layers: one boolean for all arrays,
+          or a tuple with a boolean for each leaf. None means that this is unknown.
         """
         if moments.square is None:
             return moments, moments.nu
@@ -252,14 +259,13 @@ class Rule:
         return moments._replace(square=square, sketch=empty), nu
 
     def updates(self, mu, nu, count, params, gradient=None):
-        """What is to be added to the parameters: Adam's step with bias correction and decay, times
-        minus the rate.
+        """Returns the updates to add to the parameters: Adam's step with bias correction and decay,
+        times minus the rate.
 
         mu, nu: the moments at the minibatch's end.
-        count: how many minibatches were finished before this one, which is what a schedule is
-          given.
+        count: number of minibatches that were finished before this one; a schedule receives it.
         params: the parameters; only weight decay reads them.
-        gradient: the minibatch's, which only Nesterov's update reads.
+        gradient: the minibatch's gradient; only Nesterov's update reads it.
         """
         done = optax.safe_increment(count)
         m_hat, v_hat = (

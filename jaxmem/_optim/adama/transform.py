@@ -66,7 +66,7 @@ State = AdamAState | RowState
 
 
 def with_moments(state: State, moments: Moments) -> Any:
-    """The state with these moments in place of its own."""
+    """Returns the state with these moments in place of its own moments."""
     return state._replace(**{k: v for k, v in moments._asdict().items() if k in state._fields})
 
 
@@ -154,9 +154,9 @@ def _init(rule: Rule, params) -> State:
 def _finish(
     rule: Rule, state: State, params, gradient=None, stacked: tuple[bool, ...] | None = None
 ) -> tuple[Any, Any]:
-    """Ends a minibatch: reduces the moments over devices, and makes the updates from them.
+    """Ends a minibatch: reduces the moments over devices, and makes the updates from the moments.
 
-    stacked: for each array whether its first axis is that of layers; None where it is not known.
+    stacked: for each array, whether its first axis is the axis of layers; None means unknown.
     """
     moments, nu = rule.settled(rule.reduced(state.moments), state.count, stacked=stacked)
     updates = rule.updates(moments.mu, nu, state.count, params, gradient)
@@ -169,8 +169,8 @@ def _finish(
 def _update(rule: Rule, updates, state: State, params=None, **_):
     """`update` of the transformation: a fold, and the minibatch's update after its last one."""
     rule.check(updates, state.moments, params)
-    # Only a minibatch's first microbatch begins with decayed moments; how many are folded is known
-    # when the step runs, not when it is traced.
+    # Only a minibatch's first microbatch begins with decayed moments. The number of folded
+    # microbatches is known when the step runs, not when it is traced.
     begun = rule.begin(state.moments)
     if not rule.single:
         now = varying(state.moments, rule.axis_name)
@@ -199,10 +199,9 @@ def _update(rule: Rule, updates, state: State, params=None, **_):
 
 
 def _stored(rule: Rule, new: State, old: State) -> Any:
-    """The new state with the types of the old one, so that both branches of the `cond` agree.
-
-    That takes the old dtypes, and moments that may differ from device to device, although those
-    that were just reduced do not.
+    """Returns the new state with the types of the old state, so that both branches of the `cond`
+    agree: the old dtypes, and moments whose types vary over devices. The reduced moments are equal
+    on all devices, but the other branch's moments are not.
     """
     as_stored = lambda a, b: a.astype(b.dtype)
     moments = varying(jax.tree.map(as_stored, new.moments, old.moments), rule.axis_name)

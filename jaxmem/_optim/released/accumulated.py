@@ -1,5 +1,27 @@
 """AdamA as the optimizer of a released step: runs a minibatch's microbatches one after the other,
 and updates the parameters at their end.
+
+If the layers' states are stored in host memory, whole or in part, the step streams: it updates each
+layer's parameters in the backward of the last microbatch.
+
+A streamed step separates its last microbatch from the others, and updates each layer as it is
+folded. So a layer's states are copied to the device once and back once in that backward (ProTrain
+§3). The alternative is a pass over the layers after the minibatch, which would copy parameters and
+moments once more. A resident step keeps its one loop, and updates whole stacks at the end. Both
+steps round alike, since XLA does not know that the decays of the last microbatch are 1, and since
+the arrays outside the layers are updated in one call.
+
+The last microbatch runs in a loop of one iteration, and XLA cannot know that there is only one
+(`_once`). If XLA inlined the loop, the last microbatch would be part of the same program as the
+others. The stacks that it saves into begin as zeros, which wait for no other value: XLA made the
+zeros before the first microbatch, or in one kernel with the zeros of the other microbatches, and
+held both. A barrier over all values that the last microbatch reads was tried, and changed nothing.
+
+Barriers stand where a loop of one iteration would end. XLA inlines such a loop, and fuses
+operations that a longer loop separates: the fold of a stack of one layer with the update of that
+layer. On a CPU, LLVM then contracts other products into fused multiply-adds. So a streamed step has
+a barrier between the moments and the update. A resident step has a barrier for stacks of one layer
+alone, which costs models of several layers nothing. The update then reads the stored moments.
 """
 
 import dataclasses
@@ -12,27 +34,28 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
+from jaxmem._model.loop.loops import fetched_first
 from jaxmem._model.states import layout
-from jaxmem._model.states.stacks import joined_shapes, masters_of, one_layer
-from jaxmem._model.states.stacks import like as as_layers
-from jaxmem._model.states.store import streams
+from jaxmem._model.states.layout import joined_shapes, masters_of, one_layer, parts_of, read_of
+from jaxmem._model.states.layout import like as as_layers
+from jaxmem._model.states.store import brought, streams
+from jaxmem._optim.adama.rule import Moments, Rule
 from jaxmem._optim.adama.transform import AdamA, AdamAState, RowState, State
 from jaxmem._optim.released.backward import backward
 from jaxmem._optim.released.fold import Clip, Fold, Folds, Gathering, entries
 from jaxmem._optim.released.form import check_shapes
-from jaxmem._optim.released.gather import of_layers, updated, whole
-from jaxmem._optim.released.model import Minibatch, Model
-from jaxmem._optim.released.streamed import minibatch
+from jaxmem._optim.released.gather import of_layers, updated, whole, whole_layer, whole_outside
+from jaxmem._optim.released.model import Model, metrics_of
 from jaxmem._trace.vary import varying
 from jaxmem.errors import OptimizerError
 
-MOVED = "mu", "nu"  # what placements move of a state
+MOVED = "mu", "nu"  # the entries of a state that placements move
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Accumulated:
-    """The optimizer of a released step that folds microbatches into moments. The methods are those
-    of `step.Optimizer`.
+    """The optimizer of a released step that folds microbatches into moments. `model.Optimizer`
+    documents the methods.
 
     tx: the transformation.
     """
@@ -44,11 +67,13 @@ class Accumulated:
         return self.tx.rule.axis_name
 
     def init(self, model: Model, params):
-        """The first state. Its rows are in one array for all layers, wherever states lie."""
+        """Returns the first state. The rows of all layers are in one array, whatever the
+        placement.
+        """
         state: Any = self.tx.init(params)
         if isinstance(state, AdamAState):
             return state
-        # A stack of numbers has a row for each layer, as all other stacks have.
+        # A stack of scalars has a row for each layer, as all other stacks have.
         is_number = jax.tree.map(lambda a: jnp.ndim(a) == 1, params[model.layers])
         each = lambda rows, is_number, a: jnp.zeros(a.shape, rows.dtype) if is_number else rows
 
@@ -96,10 +121,10 @@ class Accumulated:
         everywhere = jax.tree.map(lambda _: everything, params)
         moments = dict(everywhere if divided == "nothing" else parts)
         layers = moments[model.layers]
-        moments[model.layers] = as_layers(layers, masters_of(layers))  # which have no copies
+        moments[model.layers] = as_layers(layers, masters_of(layers))  # moments have no copies
         if self.tx.rule.second_moment != "row":
             return AdamAState(everything, everything, moments, moments)
-        # Rows are divided where the axis that is divided is one that they are counted by.
+        # Rows are divided if the divided axis is one of the axes that count rows.
         stack_of = {k: masters_of(v)[0] if k == model.layers else v for k, v in moments.items()}
         whole = {k: joined_shapes(v) if k == model.layers else v for k, v in params.items()}
         numbered = jax.eval_shape(functools.partial(self.init, model), whole).square
@@ -110,35 +135,36 @@ class Accumulated:
 
     def minibatch(
         self, model: Model, clip: Clip, like, state, batch, key, by_layer: bool = False
-    ) -> Minibatch:
+    ) -> tuple[tuple[Any, Any], dict[str, Any]]:
         params, old = state
         rule, n = self.tx.rule, self.tx.rule.accumulation_steps
         if isinstance(old, RowState):
             square, sketch = (model.parted(params, rows) for rows in (old.square, old.sketch))
             old = old._replace(square=square, sketch=sketch)
-        # Divided moments are told by their shapes; no layout is stored beside the state.
+        # Divided moments are recognised by their shapes; the state stores no layout.
         zero1 = any(
             a.shape != b.shape
             for a, b in zip(model.masters(like), jax.tree.leaves(old.mu), strict=True)
         )
-        # Divided moments are folded with the devices' mean gradient, and never reduced. So nu must
-        # not start as a multiple of itself, as it does where the devices' own moments are summed.
+        # The mean gradient over devices is folded into divided moments, which are never reduced. So
+        # nu must not start as a multiple of itself, as it does if the devices' moments are summed.
         begin = dataclasses.replace(rule, axis_name=None).decays if zero1 else rule.decays
         mean_over = rule.axis_name if zero1 else None
-        # Microbatches are counted on from device to device, so that each has a key of its own.
+        # The numbers of microbatches continue from device to device, so that each microbatch has a
+        # key of its own.
         first = 0 if rule.axis_name is None else jax.lax.axis_index(rule.axis_name) * n
         numbered = first + jnp.arange(n, dtype=jnp.int32), _microbatches(batch, n)
         key_of = lambda i: None if key is None else jax.random.fold_in(key, i)
 
         def fold_of(i, update=None):
-            # The first fold of the minibatch also decays the moments, which saves a pass over them.
+            # The first fold of a minibatch also decays the moments, which saves a pass over them.
             b1, b2 = (jnp.where(i == first, b, 1.0) for b in begin)
             use = Gathering(rule, old.count, (b1, b2), update, mean_over)
             return Fold(use, clip, mean_over=mean_over)
 
         if by_layer or streams((params, old)):
-            # Each device updates what it has: whole parameters of which it has a part of the
-            # moments, or moments that are to be reduced first, would cross once more.
+            # Each device updates its own parts. Whole parameters with divided moments, or moments
+            # that are reduced first, would be copied between host and device once more.
             parts = zip(model.masters(params), jax.tree.leaves(old.mu), strict=True)
             several = rule.axis_name and jax.lax.axis_size(rule.axis_name) > 1
             if several and not (zero1 and all(p.shape == m.shape for p, m in parts)):
@@ -148,8 +174,9 @@ class Accumulated:
                     " divides all that lies there over the devices"
                 )
             given = like, (params, old), numbered, key_of, zero1
-            new, components, losses = minibatch(model, rule, fold_of, *given)
-            return Minibatch(_stored(model, new, state), components, losses, not zero1)
+            new, components, losses = _streamed(model, rule, fold_of, *given)
+            new = _stored(model, new, state)
+            return new, metrics_of(components, losses, rule.axis_name, apart=not zero1)
 
         own = varying(whole(model, params, like, rule.axis_name), rule.axis_name)
         moments = varying(model.started(like, entries(old.moments)), rule.axis_name)
@@ -161,8 +188,8 @@ class Accumulated:
             return backward(model, folds, own, moments, part, key_of(i))[:2]
 
         (outer, stacks), losses = jax.lax.scan(one, moments, numbered)
-        # XLA takes a loop of one turn apart. Behind a barrier, as behind the end of a longer loop,
-        # the update is not fused with the fold, and rounds as that of a step that streams.
+        # XLA inlines a loop of one iteration. Behind a barrier, as behind the end of a longer loop,
+        # the update is not fused with the fold, and rounds as the update of a streamed step.
         apart = lambda m: jax.lax.optimization_barrier(m) if m["skipped"].shape == (1,) else m
         moments = outer, [*map(apart, stacks)]
         joined = {name: model.joined(params, moments, name) for name in entries(old.moments)}
@@ -172,11 +199,12 @@ class Accumulated:
         else:
             updates, moved = self.tx.finish(folded, params, of_layers(model.layers, params))
             new = optax.apply_updates(params, updates), moved
-        return Minibatch(_stored(model, new, state), moments, losses, not zero1)
+        new = _stored(model, new, state)
+        return new, metrics_of(moments, losses, rule.axis_name, apart=not zero1)
 
 
 def _stored(model: Model, new, old):
-    """The new state with its rows in one array for all layers, and in the dtypes of the old one."""
+    """Returns the new state with the rows of all layers in one array, in the dtypes of `old`."""
     params, state = new
     if isinstance(state, RowState):
         square, sketch = map(model.united, (state.square, state.sketch))
@@ -185,8 +213,8 @@ def _stored(model: Model, new, old):
 
 
 def _microbatches(batch, n: int):
-    """The batch's arrays as (microbatches, size of one, ...). Raises OptimizerError where `n` does
-    not divide the leading axis.
+    """Reshapes the batch's arrays to (microbatches, size of a microbatch, ...). Raises
+    OptimizerError if `n` does not divide the leading axis.
     """
 
     def one(path, a):
@@ -199,3 +227,128 @@ def _microbatches(batch, n: int):
         return a.reshape(n, a.shape[0] // n, *a.shape[1:])
 
     return jax.tree.map_with_path(one, batch)
+
+
+def _streamed(
+    model: Model,
+    rule: Rule,
+    fold_of: Callable[..., Fold],
+    like,
+    state,
+    microbatches,
+    key_of,
+    divided: bool,
+):
+    """Runs a minibatch whose layers' states are stored in host memory. Returns ((params, state),
+    moments with their tallies, losses (microbatches,)).
+
+    fold_of: `fold_of(i, update)` returns the `Fold` of microbatch i. `update` makes a component's
+      new parameters, or is None.
+    like: the parameters with their whole shapes.
+    state: the pair (params, state). If a device has parts of arrays (ZeRO-3), it gathers a layer
+      when the loop comes to the layer, and updates its own part. Rows are in as many stacks as the
+      moments.
+    microbatches: a pair of the microbatches' numbers and the batch's arrays, each with a leading
+      axis of microbatches.
+    key_of: `key_of(i)` returns the random key of microbatch i, or None.
+    divided: whether a device has a part of the moments.
+    """
+    params, old = state
+    moments = model.started(params, entries(old.moments))
+    outside_mask, layer_mask = _masks(rule, model, params)
+
+    def updated(params, moments, mask, whole, stacked=None):
+        masked = dataclasses.replace(rule, mask=mask)
+        moments, nu = rule.settled(moments, old.count, whole if divided else None, stacked)
+        new = optax.apply_updates(params, masked.updates(moments.mu, nu, old.count, params))
+        return new, moments
+
+    whole = whole_layer(model, like, rule.axis_name)
+    gathered = whole_outside(model, params, like, rule.axis_name)
+
+    def update(own, new, shapes):
+        # The update reads the stored moments. If XLA fused the update with the fold, it would
+        # compute the moments once more, and might round them otherwise.
+        return updated(own, jax.lax.optimization_barrier(new), layer_mask, shapes, False)
+
+    def one(carry, numbered, update=None):
+        (moments, held), (i, part) = carry, numbered
+        own = gathered
+        if update is not None:
+            # The forward reads the updated parameters from the loop's carry too. If it read them
+            # from outside the loop, XLA would copy their stacks in host memory.
+            stacks = as_layers(params[model.layers], [m["params"] for m in moments[1]])
+            own = gathered | {model.layers: stacks}
+        # `old.folded` is 0, so this is the fold of microbatch i. XLA does not know that. If XLA
+        # knew that the decays of the last microbatch are 1, it would round otherwise.
+        number = i + old.folded
+        folds = Folds([fold_of(number)] * len(moments[0]), fold_of(number, update))
+        moments, loss, held = backward(model, folds, own, moments, part, key_of(i), whole, held)
+        return (moments, held), loss
+
+    # All microbatches but the last only fold, and read the parameters from outside their loop.
+    before, last = (jax.tree.map(lambda a, s=s: a[s], microbatches) for s in (slice(-1), -1))
+    carry = moments, fetched_first(read_of(gathered[model.layers]))
+    if not rule.single:
+        carry, losses = jax.lax.scan(one, carry, before)
+    (outer, layers), held = carry
+    with_params = [m | {"params": p} for m, p in zip(layers, parts_of(params[model.layers]))]
+    carry = (outer, with_params), held
+    if rule.single:
+        ((outer, layers), _), loss = one(carry, last, update)
+        losses = loss[None]
+    else:
+        and_update = lambda carried, last: one(carried[0], last, update)
+        ((outer, layers), _), loss = _once(and_update, (carry, losses[-1]), last)
+        losses = jnp.concatenate([losses, loss[None]])
+
+    stacks = as_layers(params[model.layers], [m["params"] for m in layers])
+    moments = {k: model.joined(params, (outer, layers), k) for k in entries(old.moments)}
+    # One call updates all arrays: if a scalar divides only one array, XLA multiplies by the
+    # reciprocal, so a call for each array would round otherwise than the resident step.
+    of_outer = Moments(**{k: model.outer(tree) for k, tree in moments.items()})
+    outside: Any
+    outside, settled = updated(
+        model.outer(params), brought(of_outer), outside_mask, model.outer(like), False
+    )
+    for k in entries(settled).keys() - {"mu", "nu"}:
+        moments[k] |= getattr(settled, k)
+    new = {k: stacks if k == model.layers else outside[k] for k in params}
+    count, folded = optax.safe_increment(old.count), jnp.zeros_like(old.folded)
+    made = old._replace(count=count, folded=folded, **moments)
+    return (new, made), (outer, layers), losses
+
+
+def _once(body: Callable, carry, given):
+    """Runs `body(carry, given)` in a loop of one iteration that XLA does not inline, since XLA does
+    not know the number of iterations.
+
+    If XLA inlined the loop, the last microbatch would be part of the same program as the others,
+    and XLA would store the saved tensors of both: their stacks begin as zeros, which wait for no
+    other value. The loop also keeps XLA from fusing the last microbatch with earlier operations, as
+    the end of a longer loop does in a resident step.
+    """
+
+    def turn(i, carry):
+        # Without the barrier, values that depend on `given` alone would be computed before the
+        # loop.
+        _, here = jax.lax.optimization_barrier((i, given))
+        return body(carry, here)
+
+    return jax.lax.fori_loop(0, jax.lax.optimization_barrier(jnp.int32(1)), turn, carry)
+
+
+def _masks(rule: Rule, model: Model, params) -> tuple[Any, Any]:
+    """Returns the mask of weight decay for the arrays outside the layers, and for a layer. Both are
+    parts of the mask of the whole parameters with all layers in one stack.
+    """
+    whole = {k: joined_shapes(v) if k == model.layers else v for k, v in params.items()}
+    mask: Any = rule.mask
+    if callable(mask):
+        # As in a resident step, the mask's function receives traced arrays of these shapes.
+        box: Any = []
+        jax.eval_shape(lambda params: box.append(rule.mask(params)), whole)
+        mask = box[0]
+    if not isinstance(mask, dict):  # one boolean for all weights, or None
+        return mask, mask
+    return model.outer(mask), mask[model.layers]

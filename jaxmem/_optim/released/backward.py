@@ -1,5 +1,6 @@
-"""One microbatch of a released step: forward through embed, layers and head, and back again. Every
-gradient is used as soon as it is whole: folded into its moments, or for an update.
+"""One microbatch of a released step: the forward and the backward of embed, layers and head. Each
+gradient is used as soon as it is complete: it is folded into its moments, or updates its
+parameters.
 
 The layers' loop returns its tallies, and does not carry them. XLA computed the index at which a
 carried tally was stored together with the tally, which needs the gradient. The fetch of moments by
@@ -20,11 +21,11 @@ from jaxmem._model.loop.arguments import is_floating, merged, separated
 from jaxmem._model.loop.loops import fetched_first
 from jaxmem._model.loop.pullback import pulled
 from jaxmem._model.loop.stack import folded_at, loops_over
-from jaxmem._model.states.stacks import Copied, length, masters_of, one_layer, read_of
+from jaxmem._model.states.layout import Copied, length, masters_of, one_layer, read_of
 from jaxmem._model.states.store import brought, fetch, returned, streams
 from jaxmem._optim.released.fold import TALLIES, Fold, Folds, squared
 from jaxmem._optim.released.model import Model
-from jaxmem._trace.jaxpr import reads
+from jaxmem._trace.rewrite import reads
 from jaxmem._trace.vary import zeros
 from jaxmem.errors import OptimizerError
 
@@ -39,22 +40,23 @@ def backward(
     whole: Callable = lambda layer: layer,
     held: list[list] | None = None,
 ):
-    """Returns (states, loss, held) after one microbatch, whose gradients are used as they appear.
+    """Runs one microbatch, and uses each gradient when it appears. Returns (states, loss, held).
 
     model: embed, block and head.
-    folds: what becomes of each component's gradient; a component is a layer, or an array outside.
+    folds: the fold of each component's gradient. A component is a layer, or an array outside the
+      layers.
     params: the whole parameters, a dict.
-    states: the components' states: a list of those of the arrays outside the layers, in the order
-      of their leaves, and a list of the layers', an entry for each of their stacks. Where these
-      have an entry "params", parameters are read from there, and replaced.
+    states: the states of the components: a list with a state for each array outside the layers, in
+      the order of the leaves, and a list with a state for each stack of layers. If the states of
+      stacks have an entry "params", parameters are read from the entry, and replaced.
     batch: the microbatch.
-    key: its random key, or None.
-    whole: gathers a layer's parameters where `params` has a device's part of them.
-    held: what the microbatch before has fetched of the first layers; None before the first one.
-      What is returned is meant for the next one.
+    key: the random key of the microbatch, or None.
+    whole: gathers a layer's parameters if `params` has a device's part of them.
+    held: the prefetched arrays of each stack's first layer, as the previous microbatch returned
+      them; None for the first microbatch.
     """
-    # Forward: embed, the loop over layers, head. The three are differentiated apart, so that each
-    # gives its gradients when the folds want them.
+    # Forward: embed, the loop over layers, head. Each is differentiated separately, so that its
+    # gradients appear when the folds need them.
     outer, layers = model.outer(params), params[model.layers]
     stacks = read_of(layers)
     outer_states, layer_states = states
@@ -78,23 +80,23 @@ def backward(
         lambda outer, y, aux: _loss(model, outer, y, aux, batch), outer, y, aux
     )
     d_outer, d_y, d_aux = pull_head(jnp.ones_like(loss))
-    # No gradient needs the loss itself. Without the barrier XLA may compute it after what it reads
-    # was updated in place, and hold a copy of that through the layers' backward.
+    # No gradient needs the loss itself. Without the barrier, XLA may compute the loss after an
+    # in-place update of its operands, and store a copy of them through the layers' backward.
     loss, d_y = jax.lax.optimization_barrier((loss, d_y))
     d_outer = jax.tree.leaves(d_outer)  # the head's share of the gradients outside the layers
 
-    # Runs the layers backward: into the states, one for each stack, goes what `into` makes of each
-    # layer's gradient.
+    # Runs the layers backward. `into` puts each layer's gradient into the state of its stack.
     def back(states, into, parameters):
-        # A gradient takes the dtypes of what is updated, which a copy does not have.
+        # A gradient takes the dtypes of the master, which is updated, and not of a copy.
         like = one_layer(masters_of(layers)[0])
         as_tree = lambda k, state, i, g, own: into(k, state, i, split.whole(like, g), own)
         cotangents = d_y, d_aux, zeros(common[0])
         return loops.backward(parameters, key, saved, fetched, cotangents, states, as_tree)
 
     def back_into_states(fold):
-        # Tallies are told, and not carried: an index that a tally is put at would be computed
-        # together with the tally, and the fetch of moments by that index would wait for it.
+        # The loop returns tallies, and does not carry them: XLA would compute the index at which a
+        # tally is stored together with the tally, and the fetch of moments by that index would wait
+        # for the tally.
         carried = [{k: v for k, v in s.items() if k not in TALLIES} for s in layer_states]
         tallies = [{k: s[k] for k in TALLIES} for s in layer_states]
         none = jax.tree.map(lambda a: jnp.zeros((), a.dtype), tallies[0])
@@ -102,7 +104,7 @@ def backward(
         def into(k, state, i, gradient, own):
             rest = {k: v for k, v in state.items() if k != "params"}
             is_copied = isinstance(part := state.get("params"), Copied)
-            # The loop has read these parameters already, but for a copy's master.
+            # The loop has read these parameters already, except the master of a copy.
             own = fetch(part.master, i) if is_copied else own
             given = none | ({"params": own} if "params" in state else {})
             use = lambda s, g: fold(s | given, g)
@@ -110,15 +112,16 @@ def backward(
             new |= {"params": Copied(new["params"], new["params"])} if is_copied else {}
             return {k: new[k] for k in state}, {k: new[k] for k in none}
 
-        # What is replaced is read from the loop's carry: from outside, it would be held twice.
+        # Replaced parameters are read from the loop's carry: from outside the loop, they would be
+        # stored twice.
         read = lambda k, state: read_of(state["params"])[0] if "params" in state else stacks[k]
         d_x, d_common, new, told, held = back(carried, into, read)
         counted = jax.tree.map(jnp.add, tallies, told)
         return d_x, d_common, [state | tally for state, tally in zip(new, counted)], held
 
-    # The gradients outside the layers, those of embed added to those of head. `d_common` begins
-    # with what embed made for all layers; after it comes what `block` closes over, which is no
-    # parameter.
+    # The gradients outside the layers: the sum of embed's and head's gradients. `d_common` begins
+    # with the cotangents of the arrays that embed returns for all layers. The other cotangents, of
+    # arrays that `block` closes over, are not used: these arrays are no parameters.
     def whole_gradients(d_x, d_common):
         (d_embed,) = pulled(pull_embed, (d_x, d_common[: len(floats)]))
         return [a + b for a, b in zip(d_outer, jax.tree.leaves(d_embed))]
@@ -130,16 +133,17 @@ def backward(
         used = [_used(fold, s, g) for fold, s, g in zip(folds.outer, outer_states, gradients)]
         return (used, layer_states), loss, held
 
-    # An array that embed does not read has its whole gradient now: it is used before the layers'
-    # backward, and let go. What embed reads, tied embeddings too, waits for the end, since halves
-    # of a gradient cannot be squared apart.
+    # The gradient of an array that embed does not read is complete now: it is used and freed before
+    # the layers' backward. The gradients of arrays that embed reads, such as tied embeddings, wait
+    # for the end, since the halves of a gradient cannot be squared separately.
     again = reads(jax.make_jaxpr(lambda outer: embed(outer)[0])(outer))
     components = list(zip(folds.outer, outer_states, strict=True))
     early = [
         None if is_read else _used(fold, s, g)
         for (fold, s), g, is_read in zip(components, d_outer, again)
     ]
-    # The barrier makes the loop wait for these folds; else their gradients might live through it.
+    # The barrier makes the loop wait for these folds. Otherwise their gradients might remain in
+    # memory through the loop.
     d_y, early = jax.lax.optimization_barrier((d_y, early))
     d_x, d_common, layer_states, held = back_into_states(folds.layer)
     late = zip(early, components, whole_gradients(d_x, d_common))
@@ -148,8 +152,9 @@ def backward(
 
 
 def _used(fold: Fold, state, gradient):
-    """`fold(state, gradient)` of an array outside the layers, whose state may lie in host memory.
-    It is brought once the gradient is there, so that it is not held through the backward.
+    """Returns `fold(state, gradient)` of an array outside the layers. A state in host memory is
+    copied to the device after the gradient exists, so that it is not on the device during the
+    backward.
     """
     if not streams(state):
         return fold(state, gradient)
@@ -158,10 +163,10 @@ def _used(fold: Fold, state, gradient):
 
 
 def _embedding(model: Model, batch, key, layers: int):
-    """Splits what the model's `embed` returns into what is differentiated and what is not.
+    """Separates the differentiated results of the model's `embed` from its other results.
 
-    Returns `embed(outer) -> (x, floats), others` and `combine(floats, others)`, which puts what all
-    layers share back into one tuple. `layers`: how many there are.
+    Returns `embed(outer) -> (x, floats), others` and `combine(floats, others)`, which returns the
+    arrays that all layers share as one tuple. `layers` is the number of layers.
     """
     # the structure of what is shared and which leaves are floating-point, known after the first run
     box: dict[str, Any] = {}
@@ -181,7 +186,7 @@ def _embedding(model: Model, batch, key, layers: int):
 
 
 def _loss(model: Model, outer, y, aux, batch):
-    """What `head` returns. Raises OptimizerError unless it is a floating-point scalar."""
+    """Returns the loss of `head`. Raises OptimizerError unless it is a floating-point scalar."""
     loss = model.head(outer, y, *((aux,) if model.has_aux else ()), batch)
     if jnp.shape(loss) or not is_floating(loss):
         raise OptimizerError(
@@ -209,7 +214,7 @@ def _global_factor(folds: Folds, states, stacks, back: Callable, whole_gradients
     gradients = whole_gradients(d_x, d_common)
     components = zip(folds.outer, outer_states, gradients)
     outside = [squared(g, fold.use.like(s), axis) for fold, s, g in components]
-    # A component whose norm is not finite counts as none, as the fold will leave it out.
+    # A component whose norm is not finite counts as 0, as the fold will not use its gradient.
     finite = lambda a: jnp.where(jnp.isfinite(a), a, jnp.zeros((), a.dtype))
     within = sum((finite(s).sum() for s in squares[1:]), finite(squares[0]).sum())
     return folds.layer.clip.factor(sum(map(finite, outside), within)), gradients

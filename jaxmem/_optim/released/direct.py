@@ -1,8 +1,8 @@
-"""An optax transformation in which every array stands alone, as the optimizer of a released step:
-each layer's gradient is its update as soon as the gradient exists (LOMO).
+"""An optax transformation that updates each array independently of the others, as the optimizer of
+a released step: each layer's gradient updates the layer as soon as the gradient exists (LOMO).
 
-Whether arrays stand alone is read from the trace of an update, and a part of that trace is run for
-each layer. So the proof and the update are the same program.
+Whether arrays are independent is read from the trace of an update, and a part of that trace is run
+for each layer. So the proof and the update are one program.
 
 The transformation is traced for a model with one layer in place of all layers. It sees the arrays
 of a layer as `block` does, never the stack. In that trace each array of the state has an owner: a
@@ -25,28 +25,80 @@ from jax.sharding import PartitionSpec
 
 from jaxmem._model.loop.arguments import merged, separated
 from jaxmem._model.states import layout
-from jaxmem._model.states.stacks import joined_shapes, length, masters_of, parts_of
-from jaxmem._model.states.stacks import like as as_layers
+from jaxmem._model.states.layout import Stacks, joined_shapes, length, masters_of, parts_of
+from jaxmem._model.states.layout import like as as_layers
 from jaxmem._model.states.store import brought, returned
 from jaxmem._optim.released.backward import backward
-from jaxmem._optim.released.components import Components, is_stacks
 from jaxmem._optim.released.fold import Clip, Fold, Folds
 from jaxmem._optim.released.form import check_stacks
 from jaxmem._optim.released.gather import whole_layer, whole_outside
-from jaxmem._optim.released.model import Minibatch, Model
+from jaxmem._optim.released.model import Model, metrics_of
 from jaxmem._trace.alone import Alone
 from jaxmem._trace.vary import varying
 from jaxmem.errors import OptimizerError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Components:
+    """The parameters, and the leaves of a transformation's state, of each component: one layer, or
+    one array outside the layers.
+
+    alone: the transformation, traced for a model with one layer.
+    outside: a pair for each array outside the layers: the number of the array, in a list, and the
+      numbers of the state's leaves that belong to the array.
+    layer: a pair of the numbers of a layer's arrays and of the state's leaves that belong to them.
+    """
+
+    alone: Alone
+    outside: list[tuple[list[int], list[int]]]
+    layer: tuple[list[int], list[int]]
+
+    @staticmethod
+    def of(tx: optax.GradientTransformation, model: Model, one) -> "Components":
+        """Traces `tx` for parameters of the shapes `one`, with one layer. Raises OptimizerError if
+        `tx` cannot update one component at a time.
+        """
+        if len(jax.tree.leaves(one)) == 1:  # a second array shows whether `tx` couples arrays
+            _proved(tx, {"a": one, "b": one})
+        alone = _proved(tx, one)
+        owned = lambda chosen: [s for s, owner in enumerate(alone.owners) if owner in chosen]
+        paths = [path for path, _ in jax.tree.leaves_with_path(one)]
+        is_layers = [path[0] == jax.tree_util.DictKey(model.layers) for path in paths]
+        layer = [i for i, within in enumerate(is_layers) if within]
+        outside = [([i], owned([i])) for i, within in enumerate(is_layers) if not within]
+        return Components(alone, outside, (layer, owned(layer)))
+
+    @property
+    def stacked(self) -> list[bool]:
+        """For each leaf of the state, whether it belongs to the layers, and has an axis of
+        layers.
+        """
+        return [s in self.layer[1] for s in range(len(self.alone.owners))]
+
+    def leaves(self, state) -> list:
+        """Returns the state's leaves. A `Stacks` of an array is one leaf."""
+        leaves = jax.tree.leaves(state, is_leaf=_is_stacks)
+        if len(leaves) != len(self.alone.owners):
+            raise OptimizerError(
+                f"released_step: the optimizer's state has {len(leaves)} arrays, and `tx` makes"
+                f" {len(self.alone.owners)}; expected what `init` or `create` made for this `tx`"
+            )
+        return leaves
+
+    def tree(self, leaves):
+        """The inverse of `leaves`."""
+        return jax.tree.unflatten(self.alone.structure, leaves)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Update:
-    """Updates a component: "params", and "optimizer", a list of what belongs to these of the
-    optimizer's state, are replaced where the gradient is finite.
+    """Updates a component. The component's state has the entries "params" and "optimizer", a list
+    of the leaves of the optimizer's state that belong to the parameters. Both are replaced if the
+    gradient is finite.
 
     alone: the transformation.
-    parameters, owned: the component's numbers, as `Components` has them.
-    shared: the arrays of the state that belong to no parameter, by number.
+    parameters, owned: the numbers of the component's parameters and leaves, as in `Components`.
+    shared: the leaves of the optimizer's state that belong to no parameter, by number.
     """
 
     alone: Alone
@@ -78,7 +130,7 @@ class Direct:
     axis_name: str | None
 
     def init(self, model: Model, params):
-        """The first state, of all layers at once."""
+        """Returns the first state, made for all layers at once."""
         of = Components.of(self.tx, model, model.one_layer(params))
         start = lambda layer: jax.tree.leaves(self.tx.init({**params, model.layers: layer}))
         axes = [0 if stacked else None for stacked in of.stacked]
@@ -87,7 +139,7 @@ class Direct:
         together = lambda parts, stacked: (
             as_layers(params[model.layers], parts) if stacked else parts[0]
         )
-        # A state that held a parameter's own buffer could not be donated beside it.
+        # A state with the buffer of a parameter could not be donated together with the parameter.
         own = lambda a, follows: jax.tree.map(jnp.copy, a) if follows else a
         leaves = map(together, made, of.stacked)
         return of.tree(list(map(own, leaves, of.alone.follows)))
@@ -97,13 +149,14 @@ class Direct:
         one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
         shapes = {**jax.tree.map(shape, outer), model.layers: one}
         of = Components.of(self.tx, model, shapes)
-        # An array of the state is of one component, so that what the others are does not matter.
+        # An array of the state depends on one component: the other components may be zeros.
         zeros = lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
         start = lambda **known: jax.tree.leaves(self.tx.init(zeros() | known))
         of_layers = lambda i: separated(start(**{model.layers: layer(i)}), tuple(of.stacked))[0]
         of_others = lambda outer: separated(start(**outer), tuple(of.stacked))[1]
         numbers = [s for s, is_stacked in enumerate(of.stacked) if is_stacked]
-        # What does not follow the parameters is what it is beside any, such as zeros.
+        # An array that does not depend on the parameters is equal for all parameters, such as
+        # zeros.
         first = jax.jit(lambda: separated(start(), tuple(of.stacked))[0])()
         spec_of = jax.tree.leaves(specs, is_leaf=lambda a: isinstance(a, PartitionSpec))
 
@@ -113,7 +166,7 @@ class Direct:
             return _numbers_near(stacked(first[n], spec_of[s], make))
 
         stacks = [made(n, s) for n, s in enumerate(numbers)]
-        # Not under `jit`, which would lay zeros that follow no argument on one device.
+        # Not under `jit`, which would store zeros that depend on no argument on one device.
         own = lambda a, s: jnp.copy(a) if of.alone.follows[s] else a
         others = [s for s, is_stacked in enumerate(of.stacked) if not is_stacked]
         others = [layout.moved(own(a, s), layout.DEVICE) for a, s in zip(of_others(outer), others)]
@@ -136,7 +189,7 @@ class Direct:
         one = model.one_layer(params)
         of = Components.of(self.tx, model, one)
         made = of.leaves(state)
-        if jax.tree.structure(state, is_leaf=is_stacks) != of.alone.structure:
+        if jax.tree.structure(state, is_leaf=_is_stacks) != of.alone.structure:
             raise OptimizerError(
                 f"released_step: the optimizer's state is {jax.tree.structure(state)}; expected"
                 f" {of.alone.structure}, which `init` or `create` makes for this `tx`"
@@ -154,9 +207,12 @@ class Direct:
                 )
 
     def specs(self, model: Model, params, parts, divided: str):
-        """The PartitionSpecs of the state. `parts`: those of parameters that are divided.
+        """Returns the PartitionSpecs of the state.
 
-        Raises OptimizerError for moments alone, or for an update that parts of arrays do not tell.
+        parts: the PartitionSpecs of divided parameters.
+
+        Raises OptimizerError for `divided` "moments", and for an update that cannot be computed
+        from parts of arrays.
         """
         if divided == "moments":
             raise OptimizerError(
@@ -183,12 +239,12 @@ class Direct:
 
     def minibatch(
         self, model: Model, clip: Clip, like, state, batch, key, by_layer: bool = False
-    ) -> Minibatch:
-        """The state after one batch.
+    ) -> tuple[tuple[Any, Any], dict[str, Any]]:
+        """Returns the state after one batch, and the step's metrics.
 
-        like: the parameters with their whole shapes; of the arrays of `state` a device may have a
-          part (ZeRO-3). It then gathers a layer as it comes to it, and updates its own part.
-        by_layer: layers are gathered so in any case.
+        like: the parameters with their whole shapes. If a device has parts of the arrays of `state`
+          (ZeRO-3), it gathers a layer when the loop comes to the layer, and updates its own part.
+        by_layer: not used: layers are always gathered one at a time.
         """
         params, old = state
         axis, tally, layers = self.axis_name, model.tally(params), params[model.layers]
@@ -210,7 +266,8 @@ class Direct:
             return Fold(Update(of.alone, parameters, owned, shared), clip, mean_over=axis)
 
         folds = Folds(list(map(fold, of.outside)), fold(of.layer))
-        # They vary from device to device, so that JAX leaves each its own gradient.
+        # The gathered arrays are typed as varying over devices, so that JAX does not sum their
+        # gradients over devices.
         gathered = varying(whole_outside(model, params, like, axis), axis)
         gather = whole_layer(model, like, axis)
         whole = lambda layer: varying(gather(layer), axis)
@@ -226,7 +283,8 @@ class Direct:
         for n, s in enumerate(of.layer[1]):
             new[s] = as_layers(layers, [c["optimizer"][n] for c in stacks])
         made = of.tree([new[s] for s in range(len(leaves))])
-        return Minibatch((model.joined(params, states, "params"), made), states, loss[None], False)
+        new = model.joined(params, states, "params"), made
+        return new, metrics_of(states, loss[None], axis, apart=False)
 
 
 def _mixed(name: str) -> OptimizerError:
@@ -238,6 +296,46 @@ def _mixed(name: str) -> OptimizerError:
 
 
 def _numbers_near(stacked):
-    """Moves an array with one number a layer to device memory: copies of a number are no gain."""
+    """Moves an array with one scalar for each layer to device memory: a scalar is not worth a
+    copy.
+    """
     near = lambda a: layout.moved(a, layout.DEVICE) if a.ndim == 1 else a
     return jax.tree.map(near, stacked)
+
+
+def _proved(tx: optax.GradientTransformation, one) -> Alone:
+    """Traces `tx`. Raises OptimizerError unless `tx` updates each array independently."""
+
+    def update(gradients, params, state):
+        updates, new = tx.update(gradients, state, params)
+        as_stored = lambda a, b: a if a.dtype == b.dtype else a.astype(b.dtype)
+        return optax.apply_updates(params, updates), jax.tree.map(as_stored, new, state)
+
+    try:
+        alone = Alone.of(tx.init, update, one)
+    except Exception as error:
+        raise OptimizerError(
+            "released_step: `tx` cannot be called with a gradient, its state and the parameters:"
+            f" {type(error).__name__}: {error}; expected a transformation that fits the parameters'"
+            " tree, of which a layer's arrays have no axis of layers, and that needs no `value` or"
+            " `value_fn`, which a step that updates in its backward does not have"
+        ) from error
+    if alone.draws:
+        raise OptimizerError(
+            "released_step: `tx` draws random numbers, which would be the same in every layer;"
+            " expected a transformation that draws none"
+        )
+    if alone.coupled is not None:
+        first, second = (alone.names[i] for i in alone.coupled)
+        raise OptimizerError(
+            f"released_step: `tx` updates `{first}` and `{second}` by each other's gradients (or"
+            " may, in a conditional); expected an update in which every array stands alone, since"
+            " each layer's gradient is let go as it appears: clip=('norm', c) is the exact global"
+            " norm, jaxmem.adama gathers microbatches, and gradients that are not finite are left"
+            " out anyway"
+        )
+    return alone
+
+
+def _is_stacks(a) -> bool:
+    return isinstance(a, Stacks)

@@ -1,5 +1,5 @@
-"""What becomes of one component's gradient: the gradient is checked, clipped and used, as AdamA
-does by folding it into moments.
+"""Checks, clips and uses the gradient of one component. AdamA uses a gradient by folding it into
+moments.
 
 A component is a part of the parameters that is updated at once: one layer, or one array outside the
 layers.
@@ -61,30 +61,32 @@ class Clip:
         return Clip(how, float(at))
 
     def factor(self, square):
-        """What scales a gradient of this squared norm to a norm of at most `at`."""
+        """Returns the factor that scales a gradient of this squared norm to a norm of at most
+        `at`.
+        """
         norm = jnp.sqrt(square)
         # both branches are computed: 1.0 keeps a zero norm from dividing
         return jnp.where(norm > self.at, self.at / jnp.where(norm == 0, 1.0, norm), 1.0)
 
 
 def squared(gradient, like, axis_name: str | None):
-    """A gradient's squared norm, as a float32 (or float64) scalar.
+    """Returns a gradient's squared norm, a float32 (or float64) scalar.
 
-    gradient: a tree of whole arrays, this device's own.
-    like: the same tree with the shapes of its moments, which may be a device's part.
-    axis_name: the mesh axis over which the gradient is averaged first; None is this device's own.
+    gradient: this device's gradient, a tree of whole arrays.
+    like: a tree of the same structure with the shapes of the moments, which may be a device's
+      parts.
+    axis_name: the mesh axis over which the gradient is averaged first; None means no average.
     """
     return total(scattered(gradient, like, axis_name), gradient, axis_name)
 
 
 class Gradient(NamedTuple):
-    """A component's gradient, as it is used.
+    """A component's gradient that is ready for its use.
 
-    arrays: a tree of arrays, as wide as what they are added to: clipped, and zeros where `finite`
-      is false.
-    finite: a scalar, whether all of its values are.
-    clipped: the same tree, clipped by value alone, and as wide as gradients are.
-    scale: what clips it by its norm, a scalar; None where nothing does.
+    arrays: a tree of clipped arrays, at least as wide as the moments; zeros if `finite` is false.
+    finite: whether all values of the gradient are finite, a scalar.
+    clipped: a tree of the same structure, clipped by value only, in the dtypes of the gradient.
+    scale: the factor that clips the gradient by its norm, a scalar; None means no factor.
     whole: a tree with the shapes of the component's whole arrays.
     """
 
@@ -95,10 +97,11 @@ class Gradient(NamedTuple):
     whole: Any
 
     def sums(self, position: Position, like):
-        """Of each row of `arrays` the sum with random signs, in a tree of `like`'s shapes.
+        """Returns the sum of each row of `arrays` with random signs, in a tree of `like`'s shapes.
 
-        It is made of `clipped`, and then scaled: a sum of what is computed as it is read takes
-        three times as long on a CPU. But in half precision what is folded was rounded.
+        The sums are made of `clipped`, and then scaled: a sum of values that are computed while
+        they are read takes three times as long on a CPU. In half precision the sums are made of
+        `arrays`, since folded values are rounded.
         """
 
         def ready(sums):
@@ -112,16 +115,16 @@ class Gradient(NamedTuple):
 
 
 class Use(Protocol):
-    """What a component's gradient is used for: it is folded into moments, or it is an update."""
+    """The use of a component's gradient: a fold into moments, or an update."""
 
     def like(self, state: dict[str, Any]):
-        """Of the component's state, the arrays that the gradient is added to: it is widened to
-        their dtypes, and scattered to their shapes where a device has a part of them.
+        """Returns the arrays of the component's state to which the gradient is added. The gradient
+        is widened to their dtypes, and scattered to their shapes if a device has parts of them.
         """
         ...
 
     def __call__(self, state: dict[str, Any], gradient: Gradient) -> dict[str, Any]:
-        """The component's new state, which has the old one's entries."""
+        """Returns the component's new state, with the entries of the old state."""
         ...
 
 
@@ -129,14 +132,15 @@ class Use(Protocol):
 class Fold:
     """`fold(state, gradient)` returns the state of one component after one microbatch.
 
-    The state is a dict: what `use` reads and replaces; "squares", the sum of the squared norms of
-    its gradients; "skipped", how many of them were left out since they were not finite. An entry
-    "params", where there is one, is the component's parameters, which are then replaced too.
+    The state is a dict with the entries that `use` reads and replaces, and two tallies: "squares",
+    the sum of the squared norms of the component's gradients, and "skipped", the number of
+    gradients that were not used because they were not finite. If there is an entry "params", it has
+    the component's parameters, which are then replaced too.
 
-    use: what the gradient is used for.
+    use: the use of the gradient.
     clip: how the gradient is clipped.
-    factor: what scales every component, where `clip` is by the exact global norm.
-    mean_over: the mesh axis over whose devices every gradient is averaged before it is used; None:
+    factor: the factor that scales every component's gradient if `clip` is by the exact global norm.
+    mean_over: the mesh axis over whose devices every gradient is averaged before its use. None:
       each device uses its own gradient.
     """
 
@@ -146,13 +150,13 @@ class Fold:
     mean_over: str | None = None
 
     def __call__(self, state: dict[str, Any], gradient) -> dict[str, Any]:
-        # Where states are divided, `own` is this device's part of the mean gradient, or all of it
-        # for an array that no dimension divides; else it is the device's gradient. The square is of
-        # all parts together, so that all devices decide alike.
+        # If states are divided, `own` is this device's part of the mean gradient, or the whole mean
+        # gradient of an undivided array. Otherwise `own` is the device's gradient. The square is
+        # summed over all parts, so that all devices decide alike.
         like = self.use.like(state)
         own = scattered(gradient, like, self.mean_over)
         square = total(own, gradient, self.mean_over)
-        # One value that is not finite leaves out the component's gradient.
+        # A component's gradient is not used if one of its values is not finite.
         finite = jnp.isfinite(square)
         held = {k: v for k, v in state.items() if k not in TALLIES}
         used = self.use(held, self._clipped(own, like, square, finite, gradient))
@@ -162,7 +166,7 @@ class Fold:
 
     def _clipped(self, own, like, square, finite, whole) -> Gradient:
         clip = self.clip
-        # widened first: a bfloat16 gradient is clipped and squared in the precision of its moments
+        # Widened first: a bfloat16 gradient is clipped and squared in the precision of its moments.
         wide = lambda g, v: g.astype(jnp.promote_types(g.dtype, v.dtype))
         bounded = lambda g, v: jnp.clip(wide(g, v), -clip.at, clip.at)
         clipped = jax.tree.map(bounded, own, like) if clip.how == "value" else own
@@ -178,17 +182,17 @@ class Fold:
 
 
 class Folds(NamedTuple):
-    """What becomes of the gradients of all components.
+    """The folds of the gradients of all components.
 
-    outer: a `Fold` for each array outside the layers, in the order of their leaves.
-    layer: that of every layer.
+    outer: a fold for each array outside the layers, in the order of their leaves.
+    layer: the fold of every layer.
     """
 
     outer: Sequence[Fold]
     layer: Fold
 
     def scaled(self, factor) -> "Folds":
-        """The same, with every component's gradient scaled by `factor`."""
+        """Returns folds that scale every component's gradient by `factor`."""
         outer, layer = (
             [dataclasses.replace(f, factor=factor) for f in fs] for fs in (self.outer, [self.layer])
         )
@@ -197,18 +201,18 @@ class Folds(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gathering:
-    """Folds a gradient into the moments of a component's state, which decay first, where the
-    gradient is not finite too.
+    """Folds a gradient into the moments of a component's state. The moments decay first, even if
+    the gradient is not finite.
 
     rule: the arithmetic of AdamA.
-    step: how many minibatches were finished before this one.
-    decays: what mu and nu are multiplied by: the minibatch's decay rates in its first microbatch, 1
-      in the others.
+    step: number of minibatches that were finished before this one.
+    decays: the factors of mu and nu: the minibatch's decay rates in its first microbatch, and 1 in
+      the others.
     update: `update(parameters, moments, whole)` makes the component's new parameters and moments
-      of the moments after the minibatch's last microbatch; `whole` is the gradient's. None leaves
-      the parameters alone.
-    divided_over: the mesh axis over whose devices moments are divided; None where each device has
-      them whole.
+      from the moments after the minibatch's last microbatch; `whole` is `Gradient.whole`. None
+      leaves the parameters unchanged.
+    divided_over: the mesh axis over whose devices moments are divided. None: each device has whole
+      moments.
     """
 
     rule: Rule
@@ -223,8 +227,8 @@ class Gathering:
     def __call__(self, state, gradient):
         old = moments_in(state)
 
-        # Always `by`, since a gradient that is not finite was replaced by zeros. But as an array:
-        # XLA would multiply a layer that it reads by a number in a pass of its own.
+        # The factor is always `by`, since a gradient that is not finite was replaced by zeros. It
+        # is an array, since XLA would multiply a layer by a number in a pass of its own.
         def decayed(tree, by):
             one = lambda a, g: a * jnp.where(g == g, by, 1).astype(a.dtype)
             return jax.tree.map(one, tree, gradient.arrays)
@@ -241,10 +245,10 @@ class Gathering:
 
 
 def moments_in(state: dict[str, Any]) -> Moments:
-    """The moments in a component's state."""
+    """Returns the moments in a component's state."""
     return Moments(**{k: state[k] for k in Moments._fields if k in state})
 
 
 def entries(moments: Moments) -> dict[str, Any]:
-    """What a component's state has of moments."""
+    """Returns the entries of moments in a component's state, by name."""
     return {k: v for k, v in moments._asdict().items() if v is not None}

@@ -1,5 +1,5 @@
-"""Whether the parts of a released step's state belong together: parameters and moments of one
-model, whose layers are split alike; and whether devices can divide them.
+"""Checks that the parameters and the optimizer's state of a released step belong to one model and
+are split alike, and that devices can divide them.
 """
 
 import math
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from jaxmem._model.loop.arguments import lengths_of
-from jaxmem._model.states.stacks import Copied, Stacks, joined_shapes, length, masters_of, parts_of
+from jaxmem._model.states.layout import Copied, Stacks, joined_shapes, length, masters_of, parts_of
 from jaxmem._model.states.store import streams
 from jaxmem._optim.released.fold import Clip, entries
 from jaxmem._optim.released.model import Model
@@ -19,7 +19,9 @@ from jaxmem.errors import OptimizerError
 
 
 def check_pair(model: Model, state) -> None:
-    """Raises OptimizerError unless `state` is a pair whose first are parameters of the model."""
+    """Raises OptimizerError unless `state` is a pair whose first entry has the model's
+    parameters.
+    """
     if not isinstance(state, tuple | list) or len(state) != 2:
         raise OptimizerError(
             f"released_step: `state` is {type(state).__name__}; expected the pair"
@@ -29,8 +31,10 @@ def check_pair(model: Model, state) -> None:
 
 
 def check_untraced(method: str, name: str, tree) -> None:
-    """Raises OptimizerError where an array of `tree` is traced: it has no place to be moved from.
-    `method` was called with it as its argument `name`.
+    """Raises OptimizerError if an array of `tree` is traced: a traced array has no memory.
+
+    method: the method that was called.
+    name: the method's argument that has the value `tree`.
     """
     for path, a in jax.tree.leaves_with_path(tree):
         if isinstance(a, Tracer):
@@ -42,8 +46,8 @@ def check_untraced(method: str, name: str, tree) -> None:
 
 
 def check_new(model: Model, params) -> None:
-    """Raises OptimizerError where parameters for which a state is to be made are split already, or
-    lie in host memory; StackError where those of the layers are no stacks.
+    """Raises OptimizerError if the parameters of a new state are split already, or are stored in
+    host memory. Raises StackError if the layers' parameters are not stacked.
     """
     layers, name = params[model.layers], f"params[{model.layers!r}]"
     of_split = lambda a: isinstance(a, Stacks | Copied)
@@ -62,12 +66,12 @@ def check_new(model: Model, params) -> None:
 
 
 def check_stacks(model: Model, params) -> None:
-    """Raises StackError where the layers' parameters are no stacks of at least one layer."""
+    """Raises StackError if the layers' parameters are not stacks of at least one layer."""
     lengths_of(params[model.layers], f"params[{model.layers!r}]")
 
 
 def check_clip(clip: Clip, params) -> None:
-    """Raises OptimizerError where values of a gradient are to be clipped that have no order."""
+    """Raises OptimizerError if `clip` is by value and a parameter is complex."""
     for path, a in jax.tree.leaves_with_path(params) if clip.how == "value" else ():
         if jnp.issubdtype(a.dtype, jnp.complexfloating):
             raise OptimizerError(
@@ -78,8 +82,8 @@ def check_clip(clip: Clip, params) -> None:
 
 
 def check_shapes(model: Model, init: Callable, state) -> None:
-    """Raises OptimizerError unless `state` has the moments that `init` makes of its own parameters,
-    in any split and of any dtype; StackError where the layers' parameters are no stacks.
+    """Raises OptimizerError unless `state` has the moments that `init` makes for its parameters, in
+    any split and of any dtype. Raises StackError if the layers' parameters are not stacked.
     """
     params, old = state
     check_stacks(model, params)
@@ -112,10 +116,10 @@ def check_shapes(model: Model, init: Callable, state) -> None:
 
 
 def check_split(stacks: dict[str, Any]) -> None:
-    """Raises OptimizerError unless the layers of parameters and of what belongs to them of the
-    optimizer's state are divided alike. The stacks of each may lie in any memory.
+    """Raises OptimizerError unless the layers of the parameters and of the optimizer's state are
+    split alike. The stacks may be stored in any memory.
 
-    stacks: the layers' arrays, by what errors call them.
+    stacks: the layers' arrays, by their names in errors.
     """
     if any(not _even(layers) for layers in stacks.values()):
         return
@@ -132,7 +136,7 @@ def check_split(stacks: dict[str, Any]) -> None:
 
 
 def check_divided(model: Model, params, devices: int) -> None:
-    """Raises OptimizerError where each device would have the layers' largest array whole."""
+    """Raises OptimizerError if the devices cannot divide the layers' largest array."""
     layers = jax.tree.leaves_with_path(joined_shapes(params[model.layers]))
     path, largest = max(layers, key=lambda found: math.prod(found[1].shape))
     divides = lambda count: any(n % count == 0 for n in largest.shape[1:])
@@ -148,9 +152,9 @@ def check_divided(model: Model, params, devices: int) -> None:
 
 
 def _whole(model: Model, tree):
-    """The shapes of `tree`, a dict like the parameters, with its layers as one stack; None where
-    the arrays of a stack disagree about how many layers it has. What is no such dict is returned as
-    it is.
+    """Returns the shapes of `tree`, a dict like the parameters, with the layers as one stack.
+    Returns None if the arrays of a stack have different numbers of layers. An object that is not
+    such a dict is returned unchanged.
     """
     if not isinstance(tree, dict) or model.layers not in tree:
         return tree
@@ -164,7 +168,7 @@ def _whole(model: Model, tree):
 
 
 def _even(layers) -> bool:
-    """Whether the arrays of each stack agree about how many layers it has."""
+    """Whether the arrays of each stack have one number of layers."""
     return all(len({a.shape[0] for a in jax.tree.leaves(s)}) == 1 for s in masters_of(layers))
 
 

@@ -8,19 +8,20 @@ from typing import Any
 import jax
 import optax
 
+from jaxmem._model.states.layout import like as as_layers
+from jaxmem._model.states.layout import masters_of, parts_of
 from jaxmem._model.states.shards import assembled, gathered, part_of, refilled
-from jaxmem._model.states.stacks import like as as_layers
-from jaxmem._model.states.stacks import masters_of, parts_of
 from jaxmem._optim.adama.rule import Rule
 from jaxmem._optim.adama.transform import State, with_moments
 from jaxmem._optim.released.model import Model
 
 
 def whole(model: Model, params, like, axis_name: str | None):
-    """The parameters with the shapes of `like`: gathered where each device has a part of them.
+    """Returns the parameters with the shapes of `like`. Parameters of which each device has a part
+    are gathered.
 
-    What is gathered is converted to the layers' dtype before, so that fewer bytes cross between
-    devices. The layers are gathered one at a time.
+    Parts are converted to the layers' dtype before they are gathered, so that devices exchange
+    fewer bytes. The layers are gathered one at a time.
     """
     if all(a.shape == b.shape for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(like))):
         return params
@@ -31,7 +32,7 @@ def whole(model: Model, params, like, axis_name: str | None):
         filled = assembled(leaves, jax.tree.leaves(like), axis_name, model.dtype)
         return jax.tree.unflatten(structure, filled)
 
-    # A stack at a time: each has a number of layers of its own.
+    # One stack at a time, since stacks have different numbers of layers.
     layers = params[model.layers]
     stacks = map(stack, parts_of(layers), parts_of(like[model.layers]))
     return {
@@ -41,7 +42,7 @@ def whole(model: Model, params, like, axis_name: str | None):
 
 
 def whole_outside(model: Model, params, like, axis_name: str | None):
-    """`params` with those outside the layers whole, as `whole` gathers them."""
+    """Returns `params` with the parameters outside the layers gathered as by `whole`."""
     return {
         k: v if k == model.layers else _whole(model, v, like[k], axis_name)
         for k, v in params.items()
@@ -49,7 +50,8 @@ def whole_outside(model: Model, params, like, axis_name: str | None):
 
 
 def whole_layer(model: Model, like, axis_name: str | None) -> Callable[[Any], Any]:
-    """A function that gathers one layer's parameters, of which each device has a part (ZeRO-3).
+    """Returns a function that gathers one layer's parameters, of which each device has a part
+    (ZeRO-3).
 
     like: the parameters with their whole shapes.
     """
@@ -59,7 +61,7 @@ def whole_layer(model: Model, like, axis_name: str | None) -> Callable[[Any], An
 
 
 def _whole(model: Model, tree, like, axis_name: str | None):
-    """`tree` with the shapes of `like`; what is gathered has the layers' dtype."""
+    """Returns `tree` with the shapes of `like`. Gathered arrays have the layers' dtype."""
 
     def one(a, like):
         if a.shape == like.shape:
@@ -71,17 +73,18 @@ def _whole(model: Model, tree, like, axis_name: str | None):
 
 
 def of_layers(layers: str, params) -> tuple[bool, ...]:
-    """For each array whether it is one of the layers' stacks."""
+    """Returns for each array whether it is one of the layers' stacks."""
     found = jax.tree.leaves_with_path(params)
     return tuple(path[0] == jax.tree_util.DictKey(layers) for path, _ in found)
 
 
 def updated(layers: str, rule: Rule, params, like, state: State):
-    """Returns (params, state) after a minibatch: each device updates the part of the parameters for
-    which it has moments, and what every device holds whole is gathered again (ZeRO-1).
+    """Returns (params, state) after a minibatch. Each device updates the part of the parameters for
+    which it has moments. Parameters that every device stores whole are gathered again (ZeRO-1).
 
-    `like` has the whole shapes of what is updated. The moments need no reduction here: what was
-    folded into them was the mean over devices.
+    like: the parameters with their whole shapes.
+
+    The moments need no reduction: the mean gradient over devices was folded into them.
     """
     assert rule.axis_name is not None, "arrays are parts, and there is no axis"
     axis: str = rule.axis_name

@@ -1,61 +1,18 @@
-"""A model as three functions, its states in the order in which gradients are used, and what a
-released step asks of an optimizer for it.
+"""A model as three functions, the order of its states, and the protocol of optimizers of a released
+step.
 """
 
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from jaxmem._model.states.stacks import joined_shapes, length, like, masters_of, one_layer, parts_of
+from jaxmem._model.states.layout import joined_shapes, length, like, masters_of, one_layer, parts_of
 from jaxmem._optim.released.fold import TALLIES, Clip
 from jaxmem.errors import OptimizerError
-
-
-class Minibatch(NamedTuple):
-    """What a minibatch made.
-
-    state: the new (params, optimizer state).
-    components: the states of the components with their tallies, as `backward` returns them.
-    losses: one entry a microbatch.
-    apart: whether devices tallied what was their own, and not of all.
-    """
-
-    state: tuple[Any, Any]
-    components: tuple[list, list]
-    losses: jax.Array
-    apart: bool
-
-    def metrics(self, axis_name: str | None) -> dict[str, Any]:
-        """What `ReleasedStep` tells of a minibatch, from its tallies."""
-        (outer, stacks), losses = self.components, self.losses
-        # One entry a layer, of all stacks in order.
-        layers = {k: jnp.concatenate([m[k] for m in stacks]) for k in TALLIES}
-        # Squares are summed over components and microbatches: divided by the number of microbatches
-        # they give the mean of the squared norms.
-        squares = sum((c["squares"] for c in outer), layers["squares"].sum()) / losses.shape[0]
-        skipped = sum((c["skipped"] for c in outer), layers["skipped"].sum())
-        found: dict[str, Any] = {
-            "loss": losses.mean(),
-            "squares": squares,
-            "skipped": skipped,
-            "layers": layers["skipped"],
-        }
-        if axis_name is not None:
-            counts = skipped, layers["skipped"]
-            # Where a component's gradient is a mean over devices, all skip it together.
-            counts = jax.lax.psum(counts, axis_name) if self.apart else counts
-            means = jax.lax.pmean((found["loss"], squares), axis_name)
-            found = dict(zip(found, (*means, *counts)))
-        return {
-            "loss": found["loss"],
-            "grad_norm": jnp.sqrt(found["squares"]),
-            "skipped": found["skipped"].astype(jnp.int32),
-            "skipped_layers": found["layers"].astype(jnp.int32),
-        }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,9 +20,9 @@ class Model:
     """A model as embed, layers and head; the fields are the arguments of `released_step`.
 
     embed, block, head: the three functions.
-    layers: the key of the layers' stacked parameters in the dict of all parameters. All others are
-      called the outer ones.
-    plan, label, dtype, has_aux: what `jaxmem.stack` is given.
+    layers: the key of the layers' stacked parameters in the dict of all parameters. All other
+      parameters are called `outer`.
+    plan, label, dtype, has_aux: as for `jaxmem.stack`.
     """
 
     embed: Callable
@@ -78,8 +35,8 @@ class Model:
     has_aux: bool
 
     def check(self, params) -> None:
-        """Raises OptimizerError unless `params` has stacked layers and something else, of
-        floating-point arrays.
+        """Raises OptimizerError unless `params` is a dict of floating-point arrays with an entry
+        for the layers.
         """
         if not isinstance(params, dict) or self.layers not in params:
             is_dict = isinstance(params, dict)
@@ -101,29 +58,28 @@ class Model:
                 )
 
     def count(self, params) -> int:
-        """How many layers `params` has. Raises what `check` does."""
+        """Returns the number of layers. Raises OptimizerError as `check` does."""
         self.check(params)
         return sum(map(length, parts_of(params[self.layers])))
 
     def masters(self, params) -> list:
-        """The arrays that are updated, without the layers' copies, in the order of the moments'."""
+        """Returns the updated arrays, without the layers' copies, in the order of the moments."""
         return jax.tree.leaves(
             {k: masters_of(v) if k == self.layers else v for k, v in params.items()}
         )
 
     def outer(self, params) -> dict:
-        """The parameters, or a dict like them, without the layers'."""
+        """Returns the parameters outside the layers. `params` may be any dict with their keys."""
         return {k: v for k, v in params.items() if k != self.layers}
 
     def started(self, params, moments: dict[str, Any]):
-        """Arranges moments as a minibatch folds them, with their tallies at 0.
+        """Returns the states of the components at the start of a minibatch.
 
-        moments: by name, dicts like the parameters, whose layers are in as many stacks.
-
-        Returns a list with a dict for each array outside the layers, and one with a dict for each
+        The result is a pair of lists: a dict for each array outside the layers, and a dict for each
         stack of layers, whose entries have a leading axis of layers. Each dict is a state of
-        `Fold`: a tally of squared norms, and one of gradients that were skipped, stand beside the
-        moments.
+        `Fold`, with moments and with tallies at 0.
+
+        moments: by name, dicts like the parameters, with as many stacks of layers.
         """
         stacks, tally = parts_of(params[self.layers]), self.tally(params)
         outer = zip(*(jax.tree.leaves(self.outer(tree)) for tree in moments.values()))
@@ -135,9 +91,9 @@ class Model:
         )
 
     def parted(self, params, rows):
-        """A dict like the parameters with its layers' arrays, which are of all layers, in as many
-        stacks as those of `params`. What is small lies so: one array of all layers, which no
-        placement of states divides.
+        """Splits the layers' arrays of `rows`, a dict like the parameters, into the stacks of
+        `params`. Small arrays are stored as one array of all layers, which no placement of states
+        divides.
         """
         layers = params[self.layers]
         ends = [0, *itertools.accumulate(map(length, parts_of(layers)))]
@@ -145,35 +101,66 @@ class Model:
         return {**rows, self.layers: like(layers, itertools.starmap(cut, itertools.pairwise(ends)))}
 
     def united(self, rows):
-        """Undoes `parted`."""
+        """The inverse of `parted`."""
         parts = parts_of(rows[self.layers])
         return {**rows, self.layers: jax.tree.map(lambda *a: jnp.concatenate(a), *parts)}
 
     def tally(self, params) -> Callable[..., dict[str, Any]]:
-        """A function of a shape that makes tallies of a component's squared norms and of its
-        gradients that were skipped, at 0.
-        """
+        """Returns a function of a shape that makes the tallies of a component, at 0."""
         leaves = jax.tree.leaves(parts_of(params[self.layers]))
-        # Of complex parameters the dtype of their parts, as squared norms are real.
+        # For complex parameters, the dtype of their parts: squared norms are real.
         wide = jnp.finfo(jnp.promote_types(jnp.float32, jnp.result_type(*leaves))).dtype
         return lambda *shape: {name: jnp.zeros(shape, wide) for name in TALLIES}
 
     def one_layer(self, params):
-        """The shapes of a model with one layer in the place of all."""
+        """Returns the shapes of the parameters of a model with one layer."""
         shape = lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
         layer = one_layer(joined_shapes(params[self.layers]))
         return {**jax.tree.map(shape, self.outer(params)), self.layers: layer}
 
     def joined(self, params, moments, name: str):
-        """Undoes `started` for what has this name: a dict like `params`."""
+        """Returns the entries `name` of the components' states, arranged like `params`: the inverse
+        of `started`.
+        """
         outer, layers = moments
         whole = jax.tree.unflatten(jax.tree.structure(self.outer(params)), [c[name] for c in outer])
         stacks = like(params[self.layers], [m[name] for m in layers])
         return {k: stacks if k == self.layers else whole[k] for k in params}
 
 
+def metrics_of(
+    components: tuple[list, list], losses: jax.Array, axis_name: str | None, *, apart: bool
+) -> dict[str, Any]:
+    """Returns the metrics of a minibatch, as `ReleasedStep` documents them.
+
+    components: the states of the components with their tallies, as `backward` returns them.
+    losses: one loss for each microbatch.
+    axis_name: the mesh axis of data parallelism; None on one device.
+    apart: whether the tallies of a device count the device's own gradients, and not the mean
+      gradients of all devices.
+    """
+    outer, stacks = components
+    # One entry for each layer, of all stacks in order.
+    layers = {k: jnp.concatenate([m[k] for m in stacks]) for k in TALLIES}
+    # Squared norms are summed over components and microbatches. The sum divided by the number of
+    # microbatches is the mean of the microbatches' squared norms.
+    squares = sum((c["squares"] for c in outer), layers["squares"].sum()) / losses.shape[0]
+    counts = sum((c["skipped"] for c in outer), layers["skipped"].sum()), layers["skipped"]
+    loss = losses.mean()
+    if axis_name is not None:
+        # If a component's gradient is a mean over devices, all devices skip it together.
+        counts = jax.lax.psum(counts, axis_name) if apart else counts
+        loss, squares = jax.lax.pmean((loss, squares), axis_name)
+    return {
+        "loss": loss,
+        "grad_norm": jnp.sqrt(squares),
+        "skipped": counts[0].astype(jnp.int32),
+        "skipped_layers": counts[1].astype(jnp.int32),
+    }
+
+
 class Optimizer(Protocol):
-    """What a released step asks of an optimizer: `Accumulated`, which is AdamA, or `Direct`."""
+    """The optimizer of a released step: `Accumulated`, which is AdamA, or `Direct`."""
 
     @property
     def axis_name(self) -> str | None:
@@ -181,46 +168,50 @@ class Optimizer(Protocol):
         ...
 
     def init(self, model: Model, params) -> Any:
-        """The first state."""
+        """Returns the first state."""
         ...
 
     def created(
         self, model: Model, outer, layer: Callable, count: int, stacked: Callable, specs
     ) -> Any:
-        """The first state of a model whose layers are made one at a time in their places.
+        """Returns the first state of a model whose layers are made one at a time, each in its
+        memory.
 
         outer: the parameters outside the layers.
-        layer: makes those of a layer of a number.
-        count: how many layers there are.
-        stacked: makes stacks in their places, of a layer's shapes, of the stacks' PartitionSpecs,
-          and of a function of a layer's number that makes it, or None for zeros.
+        layer: `layer(i)` returns the parameters of layer i.
+        count: number of layers.
+        stacked: `stacked(one, specs, make)` makes stacks in their memories. `one` has the shapes of
+          a layer, `specs` the PartitionSpecs of the stacks, and `make(i)` returns layer i; `make`
+          is None for zeros.
         specs: the PartitionSpecs of the state.
         """
         ...
 
     def check(self, model: Model, params, state) -> None:
-        """Raises OptimizerError unless `state` is one of these parameters, in any split."""
+        """Raises OptimizerError unless `state` belongs to these parameters, in any split."""
         ...
 
     def opened(self, model: Model, params, state) -> tuple[dict[str, Any], Any, Any, Callable]:
-        """The state's stacks by name; the arrays outside the layers, as a tree; what lies in device
-        memory wherever these lie, as a tree; and a function that puts the three together again, of
-        the stacks their values, as a list.
+        """Divides the state into three parts. Returns the stacks of layers by name; a tree of the
+        arrays outside the layers; a tree of the arrays that are always stored in device memory; and
+        the inverse, a function of the three parts. The inverse takes the stacks as a list.
         """
         ...
 
     def specs(self, model: Model, params, parts, divided: str) -> Any:
-        """The PartitionSpecs of the state. `parts`: those of parameters that are divided."""
+        """Returns the PartitionSpecs of the state. `parts` has the PartitionSpecs of divided
+        parameters.
+        """
         ...
 
     def minibatch(
         self, model: Model, clip: Clip, like, state, batch, key, by_layer: bool = False
-    ) -> Minibatch:
-        """Runs a minibatch.
+    ) -> tuple[tuple[Any, Any], dict[str, Any]]:
+        """Runs a minibatch. Returns the new pair (params, state), and the metrics.
 
         like: the parameters with their whole shapes.
-        state: the pair (params, state), of whose arrays a device may have a part.
-        by_layer: whether layers of which devices have parts are gathered one at a time, also where
-          no state lies in host memory.
+        state: the pair (params, state). A device may have parts of its arrays.
+        by_layer: whether divided layers are gathered one at a time, even if all states are stored
+          in device memory.
         """
         ...

@@ -55,7 +55,7 @@ def released_step(
       ("component", c) clips the norm of each layer's gradient, and of each array's gradient outside
       the layers. ("norm", c) clips the exact global norm of a microbatch's gradient. For the global
       norm, the layers' backward runs twice, and a step takes 1.5 to 1.7 times as long
-      (benchmarks/adama_time.py).
+      (benchmarks/adama_training.py).
     axis_name: the mesh axis over whose devices the gradients for an optax transformation are
       averaged. For AdamA, pass `axis_name` to `jaxmem.adama`. None means one device.
 
@@ -89,7 +89,7 @@ def released_step(
 
 
 def _optimizer(tx, axis_name: str | None) -> Accumulated | Direct:
-    """What the step does with gradients. Raises OptimizerError for what it cannot use."""
+    """Returns the optimizer of the step. Raises OptimizerError for a `tx` that it cannot use."""
     if not isinstance(tx, AdamA):
         if problem := _problem(tx):
             raise OptimizerError(f"released_step: `tx` is {problem}")
@@ -112,8 +112,8 @@ def _optimizer(tx, axis_name: str | None) -> Accumulated | Direct:
 
 
 def _problem(tx) -> str | None:
-    """Says what is wrong with a `tx` that is no AdamA, as the end of an error's sentence, as far as
-    it can be told without parameters.
+    """Returns the end of an error's sentence about a `tx` that is not AdamA and cannot be used;
+    None if no fault shows without parameters.
     """
     called = _transformations(getattr(tx, "update", None))
     names = {getattr(f, "__qualname__", "").split(".")[0] for f in called}
@@ -146,10 +146,10 @@ def _problem(tx) -> str | None:
 
 
 def _transformations(update, depth: int = 4) -> set[Callable]:
-    """The update functions that a function calls, as far as its closure tells.
+    """Returns the update functions in the closure of a function, and in their closures.
 
-    `optax.chain` keeps the parts' update functions in its own function's closure. `depth` bounds
-    how many chains within chains are opened.
+    The closure of the function of `optax.chain` has the update functions of the chain's parts.
+    `depth` bounds the number of nested chains.
     """
     if not callable(update) or not depth:
         return set()

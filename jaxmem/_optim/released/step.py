@@ -12,9 +12,7 @@ import jax.numpy as jnp
 
 from jaxmem._model.states.places import DIVIDED
 from jaxmem._model.states.shards import placed, shards
-from jaxmem._model.states.within import Within
 from jaxmem._optim.released import placement
-from jaxmem._optim.released.creation import created
 from jaxmem._optim.released.fold import Clip
 from jaxmem._optim.released.form import (
     check_clip,
@@ -27,6 +25,46 @@ from jaxmem._optim.released.form import (
 )
 from jaxmem._optim.released.model import Model, Optimizer
 from jaxmem.errors import OptimizerError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Within:
+    """A training step that calls a released step, and whose state holds more arrays.
+
+    `Within` is called like the wrapped function. `split` and `joined` place the states of the
+    released step.
+
+    released: the released step that `step` calls.
+    step: the wrapped function.
+    get: `get(state)` returns the pair that the released step receives.
+    put: `put(state, pair)` returns the state with `pair` in place of its own pair.
+    """
+
+    released: Any
+    step: Callable
+    get: Callable[[Any], tuple[Any, Any]]
+    put: Callable[[Any, tuple[Any, Any]], Any]
+
+    def __call__(self, state, *args, **named):
+        return self.step(state, *args, **named)
+
+    def split(self, state, persist: int, **where):
+        """Returns the state with its pair placed by `ReleasedStep.split`.
+
+        state: the state of the wrapped function.
+        persist: number of layers, the first ones, whose states are stored in device memory.
+        where: the other arguments of `ReleasedStep.split`.
+
+        Raises the errors of `ReleasedStep.split`.
+        """
+        return self.put(state, self.released.split(self.get(state), persist, **where))
+
+    def joined(self, state):
+        """Returns the state with its pair joined by `ReleasedStep.joined`.
+
+        Raises the errors of `ReleasedStep.joined`.
+        """
+        return self.put(state, self.released.joined(self.get(state)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,7 +146,7 @@ class ReleasedStep:
             )
         places = placement.places_of(count, persist, copies, buffers, outer_moments)
         arguments = outer, layer, places, mesh, divide
-        return created(self.model, self.optimizer, *arguments)
+        return placement.created(self.model, self.optimizer, *arguments)
 
     def split(
         self,
@@ -180,13 +218,15 @@ class ReleasedStep:
 
     def __call__(self, state, batch, key=None):
         check_pair(self.model, state)
-        if self.optimizer.axis_name is None:  # else it runs where a device may have parts of arrays
+        if self.optimizer.axis_name is None:  # in `shard_map`, a device may have parts of arrays
             self._check(state)
         self._check_split(state)
         return self._step(state[0], state, batch, key)
 
     def _of_arrays(self, name: str, state):
-        """The state with an array in the place of what can be made one; `name` is the method's."""
+        """Converts the leaves of the state to arrays, and checks the state. `name` is the method's
+        name.
+        """
         check_untraced(name, "state", state)
         state = jax.tree.map(_array, state)
         self._check(state)
@@ -203,12 +243,11 @@ class ReleasedStep:
     def _step(self, like, state, batch, key=None, by_layer: bool = False):
         """Runs one minibatch, on one device or inside `jax.shard_map` on each of several.
 
-        `like` has the whole parameters' shapes; of the arrays of `state` a device may have a part.
+        `like` has the shapes of the whole parameters. A device may have parts of the arrays of
+        `state`.
         """
         check_clip(self.clip, like)
-        taken = like, state, batch, key, by_layer
-        made = self.optimizer.minibatch(self.model, self.clip, *taken)
-        return made.state, made.metrics(self.optimizer.axis_name)
+        return self.optimizer.minibatch(self.model, self.clip, like, state, batch, key, by_layer)
 
     def data_parallel(self, mesh, divided: str = "nothing"):
         """Returns the step over the devices of a mesh axis. The devices divide the batch.
@@ -251,14 +290,14 @@ class ReleasedStep:
             keys = () if key is None else (key,)
             call = lambda state, batch, key=None: self._step(like, state, batch, key, by_layer)
             specs, out = (layout, over, *(everything for _ in keys)), (layout, everything)
-            # Unchecked, since a model's own loops would have to tell which of their carries vary.
+            # Unchecked: otherwise the loops of a model would have to declare which carries vary.
             mapped = jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
             return mapped(*placed((state, batch, *keys), specs, mesh))
 
         return step
 
     def _axis(self, method: str, mesh) -> str:
-        """The axis of `mesh` that is the optimizer's. Raises OptimizerError if it has none."""
+        """Returns the optimizer's `axis_name`. Raises OptimizerError if `mesh` has no such axis."""
         axis = self.optimizer.axis_name
         if axis is None or axis not in mesh.shape:
             raise OptimizerError(
@@ -295,8 +334,8 @@ class ReleasedStep:
         check_stacks(self.model, params)
         if divided != "nothing":
             check_divided(self.model, params, devices)
-        # A layer is read by its index, so stacked arrays are divided along a later axis than the
-        # first.
+        # A loop reads a layer by its index, so stacked arrays are not divided along their first
+        # axis.
         parts = {
             k: shards(v, devices, axis, first=int(k == self.model.layers))
             for k, v in params.items()
@@ -306,6 +345,15 @@ class ReleasedStep:
         return parts if divided == "states" else everywhere, made
 
 
+def opened(step) -> tuple[Any, Callable[[Any], Any]]:
+    """Returns the released step in the result of a `build`, and the function that gets the released
+    step's pair from a state.
+    """
+    if isinstance(step, Within):
+        return step.released, step.get
+    return step, lambda state: state
+
+
 def _array(a):
-    """An array on a device, or a shape as it is."""
+    """Converts a value to an array on a device. A shape is returned unchanged."""
     return a if isinstance(a, jax.Array | jax.ShapeDtypeStruct) else jnp.asarray(a)

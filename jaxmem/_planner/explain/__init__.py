@@ -1,1 +1,1 @@
-"""Names the contents of memory of a compiled step, at its peak and over its schedule."""
+"""Names the buffers of a compiled step's memory, at the peak and over the schedule."""

@@ -43,7 +43,8 @@ from jaxmem._trace.arguments import batch_axes
 from jaxmem._trace.step import trace, with_microbatches
 
 KEPT = "everything kept"
-_ADVICE = {  # for each kind of part, how a sentence names it, and what to do if it holds most
+# For each kind of part: its name in a sentence, and how to make it smaller if it is the largest.
+_ADVICE = {
     "saved": ("tagged tensors", "`jaxmem plan --budget B` recomputes, compresses or offloads them"),
     "untagged": (
         "untagged tensors",
@@ -100,9 +101,9 @@ def explain(
       places model states, the state in `args` may be stored in any memory: the step is explained
       with the states at the plan's places.
     target: the device, as for `jaxmem.plan`.
-    beside: whether to explain the step with everything kept too, if `plan` keeps less. This
-      explanation takes a second compile, and is the field `beside` of the first. Its states are on
-      the device.
+    beside: whether to explain the step with everything kept too, if `plan` keeps less. The second
+      explanation takes a second compile, and is the field `beside` of the first explanation. Its
+      states are on the device.
 
     Returns an explanation: `print` shows it, and `to_json()` returns it as plain data. `parts`
     holds the buffers at the peak. `live` holds the bytes in use over the schedule, or None if XLA
@@ -116,38 +117,42 @@ def explain(
     target = Target.parse(target)
     build = with_microbatches(build, None if plan is None else plan.microbatches)
     with backend_for(target, workers=1) as backend:
-        planned = whole = args
+        planned_args = resident_args = args
         if plan is not None and plan.places is not None:
             placed = placed_steps(plan, build, args, backend, "explain")
-            planned, whole = placed.args_at(plan.places), placed.args_at(placed.resident)
+            planned_args = placed.args_at(plan.places)
+            resident_args = placed.args_at(placed.resident)
             build = placed.build
-        found = trace(build, Assignment.nothing(), planned)[1]  # as `plan` finds blocks
-        jaxpr, axes = found.jaxpr, batch_axes(found, planned, target.devices)
+        # Blocks are found in the step with everything recomputed, as in `plan`.
+        recomputed = trace(build, Assignment.nothing(), planned_args)[1]
+        jaxpr, axes = recomputed.jaxpr, batch_axes(recomputed, planned_args, target.devices)
         blocks = block_classes(jaxpr, axes) if find_blocks(jaxpr.jaxpr).instances else []
         # Another model's plan would name tags and blocks that this step lacks.
         if plan is not None:
             check_fingerprint(plan, plan_fingerprint(blocks), "explain")
 
-        def of(decided: Decisions, actions: Actions | None, name: str) -> Explanation:
-            own = planned if decided is plan else whole
-            traced = trace(build, decided, own)[1]
-            found = _explained(backend, traced, own, actions, name, blocks)
-            if _largest(found.parts)[0] != "untagged":
-                return found
+        def explained(decided: Decisions, actions: Actions | None, name: str) -> Explanation:
+            args_of_step = planned_args if decided is plan else resident_args
+            traced = trace(build, decided, args_of_step)[1]
+            explanation = _explained(backend, traced, args_of_step, actions, name, blocks)
+            if _largest(explanation.parts)[0] != "untagged":
+                return explanation
             tensors = listed(unnamed(jaxpr, math.prod(axes.values())))
-            advice = f"{found.advice}. The largest: {tensors}" if tensors else found.advice
-            return dataclasses.replace(found, advice=advice)
+            advice = explanation.advice + (f". The largest: {tensors}" if tensors else "")
+            return dataclasses.replace(explanation, advice=advice)
 
         if plan is None or plan.as_written:
             unchanged = Assignment.unchanged()
-            as_written = trace(build, unchanged, whole)[1].jaxpr.jaxpr
-            own = own_checkpoints(as_written) and not has_policies(as_written)
-            found = of(unchanged, None, "as written" if own else KEPT)
+            as_written = trace(build, unchanged, resident_args)[1].jaxpr.jaxpr
+            is_checkpointed = own_checkpoints(as_written) and not has_policies(as_written)
+            explanation = explained(unchanged, None, "as written" if is_checkpointed else KEPT)
         else:
-            found = of(plan, plan.actions, KEPT if plan.keeps_everything else "under the plan")
-        if beside and plan is not None and found.plan != KEPT:
-            found = dataclasses.replace(found, beside=of(Assignment.everything(), None, KEPT))
-    return found
+            name = KEPT if plan.keeps_everything else "under the plan"
+            explanation = explained(plan, plan.actions, name)
+        if beside and plan is not None and explanation.plan != KEPT:
+            kept = explained(Assignment.everything(), None, KEPT)
+            explanation = dataclasses.replace(explanation, beside=kept)
+    return explanation
 
 
 def _explained(
@@ -158,14 +163,16 @@ def _explained(
     name: str,
     blocks: Sequence[BlockClass],
 ) -> Explanation:
-    """Compiles a step, and explains it.
+    """Compiles a step, and explains its memory.
 
-    traced, args: the step, as `jaxmem._trace.step.trace` returns it, and its arguments.
-    actions: those of its plan; None for a step without one, of which any tensor may be saved.
-    name: what it is, beside its plan.
-    blocks: those that it has under every plan.
+    traced, args: the traced step, as `jaxmem._trace.step.trace` returns it, and its arguments.
+    actions: the actions of the step's plan; None for a step without a plan, which may save any
+      tensor.
+    name: the explanation's name for the plan, such as "as written".
+    blocks: the step's blocks, which are the same under every plan.
     """
-    # What the compiled program holds, and what its blocks should save under the plan.
+    # The buffers of the compiled program, and the tensors that its blocks should save under the
+    # plan.
     compiled, full = backend.explain(traced)
     arguments = Arguments(traced, args)
     full = _with_hosted_arguments(full, arguments)
@@ -173,21 +180,22 @@ def _explained(
     saved, layers = expected(decided, actions), {block.layers for block in decided}
     names = name_saved(elsewhere(full), saved, layers) | name_saved(full, saved, layers)
     sizes = compiled.total_bytes, compiled.host_bytes
-    found = _explanation(full, sizes, names, arguments, str(backend.target), name)
-    return dataclasses.replace(found, transfers=moved(compiled.transfers, arguments, saved))
+    explanation = _explanation(full, sizes, names, arguments, str(backend.target), name)
+    transfers = moved(compiled.transfers, arguments, saved)
+    return dataclasses.replace(explanation, transfers=transfers)
 
 
 def _with_hosted_arguments(full: Peak, arguments: Arguments) -> Peak:
-    """The peak with arguments in host memory marked so: a CPU's program does not tell the two
-    memories apart.
+    """The peak with the arguments in host memory marked as host buffers. A program for a CPU does
+    not distinguish device memory from host memory.
     """
-    held = [
+    buffers = [
         dataclasses.replace(h, host=True)
         if h.kind == "argument" and arguments.name_of(h.op) in arguments.hosted
         else h
         for h in full.held
     ]
-    return dataclasses.replace(full, held=tuple(held))
+    return dataclasses.replace(full, held=tuple(buffers))
 
 
 def _explanation(
@@ -198,25 +206,25 @@ def _explanation(
     target: str,
     name: str,
 ) -> Explanation:
-    """Gives every buffer its class, and adds classes up.
+    """Assigns every buffer to a part, and adds up the bytes of each part.
 
-    full: what the compiled program holds.
-    sizes: its bytes on the device, and in host memory.
+    full: the buffers of the compiled program.
+    sizes: the program's bytes on the device, and in host memory.
     names: kind and part of the buffers that are saved for the backward.
-    arguments: names of its arguments and results.
-    target, name: what it was compiled for, and what it is, beside its plan.
+    arguments: names of the program's arguments and results.
+    target, name: the target, and the explanation's name for the plan.
     """
-    # The loops over layers, known by the stacks of saved tensors that they hand on.
+    # The loops over layers are the loops that carry stacks of saved tensors.
     handed_on = [(h, h.handed_on) for h in names]
     handed_on += [(x.held, x.handed_on) for x in full.history.lives if x.held in names]
     layers = {loop for h, loops in handed_on if len(h.shape) > 1 for loop in loops}
-    # (kind, part, item, bytes) of each buffer, by whether it is in host memory.
+    # (kind, part, item, bytes) of each buffer, by whether the buffer is in host memory.
     rows: dict[bool, list[Row]] = {False: [], True: []}
     place = lambda h: _place(h, names, layers, arguments)
     for h in full.held:
         rows[h.host].append((*place(h), h.bytes))
     for host, total in zip((False, True), sizes):
-        # So that parts add up to the step's bytes, whatever XLA leaves out of its assignment.
+        # Parts must add up to the step's bytes, but XLA leaves bytes out of its buffer assignment.
         rest = total - sum(size for *_, size in rows[host])
         if rest > 0:
             rows[host].append(("other", "not in the buffer assignment", "", rest))
@@ -236,17 +244,17 @@ def _explanation(
 
 
 def _advice(parts: Iterable[Part], total: int) -> str:
-    """A sentence about the kind that holds most of the `total` bytes, and what makes it smaller."""
+    """A sentence about the largest kind among the `total` bytes, and how to make it smaller."""
     kind, size = _largest(parts)
-    what, remedy = _ADVICE[kind]
+    subject, remedy = _ADVICE[kind]
     return (
-        f"{what} hold{'' if what.endswith('s') else 's'} most, {show_bytes(size)} or"
+        f"{subject} hold{'' if subject.endswith('s') else 's'} most, {show_bytes(size)} or"
         f" {100 * size / total:.0f}%: {remedy}"
     )
 
 
 def _largest(parts: Iterable[Part]) -> tuple[str, int]:
-    """The kind that holds most, and its bytes."""
+    """The kind of part with the most bytes, and its bytes."""
     kinds: collections.Counter[str] = collections.Counter()
     for part in parts:
         kinds[part.kind] += part.bytes
@@ -257,45 +265,47 @@ def _largest(parts: Iterable[Part]) -> tuple[str, int]:
 def _place(
     h: Held, names: dict[Held, tuple[str, str]], layers: set[str], arguments: Arguments
 ) -> tuple[str, str, str]:
-    """Returns the kind, the part and the item of a buffer, from the surest sign to the least sure.
+    """Returns the kind, the part and the item of a buffer. The most reliable evidence is tried
+    first.
 
-    JAX writes its transformations into the names of operations: "jvp(" is in a differentiated
-    forward, "transpose(" in a backward.
+    JAX writes its transformations into the names of operations: "jvp(" is in the names of a
+    differentiated forward, and "transpose(" in the names of a backward.
 
     names: kind and part of the buffers that are saved for the backward.
     layers: the names of the loops over layers.
     """
-    what = f"{operation(h)} {show_array(h)}".strip()
+    item = f"{operation(h)} {show_array(h)}".strip()
     if h.kind == "argument":
         name = arguments.name_of(h.op)
         return "arguments", arguments.part_of(name), f"{name} {show_array(h)}"
     if h.kind == "output":
-        return "outputs", "outputs, apart from donated arguments", arguments.output(h.index) or what
+        return "outputs", "outputs, apart from donated arguments", arguments.output(h.index) or item
     if h.kind == "packing":
         return "packing", "packing: gaps between buffers", "gaps"
     if h in names:
-        return (*names[h], what)
+        return (*names[h], item)
     backward = any("transpose(" in op for op in (h.op, *h.sources))
     summed = bool(h.handed_on) and operation(h) == "add"  # gradients, over microbatches
-    # A gradient looks like what it will update: a donated argument's shape and dtype.
+    # A gradient has the shape and the dtype of the donated argument that it updates.
     if (backward or summed) and (h.dtype, h.shape) in arguments.donated:
         return "gradients", "gradients", show_array(h)
-    if layers & {*h.loops}:  # made within a loop that stacks what layers save
-        return "layer", f"one layer's working memory, {'backward' if backward else 'forward'}", what
+    if layers & {*h.loops}:  # made within a loop that stacks the layers' saved tensors
+        return "layer", f"one layer's working memory, {'backward' if backward else 'forward'}", item
     if backward or "jvp(" in h.op or any("jvp(" in op for op in h.sources):
-        return "outside", "outside the layers: embedding, logits, loss", what
-    return "other", "outside the gradient: update, masks, constants", what
+        return "outside", "outside the layers: embedding, logits, loss", item
+    return "other", "outside the gradient: update, masks, constants", item
 
 
 def _where(full: Peak, layers: set[str]) -> str:
-    """Where in the step its peak is, as a phrase; "" where nobody knows."""
+    """The phase of the step in which the peak occurs, as a phrase; "" if it is unknown."""
     if not full.op:
         return ""
     backward = "transpose(" in full.op
-    again = "rematted_computation" in full.op  # so JAX names what a checkpoint computes again
+    # JAX gives this name to operations that a checkpoint recomputes.
+    recomputed = "rematted_computation" in full.op
     phase = (
         "recomputing for the backward"
-        if again
+        if recomputed
         else "in the backward"
         if backward
         else "in the forward"

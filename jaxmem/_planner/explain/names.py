@@ -1,9 +1,8 @@
-"""Names the buffers of a compiled step: arguments by their path, saved tensors by the tag that they
-must be.
+"""Names the buffers of a compiled step: arguments by their path, and saved tensors by their tag.
 
-The compiled program does not know tags. So what each block should save under a plan is computed
-from its graph (`expected`), and compared with the buffers by size, dtype and operation
-(`name_saved`).
+The compiled program does not contain tags. So `expected` computes from each block's graph the
+arrays that the block should save under a plan, and `name_saved` matches these arrays with the
+buffers by size, dtype and operation.
 """
 
 import collections
@@ -22,22 +21,22 @@ from jaxmem._result.memory.explanation import Item, Part
 from jaxmem._target.buffers.held import Held, Peak
 from jaxmem._trace.primitives import RELABELLED
 
-_PARTS = 8  # an argument with more children than this is one part
+_PARTS = 8  # an argument with more children is one part
 
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
     """An array that a layer saves for the backward.
 
-    name: how the user knows it.
-    tagged: whether a tag names it; else it is the layer's input.
-    dtype: as XLA writes it, "" where it is unknown.
-    bytes: those of one layer on one device.
-    layers: how many layers' arrays are alive at once.
-    primitive: the name of the JAX operation that makes it, None where it is unknown.
-    host: whether it is held in host memory.
-    asked: whether a plan asks for it. Where everything is kept, a tag is saved only if the backward
-      reads that very tensor.
+    name: the array's name in the explanation.
+    tagged: whether a tag names the array; else the array is the layer's input.
+    dtype: the dtype as XLA writes it; "" if it is unknown.
+    bytes: bytes of one layer's array on one device.
+    layers: the number of layers whose arrays are alive at the same time.
+    primitive: the name of the JAX operation that makes the array; None if it is unknown.
+    host: whether the array is stored in host memory.
+    asked: whether a plan saves the array by a choice. If everything is kept, a tag's tensor is
+      saved only if the backward reads this tensor.
     """
 
     name: str
@@ -51,31 +50,33 @@ class Saved:
 
 
 def expected(blocks: Sequence[BlockClass], actions: Actions | None) -> list[Saved]:
-    """Returns what the blocks save under a plan's `actions`, or where they are None without a plan.
+    """Returns the arrays that the blocks save under a plan's `actions`, or without a plan if
+    `actions` is None.
 
-    blocks: the step's blocks, divided into groups of layers as the plan's labels say.
+    blocks: the step's blocks, divided into the groups of layers that the plan's labels name.
     """
     found = []
     for block in blocks:
         chosen = {REST: KEEP} if actions is None else actions.get(block.name, {})
-        made = {v: e for e in block.equations for v in e.outputs}  # by value, what makes it
+        made_by = {v: e for e in block.equations for v in e.outputs}  # by value, its equation
         label = "" if len({b.name for b in blocks}) == 1 else f" of {block.name}"
-        covered = set()  # values that are a saved tag's own tensor, under another name
+        covered = set()  # values that are another name of a saved tag's tensor
         for tag in block.tags:
             choice = KEEP if chosen.get(REST) == KEEP else chosen.get(tag.name, RECOMPUTE)
             if choice == RECOMPUTE:
                 continue
-            # XLA names a buffer after the operation that computes it, and not after the tag or the
-            # reshapes and casts that follow it: go back to that operation.
-            primitive, equation = None, made.get(tag.value)
+            # XLA names a buffer after the operation that computes the buffer, and not after the tag
+            # or the reshapes and casts that follow: go back to this operation.
+            primitive, equation = None, made_by.get(tag.value)
             while equation is not None and (equation.tag or equation.primitive in RELABELLED):
                 covered.add(equation.inputs[0])
-                equation = made.get(equation.inputs[0])
+                equation = made_by.get(equation.inputs[0])
             if equation is not None:
                 primitive = equation.primitive
             arrays, name = [jax.ShapeDtypeStruct(tag.shape, tag.dtype)], f"{tag.name}{label}"
             if choice.codec is not None:
-                # Codes, scales and whatever else a codec holds; a tag's encoder has this name.
+                # Codes, scales and all other arrays of a codec. `primitive` is the name of the
+                # tag's encoder.
                 arrays = jax.tree.leaves(jax.eval_shape(parse(choice.codec).encode, arrays[0]))
                 primitive, name = f"jit({tag.name}_encode)", f"codes of {name}"
             host, asked = choice.action.offloads, chosen.get(REST) != KEEP
@@ -86,7 +87,7 @@ def expected(blocks: Sequence[BlockClass], actions: Actions | None) -> list[Save
                         name, True, _xla_dtype(a.dtype), size, block.layers, primitive, host, asked
                     )
                 )
-        # What a block recomputes from, it saves: its inputs, but not those that a tag saves anyhow.
+        # A block saves the inputs that it recomputes from, without the inputs that a tag saves.
         for v in set(block.inputs) - covered if chosen.get(REST) != KEEP else ():
             found.append(
                 Saved(
@@ -104,28 +105,29 @@ def expected(blocks: Sequence[BlockClass], actions: Actions | None) -> list[Save
 
 
 def name_saved(full: Peak, saved: list[Saved], layers: set[int]) -> dict[Held, tuple[str, str]]:
-    """Returns the kind and the part of each buffer that is saved for the backward, by its bytes,
-    its dtype and the operation that makes it.
+    """Returns the kind and the part of each buffer that is saved for the backward, by the buffer's
+    bytes, its dtype and the operation that makes it.
 
-    Buffers that these do not tell apart are named together, after every tag that they may be.
+    Buffers with equal bytes, dtype and operation are named together, after every tag that they may
+    belong to.
 
-    full: what the compiled program holds.
-    saved: what its blocks should save.
-    layers: the numbers of layers that its blocks have, those without a tag too.
+    full: the buffers of the compiled program.
+    saved: the arrays that the program's blocks should save.
+    layers: the numbers of layers of the program's blocks, blocks without a tag included.
     """
     backward = "transpose(" in full.op
-    made = [h for h in full.held if h.kind == "temporary" and (h.host or _forward(h))]
-    # Each buffer, and how many layers' tensors are in it.
-    stacks = [(h, h.shape[0]) for h in made if _is_stack(h, layers)]
-    # Where layers are unrolled in Python there are no stacks: what the forward made and is alive in
-    # the backward was saved.
-    alone = [(h, 1) for h in made if backward and not h.loops and not h.handed_on]
+    candidates = [h for h in full.held if h.kind == "temporary" and (h.host or _forward(h))]
+    # Each buffer, and the number of layers whose tensors it contains.
+    stacks = [(h, h.shape[0]) for h in candidates if _is_stack(h, layers)]
+    # If layers are unrolled in Python, there are no stacks: buffers that the forward makes and that
+    # are alive in the backward are saved.
+    alone = [(h, 1) for h in candidates if backward and not h.loops and not h.handed_on]
     buckets: dict[tuple, list[Held]] = collections.defaultdict(list)
     for h, count in stacks or alone:
         buckets[h.bytes // count, h.dtype, h.host].append(h)
     names: dict[Held, tuple[str, str]] = {}
     for (size, dtype, host), held in buckets.items():
-        # First the buffers that a known operation makes, then what is left of both.
+        # First match buffers and arrays of a known operation, then the remaining ones.
         fits = [s for s in saved if s.bytes == size and s.dtype in ("", dtype) and s.host == host]
         for primitive in dict.fromkeys(s.primitive for s in fits if s.primitive):
             same = [h for h in held if h not in names and _made_by(h, primitive)]
@@ -139,7 +141,7 @@ def name_saved(full: Peak, saved: list[Saved], layers: set[int]) -> dict[Held, t
 
 
 def _together(held: list[Held], saved: list[Saved]) -> dict[Held, tuple[str, str]]:
-    """One kind and one part for all of `held`, each of which may be any of `saved`."""
+    """One kind and one part for all buffers of `held`. Each buffer may be any array of `saved`."""
     *first, last = dict.fromkeys(s.name for s in saved if s.tagged) or [""]
     label = f"{', '.join(first)} or {last}" if first else last
     if not label:
@@ -147,7 +149,7 @@ def _together(held: list[Held], saved: list[Saved]) -> dict[Held, tuple[str, str
         return dict.fromkeys(
             held, ("untagged", f"saved: {inputs[0]}" if inputs else "saved without a tag")
         )
-    # Bytes beyond those of the tags are of other tensors of the same size.
+    # If the buffers have more bytes than the tags, other tensors of the same size are among them.
     more = sum(h.bytes for h in held) > sum(s.layers * s.bytes for s in saved)
     return dict.fromkeys(
         held, ("saved", f"saved: {label}{', and others without a tag' if more else ''}")
@@ -155,22 +157,22 @@ def _together(held: list[Held], saved: list[Saved]) -> dict[Held, tuple[str, str
 
 
 def _is_stack(h: Held, layers: set[int]) -> bool:
-    """Whether a loop over layers stacks the buffer, one layer after the other.
+    """Whether a loop over layers stacks one tensor per layer in the buffer.
 
-    layers: the numbers of layers that loops may have.
+    layers: the possible numbers of iterations of a loop over layers.
     """
     handed_on = h.handed_on or h.op.endswith("/dynamic_update_slice")
     return len(h.shape) > 1 and h.shape[0] > 1 and h.shape[0] in layers and bool(handed_on)
 
 
 def _forward(h: Held) -> bool:
-    """Whether a differentiated forward computes what lies in the buffer."""
+    """Whether a differentiated forward computes the buffer."""
     return any("jvp(" in op and "transpose(" not in op for op in h.sources or (h.op,))
 
 
 def _made_by(h: Held, primitive: str) -> bool:
-    """Whether JAX's operation `primitive` makes it: the last word of the operation's name, or
-    anywhere in it that of a call, such as "jit(up_encode)".
+    """Whether JAX's operation `primitive` makes the buffer. A primitive must be the last word of
+    the operation's name. A call, such as "jit(up_encode)", may be any word of the name.
     """
     return any(
         primitive in op.split("/") if "(" in primitive else op.endswith(f"/{primitive}")
@@ -179,7 +181,7 @@ def _made_by(h: Held, primitive: str) -> bool:
 
 
 def operation(h: Held) -> str:
-    """Returns the last word of the JAX operation that makes a buffer, "" where XLA names none."""
+    """Returns the last word of the JAX operation that makes a buffer; "" if XLA names none."""
     ops = [op.rpartition("/")[2] for op in (*h.sources, h.op) if op]
     return ops[0] if ops else ""
 
@@ -191,7 +193,7 @@ def show_array(h: Held) -> str:
 
 def _xla_dtype(dtype) -> str:
     """A dtype as XLA writes it: bfloat16 is bf16, float8_e4m3fn f8e4m3fn, int4 s4."""
-    # In this order: "uint" holds "int".
+    # The order matters: "uint" contains "int".
     words = (
         ("bool", "pred"),
         ("float", "f"),
@@ -204,14 +206,14 @@ def _xla_dtype(dtype) -> str:
 
 
 class Arguments:
-    """The names of a step's arguments and results, which are the paths that a user knows, and the
-    parts that arguments make.
+    """The names of a step's arguments and results, and the parts of an explanation that the
+    arguments belong to. The names are paths in the user's arguments and results.
 
-    traced: the step, as `jaxmem._trace.step.trace` returns JAX's stage of it.
-    args: what it was traced for.
+    traced: the traced step, as `jaxmem._trace.step.trace` returns it.
+    args: the step's arguments.
 
-    The attribute `donated` holds (dtype, shape) of the donated arguments of two dimensions or more,
-    `hosted` the paths of the arguments that lie in host memory.
+    The attribute `donated` holds (dtype, shape) of the donated arguments of two dimensions or more.
+    The attribute `hosted` holds the paths of the arguments in host memory.
     """
 
     def __init__(self, traced: jax.stages.Traced, args: tuple):
@@ -221,7 +223,8 @@ class Arguments:
         names = getattr(info, "arg_names", None) or [
             f"args{jax.tree_util.keystr(path)}" for path, _ in leaves
         ]
-        # A step that flattens its arguments in a way of its own has other paths: they are counted.
+        # A step with its own way of flattening arguments has other paths. Its arguments are named
+        # by their position.
         self._names = (
             list(names) if len(names) == len(avals) else [f"args[{i}]" for i in range(len(avals))]
         )
@@ -233,8 +236,8 @@ class Arguments:
             (_xla_dtype(a.dtype), a.shape) for a, given in zip(avals, flags) if given and a.ndim > 1
         }
         self._kept = {name for name, given in zip(self._names, flags) if not given}
-        # An argument such as a train state is taken apart into its children, where they are few and
-        # at least one of them holds several arrays.
+        # An argument such as a train state is split into its children, if the children are few and
+        # at least one child holds several arrays.
         children: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
         for name in self._names:
             root, child = self._head(name)
@@ -246,8 +249,8 @@ class Arguments:
     def name_of(self, op: str) -> str:
         """Returns an argument's path.
 
-        op: its name in the program, which is the path, or "args[3]" for a place among the flat
-          arguments of an exported step.
+        op: the argument's name in the program: the path, or, for an exported step, a position among
+          the flat arguments, such as "args[3]".
         """
         place = re.fullmatch(r"args\[(\d+)\]", op)
         if place and op not in self._names and int(place[1]) < len(self._names):
@@ -255,16 +258,16 @@ class Arguments:
         return op or "unnamed"
 
     def part_of(self, name: str) -> str:
-        """Returns the part that an argument belongs to: its role by the words of its path, and the
-        path of the root or of its child.
+        """Returns the part that an argument belongs to: the role that the words of its path
+        suggest, and the path of the root argument or of its child.
         """
         root, child = self._head(name)
-        held = child if root in self._split else root
-        # "opt_state" is matched whole, by its nine letters: the expression would take it apart.
+        path = child if root in self._split else root
+        # "opt_state" is compared by its nine letters, because the expression would split it.
         words = set(
-            re.findall(r"[a-z]+", held.lower().removeprefix("opt_state")) + [held.lower()[:9]]
+            re.findall(r"[a-z]+", path.lower().removeprefix("opt_state")) + [path.lower()[:9]]
         )
-        if name in self._kept:  # a step's state is donated, its batch is not
+        if name in self._kept:  # a step's state is donated, and its batch is not
             role = "batch"
         elif words & {"params", "param", "parameters", "weights"}:
             role = "parameters"
@@ -272,16 +275,16 @@ class Arguments:
             role = "optimizer state"
         else:
             role = "arguments"
-        return f"{role}: {held}"
+        return f"{role}: {path}"
 
     def output(self, index: int) -> str:
-        """Returns the path of the output at `index`, "" where it is unknown."""
+        """Returns the path of the output at `index`; "" if it is unknown."""
         return self._outputs[index] if 0 <= index < len(self._outputs) else ""
 
     @staticmethod
     def _head(name: str) -> tuple[str, str]:
-        """The first part of a path, and its first two: of state.params['w'] these are state and
-        state.params.
+        """The first step of a path, and its first two steps: state and state.params for the path
+        state.params['w'].
         """
         parts = re.findall(r"^[^.\[]+|\.[^.\[]+|\[[^\]]*\]", name)
         return (parts[0] if parts else name), "".join(parts[:2])
@@ -289,7 +292,7 @@ class Arguments:
 
 Row = tuple[str, str, str, int]  # a kind, a part of it, an item of the part, and bytes
 
-# Kinds, from the one that is named least surely.
+# Kinds of parts, the least reliably named kind first.
 UNSURE = (
     *("packing", "other", "outside", "layer", "gradients"),
     *("untagged", "saved", "outputs", "arguments"),
@@ -297,8 +300,9 @@ UNSURE = (
 
 
 def without(rows: list[Row], excess: int) -> list[Row]:
-    """Rows of (kind, part, item, bytes) less `excess` bytes in all, which several buffers are said
-    to hold and XLA counts once. They are taken from what is named least surely.
+    """Rows of (kind, part, item, bytes) less `excess` bytes in total. These bytes are counted in
+    several buffers, and XLA counts them once. They are subtracted from the least reliably named
+    kinds first.
     """
     kept = []
     for row in sorted(rows, key=lambda row: UNSURE.index(row[0])):
@@ -309,16 +313,16 @@ def without(rows: list[Row], excess: int) -> list[Row]:
 
 
 def added_up(rows: Iterable[Row]) -> tuple[Part, ...]:
-    """Rows, added up; the largest part and the largest items first."""
+    """Adds up rows by part and by item; the largest part and the largest items are first."""
     grouped: dict[tuple[str, str], dict[str, list[int]]] = collections.defaultdict(
         lambda: collections.defaultdict(list)
     )
     for kind, part, item, size in rows:
         grouped[kind, part][item].append(size)
     parts = []
-    for (kind, name), found in grouped.items():
+    for (kind, name), sizes in grouped.items():
         items = sorted(
-            (Item(item, sum(s), len(s)) for item, s in found.items()), key=lambda i: -i.bytes
+            (Item(item, sum(s), len(s)) for item, s in sizes.items()), key=lambda i: -i.bytes
         )
         parts.append(Part(kind, name, sum(i.bytes for i in items), tuple(items)))
     return tuple(sorted(parts, key=lambda p: -p.bytes))

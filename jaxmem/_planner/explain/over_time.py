@@ -1,4 +1,4 @@
-"""What is in device memory over the schedule, by the parts that the table of the peak names."""
+"""The bytes in device memory over the schedule, by the parts that the table of the peak names."""
 
 import collections
 from collections.abc import Callable, Mapping
@@ -11,26 +11,27 @@ Place = Callable[[Held], tuple[str, str, str]]  # the kind, the part and the ite
 
 
 def elsewhere(full: Peak) -> Peak:
-    """Returns as a peak what the forward makes and the backward finds, but is gone, or not there
-    yet, where memory is fullest: tags may have saved it.
+    """Returns, as a `Peak`, the buffers that the forward makes, that are alive when the backward or
+    one of its loops begins, and that are not alive at the peak of memory. Tags may have saved these
+    buffers.
     """
     history, at_peak = full.history, set(full.held)
     backward = [p for p in phases(history.ops, history.loops) if p.name == "backward"]
-    # Right before a loop that goes back over layers, XLA may copy a stack into another layout.
+    # Right before the backward's loop over layers, XLA may copy a stack into another layout.
     begins = [phase.first for phase in backward if phase.loop] or [p.first for p in backward[:1]]
     others = [life for life in history.lives if life.held not in at_peak]
-    found = lambda life: any(life.first < at <= life.last for at in begins)
-    held = dict.fromkeys(life.held for life in others if found(life))
-    return Peak("transpose(", (), tuple(held))
+    is_alive = lambda life: any(life.first < at <= life.last for at in begins)
+    buffers = dict.fromkeys(life.held for life in others if is_alive(life))
+    return Peak("transpose(", (), tuple(buffers))
 
 
 def live(full: Peak, total: int, place: Place) -> Live | None:
-    """Returns what is in device memory at each point of the schedule; None where XLA tells no
+    """Returns the bytes in device memory at each point of the schedule; None if XLA reports no
     history.
 
-    full: what the compiled program holds.
-    total: its bytes; parts never add up to more.
-    place: names a buffer.
+    full: the buffers of the compiled program.
+    total: the program's bytes. Parts add up to at most these bytes.
+    place: returns the kind, the part and the item of a buffer.
     """
     history = full.history
     if not history.ops:
@@ -43,12 +44,12 @@ def live(full: Peak, total: int, place: Place) -> Live | None:
     rows = [row(life.held) for life in history.lives]
     points: list[Mapping[tuple[str, str], int]] = []
     for at in range(len(history.ops)):
-        here = constant + [r for r, x in zip(rows, history.lives) if x.first <= at <= x.last]
-        excess = sum(size for *_, size in here) - total
-        found: collections.Counter[tuple[str, str]] = collections.Counter()
-        for kind, part, _, size in without(here, excess) if excess > 0 else here:
-            found[kind, part] += size
-        points.append(found)
+        alive = constant + [r for r, x in zip(rows, history.lives) if x.first <= at <= x.last]
+        excess = sum(size for *_, size in alive) - total
+        sizes: collections.Counter[tuple[str, str]] = collections.Counter()
+        for kind, part, _, size in without(alive, excess) if excess > 0 else alive:
+            sizes[kind, part] += size
+        points.append(sizes)
     names = dict.fromkeys(name for point in points for name in point)
     parts = [Series(*name, tuple(point.get(name, 0) for point in points)) for name in names]
     parts.sort(key=lambda part: (KINDS.index(part.kind), -max(part.bytes)))

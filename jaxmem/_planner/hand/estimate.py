@@ -1,4 +1,4 @@
-"""estimate(): what an assignment that was written by hand would take, without a compile."""
+"""estimate(): bytes and seconds of an assignment written by hand, without a full compile."""
 
 import dataclasses
 

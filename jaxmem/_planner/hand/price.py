@@ -1,4 +1,4 @@
-"""price(): what an assignment that was written by hand takes, in bytes and time, as a plan."""
+"""price(): compiles a step under an assignment written by hand, and returns a plan."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from jaxmem._planner.search.divide import Division, Groups
 from jaxmem._planner.search.search import Found
 from jaxmem._planner.search.trial import Limits, Trial, cost_as_written
 from jaxmem._planner.solve.cost import everything
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solution import priced
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
@@ -24,9 +24,9 @@ UNLIMITED = 2**62  # bytes
 def price(build, assignment: Decisions, *args, target: str | Target = "local") -> Plan:
     """Compiles a step under an assignment written by hand, and returns the assignment as a plan.
 
-    The plan has the bytes and times of the step, and those of the step with everything kept. For
-    each tag, the plan's table shows the cost or the gain of the next best choice. The plan's
-    `budget_bytes` are its compiled bytes.
+    The plan has the bytes and times of the step, and the bytes and times of the step with
+    everything kept. For each tag, the plan's table shows the cost or the gain of the next best
+    choice. The plan's `budget_bytes` are its compiled bytes.
 
     build, args, target: as for `jaxmem.plan`.
     assignment: the actions, such as `jaxmem.plans.Assignment({"block": {"up": Choice("keep")}})`.
@@ -46,19 +46,19 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
         wanted = [whole.everything_kept, *([AS_WRITTEN] if checkpointed else [])]
         is_new = not keeps_everything(actions) and not as_written
         compiled = step.steps.compile(*wanted, *([actions] if is_new else []))
-        for one in compiled:  # a plan for so many bytes finds it again
-            own_history = step.written if one.actions == AS_WRITTEN else None
-            (own_history or step.history).remember(one)
+        for one in compiled:  # so that a later `plan` for these bytes need not compile it again
+            history_as_written = step.written if one.actions == AS_WRITTEN else None
+            (history_as_written or step.history).remember(one)
     kept, *others = compiled
     baseline = Trial(kept, everything(whole), kept.compiled.total_bytes)
     written = baseline if step.steps.written is Written.KEPT else None
     if checkpointed:
         cost = cost_as_written(whole, baseline, others[0])
         written = Trial(others[0], cost, others[0].compiled.total_bytes)
-    own = Trial(compiled[-1], by_hand.cost, compiled[-1].compiled.total_bytes)
-    trial = own if is_new else (written if as_written and written else baseline)
+    by_assignment = Trial(compiled[-1], by_hand.cost, compiled[-1].compiled.total_bytes)
+    trial = by_assignment if is_new else (written if as_written and written else baseline)
     limits = Limits(trial.total, UNLIMITED, UNLIMITED)
-    # The memory model is of layers alike.
+    # The memory model is fitted to undivided plans only.
     tried = [trial] if is_new and not by_hand.is_divided else []
     search = dataclasses.replace(step.search(limits), profile=whole, tried=tried, written=written)
     search.baseline = baseline
@@ -67,5 +67,5 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
 
 
 def _division(profile: Profile, actions: Actions) -> Division:
-    problem = Problem(profile)
+    problem = ActionProblem(profile)
     return Division(Groups(profile), problem, priced(problem, actions), 0)

@@ -1,4 +1,4 @@
-"""Reads a step and an assignment that was written by hand, or a plan, and prices it."""
+"""Reads a step, and prices an assignment that was written by hand, or a plan."""
 
 import dataclasses
 
@@ -16,13 +16,14 @@ from jaxmem.errors import TagError
 
 @dataclasses.dataclass(frozen=True)
 class ByHand:
-    """A step, and what an assignment decides about it.
+    """A step with an assignment that was written by hand.
 
     step: the step.
-    whole: its profile, with its layers undivided and with the codecs that the assignment names.
-    profile: the same, with its layers divided as the assignment divides them.
-    actions: what the assignment says of each block, or of each group of its layers.
-    cost: what that costs.
+    whole: the step's profile with undivided layers, and with only the codecs that the assignment
+      names.
+    profile: the profile `whole` with its layers divided into the assignment's groups.
+    actions: the assignment's choices for each block, or for each group of layers.
+    cost: the cost of `actions`.
     """
 
     step: TracedStep
@@ -33,17 +34,18 @@ class ByHand:
 
     @property
     def is_divided(self) -> bool:
-        """Whether groups of layers are decided apart."""
+        """Whether the assignment has separate choices for groups of layers."""
         return len(self.profile.blocks) > len(self.whole.blocks)
 
 
 def read_by_hand(build, assignment: Decisions, args: tuple, backend: Backend, what: str) -> ByHand:
-    """Reads the step that `build` returns, and prices the assignment; nothing is compiled.
+    """Reads the step that `build` returns, and prices the assignment without a compile of the step.
 
-    what: the public function that errors are from.
+    what: the public function that error messages name.
 
-    Raises TagError if the assignment is none, or names a block, layers or a tag that the step
-    lacks, or a choice that the tag or the target cannot take; StepError as `jaxmem.plan`.
+    Raises TagError if `assignment` is not an assignment, if it names a block, layers or a tag that
+    the step lacks, and if it names a choice that the tag or the target does not support. Raises
+    StepError as `jaxmem.plan` does.
     """
     if not isinstance(assignment, Decisions):
         raise TagError(
@@ -54,7 +56,8 @@ def read_by_hand(build, assignment: Decisions, args: tuple, backend: Backend, wh
     step = read_step(
         build, args, backend, None, Allowed(allowed, allowed, codecs=_codecs(assignment))
     )
-    # An assignment that leaves the step as written decides no block: callers compile that step.
+    # An assignment that leaves the step as written has no choices; callers compile the step as
+    # written.
     kept = Assignment.everything() if leaves_as_written(assignment) else assignment
     actions = _decided(step.profile, kept, what)
     whole = _only_chosen(step.profile, actions)
@@ -63,13 +66,14 @@ def read_by_hand(build, assignment: Decisions, args: tuple, backend: Backend, wh
 
 
 def _decided(profile: Profile, assignment: Decisions, what: str) -> Actions:
-    """What the assignment says of each block of the step, or of each group of its layers. Raises
+    """The assignment's choices for each block of the step, or for each group of layers. Raises
     TagError for blocks and layers that the step lacks.
     """
     actions: Actions = {}
     for block in profile.blocks:
         groups = assignment.groups(block.name)
-        # Each group begins where the one before it ends, and the last one ends with the layers.
+        # Each group begins at the end of the group before it. The last group ends at the number of
+        # layers.
         ends = [0, *(stop for _, stop in groups)]
         if groups and (ends[:-1] != [a for a, _ in groups] or ends[-1] != block.divisible):
             shown = ", ".join(group_label(block.name, *group) for group in groups)
@@ -91,8 +95,8 @@ def _decided(profile: Profile, assignment: Decisions, what: str) -> Actions:
 
 
 def _only_chosen(profile: Profile, actions: Actions) -> Profile:
-    """The profile without codecs that the assignment names for other tags: they were given prices
-    for every tag, and are compared with nothing.
+    """The profile in which a tag has only the codecs that the assignment names for this tag. The
+    other codecs of the assignment have prices for every tag, and no plan compares these prices.
     """
 
     def option_is_meant(label: str, name: str, choice: Choice) -> bool:
@@ -112,7 +116,9 @@ def _only_chosen(profile: Profile, actions: Actions) -> Profile:
 
 
 def _codecs(assignment: Decisions) -> list[str] | None:
-    """The codecs that it names, which are given prices beside the kinds' own; None for no codec."""
+    """The codecs that the assignment names, which get prices in addition to the codec of each kind;
+    None if it names no codec.
+    """
     named = getattr(assignment, "actions", {})
     chosen = {c.codec for tags in named.values() for c in tags.values() if c.codec is not None}
     return sorted(chosen) or None

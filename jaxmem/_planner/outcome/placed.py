@@ -23,13 +23,13 @@ from jaxmem._planner.placement.program import (
 from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch
 from jaxmem._planner.search.step_time import outside_blocks
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes, Point
 from jaxmem._result.plan.timeline import Timeline
 from jaxmem.errors import BudgetError
 
-POINTS = 8  # budgets that the curve is solved for
+POINTS = 8  # budgets for which the points of the curve are solved
 TAKEN = "states take the link, or the memory, that it needs"
 KEPT = "everything that the layer saves is kept"
 NOT_COMPILED = (
@@ -46,11 +46,13 @@ def outcome(
 ) -> Plan:
     """The plan of a trial.
 
-    others: the searches under other shardings.
+    search, best: the search, and its fastest trial that fits.
+    notes: sentences for the user.
+    others: the searches under other shardings, whose time the plan reports too.
     """
     block, profile = search.block, search.profile
     target, problem = search.steps.backend.target, search.problem
-    made = [search, *others]
+    searches = [search, *others]
     chosen = search.actions(best.solution)
     decided = dataclasses.replace(profile, blocks=as_decided(profile.blocks, chosen))
     saved = evaluate(decided, {k: v for k, v in chosen.items() if k not in profile.idle_blocks})
@@ -70,10 +72,10 @@ def outcome(
         predicted_seconds=seconds,
         baseline_seconds=everything,
         uncertain_seconds=profile.uncertainty * abs(seconds - everything),
-        profile_seconds=sum(one.profile_seconds for one in made),
-        solve_seconds=sum(one.solve_seconds for one in made),
-        compile_seconds=sum(one.steps.seconds for one in made),
-        compiles=sum(one.steps.compiles for one in made),
+        profile_seconds=sum(one.profile_seconds for one in searches),
+        solve_seconds=sum(one.solve_seconds for one in searches),
+        compile_seconds=sum(one.steps.seconds for one in searches),
+        compiles=sum(one.steps.compiles for one in searches),
         time_source=profile.time_source,
         target=str(target),
         fingerprint=profile.fingerprint,
@@ -82,7 +84,7 @@ def outcome(
         baseline_parts=Bytes.of(
             baseline, problem.states.resident, block.layers * kept.device_bytes
         ),
-        rows=rows(Problem(decided, saved.saved_bytes), chosen, TAKEN, KEPT),
+        rows=rows(ActionProblem(decided, saved.saved_bytes), chosen, TAKEN, KEPT),
         points=_curve(search, outside),
         notes=(*notes, *search.notes, NOT_COMPILED, *option_notes(best.step.compiled.options)),
         compiler_options=best.step.compiled.options,
@@ -99,8 +101,9 @@ def _all_kept(problem: PlacementProblem, kept: LayerPolicy) -> float:
 
 
 def _seconds_outside(search: PlacementSearch, best: PlacedTrial) -> float:
-    """Seconds of a step outside the stack's layers, from XLA's estimate of the compiled step, which
-    knows no copies to host memory; without one by its matrix products and its arguments.
+    """Seconds of a step outside the stack's layers: XLA's estimate of the compiled step, which
+    leaves out copies to host memory, less the seconds of the layers. Without an estimate of XLA,
+    the seconds follow from the step's matrix products and its arguments.
     """
     problem, compiled = search.problem, best.step.compiled
     counts, times = best.solution.counts.items(), problem.microbatches
@@ -112,21 +115,21 @@ def _seconds_outside(search: PlacementSearch, best: PlacedTrial) -> float:
 
 
 def _curve(search: PlacementSearch, outside: float) -> tuple[Point, ...]:
-    """Least seconds against bytes of the device, as predicted, by rising bytes."""
+    """The curve of least predicted seconds against predicted device bytes, by rising bytes."""
     solved = lambda room: solve_placement(search.within(room, search.error))
     least, most = search.least(), solved(None)
     if least is None or most is None:
         return ()
     low, high = least.device_bytes + search.error, most.device_bytes
     rooms = [low + (high - low) * i // (POINTS - 1) for i in range(POINTS)]
-    found: list[PlacementSolution] = []
+    solutions: list[PlacementSolution] = []
     for room in rooms:
         one = solved(room)
-        if one is not None and (not found or one.seconds < found[-1].seconds):
-            found.append(one)
-    # Estimates may be off by more than the least solution takes.
-    size = lambda a: max(0, a.device_bytes)
-    return tuple(Point(size(a), a.seconds + outside, search.actions(a)) for a in found)
+        if one is not None and (not solutions or one.seconds < solutions[-1].seconds):
+            solutions.append(one)
+    # The error of estimates may exceed the bytes of the least solution, hence the maximum.
+    size = lambda s: max(0, s.device_bytes)
+    return tuple(Point(size(s), s.seconds + outside, search.actions(s)) for s in solutions)
 
 
 def infeasible(search: PlacementSearch) -> BudgetError:

@@ -1,5 +1,5 @@
-"""Makes of a finished search what the user gets: a Plan with its table, or the error that names the
-least bytes and what holds them.
+"""Makes a Plan with its table from a finished search, or the error that names the least bytes and
+the largest part of them.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ from jaxmem._planner.search.search import Found
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import StepTime
 from jaxmem._planner.search.trial import Limits, Trial
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes, Measured, WrittenStep
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import BudgetError
 
-# What takes a step's bytes, in the order of the fields of `Bytes`, and what to do about it.
+# The parts of a step's bytes, in the order of the fields of `Bytes`, and how to make them smaller.
 SAVED = "tensors saved for the backward"
 ADVICE = {
     "arguments and model states": "use a smaller model, lower-precision states, or more devices",
@@ -42,10 +42,10 @@ def outcome(
 ) -> Plan:
     """Returns the plan that a search found, with its table and its curve of other budgets.
 
-    found: what the search ended with, a best plan among it.
+    found: the result of the search, with a best trial.
     notes: sentences for the user.
-    runs: the steps that were run to be compared.
-    taken: why its actions are the plan's, where the solver did not take them.
+    runs: the steps that were run for comparison.
+    taken: why the plan has its actions, if the solver did not choose them.
     """
     search, best, division = found.search, found.best, found.division
     assert best is not None
@@ -53,15 +53,17 @@ def outcome(
     steps = search.steps
     step_time = search.step_time
     problem = search.problem(model)
-    # The table is of what was decided, of divided layers too, within the room that the memory model
-    # leaves. The curve is always of undivided layers.
+    # The table shows the decided problem, with divided layers if the plan divides layers, within
+    # the room that the memory model leaves. The curve always has undivided layers.
     decided = division.problem if division else problem
     decided = dataclasses.replace(decided, room=problem.room, corrections=found.corrections)
-    own = best is search.checkpointed
-    actions = AS_WRITTEN if own else whole_actions(decided.profile, best.actions)
-    # Idle blocks follow the others: a plan keeps everything only if every block of it does.
+    is_as_written = best is search.checkpointed
+    actions = AS_WRITTEN if is_as_written else whole_actions(decided.profile, best.actions)
+    # A plan keeps everything only if every block keeps everything. So idle blocks are kept if all
+    # other blocks are kept.
     of_idle_blocks = {REST: KEEP} if keeps_everything(actions) else {}
-    idle = () if own else profile.idle_blocks
+    idle = () if is_as_written else profile.idle_blocks
+    why = "the clock says otherwise" if runs else taken
     return Plan(
         actions={label: dict(of_idle_blocks) for label in idle} | actions,
         budget_bytes=search.limits.budget,
@@ -83,7 +85,7 @@ def outcome(
         jax_version=jax.__version__,
         parts=_parts(search, best),
         baseline_parts=_parts(search, baseline),
-        rows=() if own else rows(decided, actions, "the clock says otherwise" if runs else taken),
+        rows=() if is_as_written else rows(decided, actions, why),
         points=curve(
             problem,
             lambda size: search.predicted(int(model.reference) + size),
@@ -100,9 +102,9 @@ def outcome(
     ).with_step(best.step.compiled.executable)
 
 
-def _lossy(search: Search, best: Trial, step_time: StepTime, problem: Problem) -> str:
-    """Which tensors the plan holds with a loss, and what the best plan without one would take;
-    empty where it loses nothing.
+def _lossy(search: Search, best: Trial, step_time: StepTime, problem: ActionProblem) -> str:
+    """A phrase that names the tensors that the plan saves with a loss, and the time of the best
+    lossless plan. Empty for a lossless plan.
     """
     names = [
         f"{b.name}/{n}" if len(best.cost.blocks) > 1 else n
@@ -115,30 +117,30 @@ def _lossy(search: Search, best: Trial, step_time: StepTime, problem: Problem) -
     exact = [t for t in search.fitting if not t.cost.is_lossy]
     if exact:
         other = min(exact, key=step_time.of)
-        more, off = (
+        more, error = (
             step_time.of(other) - step_time.of(best),
             step_time.uncertain(best.cost, other.cost),
         )
-        said = f"the fastest plan without loss, compiled to {show_bytes(other.total)}, takes"
+        lossless = f"the fastest plan without loss, compiled to {show_bytes(other.total)}, takes"
     else:
         solution = fastest(problem.lossless())
         if solution is None:
             return f"{named}; no plan without loss is predicted to fit"
         more = step_time.seconds(solution.cost) - step_time.of(best)
-        off = step_time.uncertain(best.cost, solution.cost)
-        said = "the fastest plan without loss is predicted to take"
-    return f"{named}; {said} {1e3 * more:.2f} ms more, ± {1e3 * off:.2f} ms"
+        error = step_time.uncertain(best.cost, solution.cost)
+        lossless = "the fastest plan without loss is predicted to take"
+    return f"{named}; {lossless} {1e3 * more:.2f} ms more, ± {1e3 * error:.2f} ms"
 
 
 def _written(search: Search, step_time: StepTime) -> WrittenStep | None:
-    """The step as written, where it has checkpoints of its own."""
-    if (own := search.checkpointed) is None:
+    """Bytes and seconds of the step as written; None if it has no checkpoints of its own."""
+    if (trial := search.checkpointed) is None:
         return None
-    return WrittenStep(own.total, own.host_bytes, step_time.of(own), _parts(search, own))
+    return WrittenStep(trial.total, trial.host_bytes, step_time.of(trial), _parts(search, trial))
 
 
 def option_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns what to tell the user of XLA's options that the step was compiled with, if any."""
+    """A note for the user about the XLA options with which the step was compiled, if any."""
     if not options:
         return ()
     return (
@@ -153,11 +155,11 @@ def _measured(run: Runs, chosen: bool) -> Measured:
 
 
 def arguments_exceed(arguments: int, limits: Limits, target: Target, remedies: str) -> BudgetError:
-    """Returns the error of a budget that the step's arguments alone exceed, before anything is
-    compiled.
+    """Returns the error for a budget that the step's arguments alone exceed. The error is raised
+    before the first compile.
 
-    arguments: their bytes on one device.
-    remedies: what would make them smaller, as the end of a sentence.
+    arguments: bytes of the arguments on one device.
+    remedies: ways to make the arguments smaller, as the end of a sentence.
     """
     each = _each(target)
     return BudgetError(
@@ -171,10 +173,10 @@ def arguments_exceed(arguments: int, limits: Limits, target: Target, remedies: s
 
 
 def infeasible(search: Search, unnamed: str = "", hint: str = "") -> BudgetError:
-    """Returns the error that names the least that compiled, and the largest of its parts.
+    """Returns the error that names the least compiled bytes, and the largest part of them.
 
-    unnamed: the largest tensors that no tag names, as a text; empty where there is none.
-    hint: what else the end of its sentence says.
+    unnamed: the largest tensors that no tag names, as a text; may be empty.
+    hint: text that is added to the end of the sentence.
     """
     least, target = search.smallest, search.steps.backend.target
     parts = dict(zip(ADVICE, dataclasses.astuple(_parts(search, least))))
@@ -194,17 +196,19 @@ def infeasible(search: Search, unnamed: str = "", hint: str = "") -> BudgetError
 
 
 def _each(target: Target) -> str:
-    """What an error says after bytes; empty for a single device."""
+    """The phrase that follows bytes in an error for a target of several devices, since the bytes
+    are bytes of one device. Empty for a single device.
+    """
     several = not target.local and target.devices > 1
     return f" on each of {target.devices} devices" if several else ""
 
 
 def _margin(limits: Limits) -> str:
     """The end of an error's sentence, about the share of the budget that a plan may not use; empty
-    where there is none.
+    if a plan may use the whole budget.
     """
     margin = 1 - limits.usable_bytes / limits.budget
-    if not 1e-3 < margin < 0.5:  # a larger share is the rounding of a budget of a few bytes
+    if not 1e-3 < margin < 0.5:  # a larger share comes from rounding a budget of a few bytes
         return ""
     return f"; {margin:.0%} of the budget is left for what the device takes beside a step's buffers"
 

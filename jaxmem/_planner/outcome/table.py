@@ -1,54 +1,56 @@
-"""The lines of a plan's table: what each tag costs under its action, and what the next best action
-would cost.
-"""
+"""The lines of a plan's table: the costs of each tag's action, and of the next best action."""
 
 import dataclasses
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, Choice, keeps_everything
 from jaxmem._core.profile import BlockClass, Option, Profile
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.solve.solution import Solution, demanded, priced
+from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.solution import ActionSolution, demanded, priced
 from jaxmem._planner.solve.solve import runner_up
 from jaxmem._result.plan.rows import Row
 
 
 def rows(
-    problem: Problem, actions: Actions, taken: str | None = None, kept: str | None = None
+    problem: ActionProblem, actions: Actions, taken: str | None = None, kept: str | None = None
 ) -> tuple[Row, ...]:
     """Returns a line for each tag of each label.
 
-    problem: what the plan was solved for.
-    actions: the plan's.
-    taken: why they are the plan's where other choices are predicted to be faster; None where the
-      solver took them.
-    kept: what to say where everything is kept; None where that is since everything fits.
+    problem: the problem of the plan.
+    actions: the plan's actions.
+    taken: why the plan has an action although another action is predicted to be faster; None if the
+      solver chose the actions.
+    kept: the reason that the table gives if everything is kept; None if the reason is that
+      everything fits.
     """
     profile, blocks = problem.profile, problem.profile.blocks
     solution = priced(problem, actions)
     problem, solution = _without_whole_blocks(problem, solution)
-    if problem.room is not None:  # the plan compiled within its budget, whatever is predicted of it
+    if problem.room is not None:  # the compiled plan fits, even if its predicted bytes do not
         problem = problem.within(max(problem.room, solution.bytes))
-    # Classes of one label share their decisions, and so a line; a dict keeps the order.
-    places = dict.fromkeys((block.name, tag.name) for block in blocks for tag in block.tags)
+    # Block classes of one label share their choices, and so share a line. A dict keeps the order.
+    keys = dict.fromkeys((block.name, tag.name) for block in blocks for tag in block.tags)
     fits = kept or "everything fits"
-    whole = fits if keeps_everything(actions) else "these layers are kept as they are"
-    known = f"times are {100 * profile.uncertainty:.0f} % uncertain"
-    said = whole, taken or known
-    return tuple(_row(profile, problem, solution, actions, *place, *said) for place in places)
+    why_kept = fits if keeps_everything(actions) else "these layers are kept as they are"
+    uncertain = f"times are {100 * profile.uncertainty:.0f} % uncertain"
+    reasons = why_kept, taken or uncertain
+    return tuple(_row(profile, problem, solution, actions, *key, *reasons) for key in keys)
 
 
-def _without_whole_blocks(problem: Problem, solution: Solution) -> tuple[Problem, Solution]:
-    """What was decided of blocks under a checkpoint, and the room that the others leave to them:
-    choices of tags are compared with each other, and not with doing without a checkpoint.
+def _without_whole_blocks(
+    problem: ActionProblem, solution: ActionSolution
+) -> tuple[ActionProblem, ActionSolution]:
+    """The problem and the solution without the blocks that keep everything, and without the bytes
+    of these blocks. So the table compares choices of tags with each other, and not with a block
+    without a checkpoint.
     """
-    whole = {label for label, tags in solution.actions.items() if tags.get(REST) == KEEP}
-    if not whole:
+    kept = {label for label, tags in solution.actions.items() if tags.get(REST) == KEEP}
+    if not kept:
         return problem, solution
     costs = zip(solution.cost.blocks, problem.profile.blocks)
-    held = sum(cost.device_bytes * b.layers for cost, b in costs if b.name in whole)
-    blocks = tuple(b for b in problem.profile.blocks if b.name not in whole)
-    room = None if problem.room is None else max(0, problem.room - held)
+    kept_bytes = sum(cost.device_bytes * b.layers for cost, b in costs if b.name in kept)
+    blocks = tuple(b for b in problem.profile.blocks if b.name not in kept)
+    room = None if problem.room is None else max(0, problem.room - kept_bytes)
     profile = dataclasses.replace(problem.profile, blocks=blocks)
     rest = dataclasses.replace(problem, profile=profile, room=room)
     return rest, priced(rest, {b.name: solution.actions[b.name] for b in blocks})
@@ -56,22 +58,22 @@ def _without_whole_blocks(problem: Problem, solution: Solution) -> tuple[Problem
 
 def _row(
     profile: Profile,
-    problem: Problem,
-    solution: Solution,
+    problem: ActionProblem,
+    solution: ActionSolution,
     actions: Actions,
     label: str,
     name: str,
-    of_whole: str,
-    of_faster: str,
+    why_kept: str,
+    why_slower: str,
 ) -> Row:
     """A line of the table.
 
-    profile: the step's, with every block.
-    problem, solution: of the blocks under a checkpoint.
-    actions: what is decided for all blocks.
-    label, name: those of the tag.
-    of_whole: what to say of a tag whose block is under no checkpoint.
-    of_faster: what to say where another choice is predicted to be faster.
+    profile: the step's profile, with every block.
+    problem, solution: the problem and the solution of the blocks under a checkpoint.
+    actions: the actions of all blocks.
+    label, name: the block's label and the tag's name.
+    why_kept: the reason in the line of a tag whose block keeps everything.
+    why_slower: the reason in the line of a tag of which another choice is predicted to be faster.
     """
     chosen = actions.get(label, {})
     same = [b for b in profile.blocks if b.name == label]
@@ -90,14 +92,14 @@ def _row(
         bytes_before=block.tag_bytes(name),
         bytes_after=sum(o.device_bytes for o in _options(block, name, choice)),
         milliseconds=1e3 * _own_seconds(profile, actions, label, name, choice),
-        why=of_whole if everything else _why(problem, solution, label, name, of_faster),
+        why=why_kept if everything else _why(problem, solution, label, name, why_slower),
         layers=sum(b.layers for b in same),
         count=sum(t.turns for t in places),
     )
 
 
 def _options(block: BlockClass, name: str, choice: Choice) -> list[Option]:
-    """The prices of a choice at each place of a name, of those that have one."""
+    """The prices of a choice at each place of a tag's name that has a price for the choice."""
     return [o for tag in block.places(name) for o in tag.options if o.choice == choice]
 
 
@@ -109,20 +111,20 @@ def _with(actions: Actions, block: str, tag: str, choice: Choice) -> Actions:
 
 
 def _own_seconds(profile: Profile, actions: Actions, block: str, tag: str, choice: Choice) -> float:
-    """Returns the seconds that this tag's action adds to one layer: those of its option, or what is
-    recomputed only because of it.
+    """Returns the seconds that this tag's action adds to one layer: the seconds of its option, or
+    of the recomputation that only this tag causes.
 
-    profile, actions: the step, and what is decided for all of its tags.
+    profile, actions: the profile of the step, and the actions of all tags.
     block, tag: the label and the name of the tag.
-    choice: what `actions` says of it.
+    choice: the tag's choice in `actions`.
     """
-    held = next(b for b in profile.blocks if b.name == block)
-    if options := _options(held, tag, choice):
+    block_class = next(b for b in profile.blocks if b.name == block)
+    if options := _options(block_class, tag, choice):
         return sum(o.seconds for o in options)
-    if not (kept := _options(held, tag, KEEP)):
+    if not (kept := _options(block_class, tag, KEEP)):
         return 0.0
-    # What a step would save if the tag were kept is net of the cost of keeping it, which is added
-    # again to get the recomputation alone.
+    # The difference between the step's seconds with the tag recomputed and with the tag kept is net
+    # of the seconds to keep the tag. These seconds are added to get the recomputation alone.
     runs = sum(b.runs for b in profile.blocks if b.name == block)
     saved = (
         evaluate(profile, actions).seconds
@@ -131,9 +133,11 @@ def _own_seconds(profile: Profile, actions: Actions, block: str, tag: str, choic
     return max(0.0, saved / runs + sum(o.seconds for o in kept))
 
 
-def _why(problem: Problem, solution: Solution, block: str, tag: str, of_faster: str) -> str:
-    """Returns what the best plan without this choice would take for the tag, and what that plan
-    costs on top, as a sentence of the table.
+def _why(
+    problem: ActionProblem, solution: ActionSolution, block: str, tag: str, why_slower: str
+) -> str:
+    """Returns, as a sentence of the table, the tag's action in the best plan without this choice,
+    and the time by which this plan is slower.
     """
     if not demanded(problem.profile, solution, block, tag):
         return "nothing reads it again"
@@ -141,6 +145,6 @@ def _why(problem: Problem, solution: Solution, block: str, tag: str, of_faster: 
     if other is None:
         return "nothing else fits"
     choice, seconds = other
-    if seconds <= -0.5e-6:  # what three digits of a millisecond show
-        return f"{choice.action.value}: {1e3 * seconds:.3f} ms a step, but {of_faster}"
+    if seconds <= -0.5e-6:  # the least difference that three digits of a millisecond show
+        return f"{choice.action.value}: {1e3 * seconds:.3f} ms a step, but {why_slower}"
     return f"{choice.action.value}: +{1e3 * max(0.0, seconds):.3f} ms a step"

@@ -4,45 +4,45 @@ bytes and seconds.
 
 import dataclasses
 
-from jaxmem._core.actions import KEEP, REST, Actions
+from jaxmem._core.actions import KEEP, REST, Choice
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._planner.placement.layer import LayerPolicy
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import least_bytes, solve
 
-SOLVES = 6  # budgets between the least and the most bytes, for each of which the solver is run
+SOLVES = 6  # intervals between the least and the most bytes; the solver is run for each boundary
 # The number of policies that remain. Most of them offload nothing, and leave the link to states.
 MOST_ON_DEVICE, MOST_OFFLOADED = 5, 3
 
 
 def front(profile: Profile, block: BlockClass) -> tuple[LayerPolicy, ...]:
-    """The policies for the layers of `block`: by rising device bytes, first the policies that
-    offload nothing, then the others. Everything recomputed and everything kept are among them,
+    """The policies for the layers of `block`, first the policies that offload nothing, then the
+    others, each by rising device bytes. Everything recomputed and everything kept are among them,
     unless other policies dominate them.
 
-    Raises SolverError as `solve`.
+    Raises SolverError as `solve` does.
     """
     alone = dataclasses.replace(profile, blocks=(block,))
-    found: list[Actions] = [{block.name: {}}, {block.name: {REST: KEEP}}]
+    candidates: list[dict[str, Choice]] = [{}, {REST: KEEP}]
     # Without offload, and with offload: offloaded tensors compete with states for the link.
     for host_room in (0, None):
-        problem = Problem(alone, None, host_room, time_limit=10.0)
+        problem = ActionProblem(alone, None, host_room, time_limit=10.0)
         least, fastest = least_bytes(problem), solve(problem)
         if least is None or fastest is None:
             continue
-        found += [least.actions, fastest.actions]
+        candidates += [least.actions[block.name], fastest.actions[block.name]]
         for i in range(1, SOLVES):
             room = least.bytes + (fastest.bytes - least.bytes) * i // SOLVES
             if (between := solve(problem.within(room))) is not None:
-                found.append(between.actions)
-    policies = undominated([layer_policy(alone, block, actions[block.name]) for actions in found])
+                candidates.append(between.actions[block.name])
+    policies = undominated([layer_policy(alone, block, choices) for choices in candidates])
     here = thinned([p for p in policies if not p.host_bytes], MOST_ON_DEVICE)
     return here + thinned([p for p in policies if p.host_bytes], MOST_OFFLOADED)
 
 
 def layer_policy(profile: Profile, block: BlockClass, choices) -> LayerPolicy:
-    """The policy of these choices for one layer of the block. Half of the seconds of keeping are
+    """The policy with these choices for one layer of the block. Half of the seconds of keeping are
     writes in the forward, and half are reads in the backward.
     """
     alone = dataclasses.replace(profile, blocks=(block,))
@@ -58,8 +58,8 @@ def layer_policy(profile: Profile, block: BlockClass, choices) -> LayerPolicy:
 
 
 def undominated(policies: list[LayerPolicy]) -> list[LayerPolicy]:
-    """The policies that no other policy dominates, by rising device bytes. Of equal policies the
-    first one remains.
+    """The policies that no other policy dominates, by rising device bytes. Among equal policies,
+    the first one remains.
     """
     key = lambda p: (p.device_bytes, p.host_bytes, p.seconds + p.doubt_seconds)
     beats = lambda a, b: all(x <= y for x, y in zip(key(a), key(b)))

@@ -1,6 +1,6 @@
-"""What one layer of a stack takes: bytes of its states by the place where they are stored, bytes
-and seconds of its tensors by policy, and the seconds of its transfers, to the host and between
-devices.
+"""The costs of one layer of a stack: the bytes of its states by the place where they are stored,
+the bytes and seconds of its tensors by policy, and the seconds of its transfers, to the host and
+between devices.
 """
 
 import dataclasses
@@ -14,14 +14,14 @@ from jaxmem._result.plan.timeline import PLACED, Pass, PlacedLayers
 # Where the states of a layer may be stored, in the order of the layers of a stack.
 PLACES = tuple(PLACED)
 RESIDENT, COPIED, STREAMED, BUFFERED = PLACES
-# What is divided over several devices.
+# The states that are divided over several devices.
 NOTHING, MOMENTS, STATES, LAYERS = DIVIDED
 # The share of a write to host memory that overlaps with work: XLA overlaps none of it
-# (benchmarks/streamed_bytes.py, "stored beside products").
+# (benchmarks/streamed.py, "stored beside products").
 STORED_BESIDE = 0.0
 # The share of a layer's all-gather that overlaps with the layer's own work: on Hopper and later all
-# but the weights of its first product, elsewhere less, by XLA's schedule. Reduce-scatters of
-# gradients do not overlap (benchmarks/sharded.py).
+# but the weights of its first product, on other devices less, by XLA's schedule. Reduce-scatters of
+# gradients do not overlap (benchmarks/streamed.py).
 GATHERED_BESIDE, LESS_BESIDE = 0.75, 0.4
 
 
@@ -61,8 +61,8 @@ class States:
         return self.fixed + self.outside + self.layers * self.layer
 
     def on_device(self, place: str) -> int:
-        """Device bytes of one layer's states. A `buffered` layer's parameters count, which are in
-        device memory from its forward to its backward.
+        """Device bytes of one layer's states. The parameters of a `buffered` layer count, since
+        they are in device memory from the layer's forward to its backward.
         """
         return {
             RESIDENT: self.layer,
@@ -80,13 +80,13 @@ class States:
 class LayerPolicy:
     """Choices for the tensors of one layer, and their costs.
 
-    choices: by tag.
+    choices: the choice of each tag.
     device_bytes, host_bytes: bytes that one layer saves for the backward.
     forward_seconds, backward_seconds: seconds of one run of the layer, with writing, reading,
       encoding and recomputing, without transfers.
     doubt_seconds: the seconds by which a lossy policy must be faster than a lossless one.
-    working: working memory of a step all of whose layers have this policy, without what they save;
-      by whether the layers' states are streamed.
+    working: working memory of a step all of whose layers have this policy, without the layers'
+      saved tensors; by whether the layers' states are streamed.
     """
 
     choices: Mapping[str, Choice]
@@ -108,7 +108,7 @@ class LayerPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class LayerGroup:
-    """Layers alike: with states at one place, and with one policy.
+    """Layers whose states are stored at the same place, and that have the same policy.
 
     place: one of PLACES.
     policy: an index into the problem's policies.
@@ -134,7 +134,7 @@ class Link:
 @dataclasses.dataclass(frozen=True)
 class Sharding:
     """How a step is divided over devices. Collectives are rings, in which each device sends and
-    receives all but its own part.
+    receives all parts but one.
 
     divided: one of DIVIDED.
     devices: the number of devices.
@@ -198,11 +198,11 @@ def lanes_of(
 ) -> PlacedLayers:
     """The lanes of one layer with this policy, whose states are stored at `place`.
 
-    In a loop of layers alike, the copies of one layer overlap with the work of the layer before it,
-    which is as long as the layer's own work. The forward fetches parameters. The backward fetches
-    parameters and moments, without the parameters of `buffered` layers. Every microbatch writes
-    moments back, and the last microbatch also writes parameters back. The parameters of a `copied`
-    layer are fetched only where they are updated. Over several devices, both passes gather
+    In a loop over equal layers, the copies of one layer overlap with the work of the layer before
+    it, which takes as long as the layer's own work. The forward fetches parameters. The backward
+    fetches parameters and moments, without the parameters of `buffered` layers. Every microbatch
+    writes moments back, and the last microbatch also writes parameters back. The parameters of a
+    `copied` layer are fetched only for their update. Over several devices, both passes gather
     parameters if layers are gathered one at a time, and the backward scatters gradients.
     """
     p, m = states.parameters, states.moments
@@ -211,21 +211,21 @@ def lanes_of(
     last = {RESIDENT: 0, COPIED: p + m, STREAMED: p + m, BUFFERED: m}[place]
     to_device, to_host = 1 / link.to_device, 1 / link.to_host
     back = 0 if place == RESIDENT else (1 - STORED_BESIDE) * to_host
-    own = policy.host_bytes
+    offloaded = policy.host_bytes
     gathered = sharding.gathered(states)
-    beside, waited = sharding.beside * gathered, (1 - sharding.beside) * gathered
-    late = waited + sharding.scattered(states)
-    work = policy.backward_seconds
-    three = (
+    overlapped, waited = sharding.beside * gathered, (1 - sharding.beside) * gathered
+    alone = waited + sharding.scattered(states)
+    forward_work, work = policy.forward_seconds, policy.backward_seconds
+    passes = (
         Pass.of_lanes(
-            policy.forward_seconds, forward * to_device, own * to_host, 0.0, beside, waited
+            forward_work, forward * to_device, offloaded * to_host, 0.0, overlapped, waited
         ),
-        Pass.of_lanes(work, (backward + own) * to_device, 0.0, m * back, beside, late),
-        Pass.of_lanes(work, (last + own) * to_device, 0.0, (p + m) * back, beside, late),
+        Pass.of_lanes(work, (backward + offloaded) * to_device, 0.0, m * back, overlapped, alone),
+        Pass.of_lanes(work, (last + offloaded) * to_device, 0.0, (p + m) * back, overlapped, alone),
     )
     if not link.beside:
-        three = (one.in_turn() for one in three)
-    return PlacedLayers(1, place, states.on_device(place), states.on_host(place), *three)
+        passes = (one.in_turn() for one in passes)
+    return PlacedLayers(1, place, states.on_device(place), states.on_host(place), *passes)
 
 
 def fetched_first(places: Sequence[str], states: States, link: Link) -> float:

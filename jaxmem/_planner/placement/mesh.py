@@ -1,5 +1,5 @@
-"""A released step over the devices of a mesh: its states and its batch as shapes that say how they
-are divided.
+"""A released step over the devices of a mesh. The shapes of its states and of its batch have
+shardings over the mesh.
 """
 
 import dataclasses
@@ -17,9 +17,9 @@ from jaxmem.errors import StepError
 class Divided:
     """How a released step is divided over a mesh.
 
-    mesh: the devices, or a mesh without them for a target that is not there.
-    axis: that of the optimizer.
-    how: what is divided beside the batch, as `data_parallel` takes it.
+    mesh: a mesh of devices, or an abstract mesh for a target without hardware.
+    axis: the mesh axis of the optimizer.
+    how: the states that are divided in addition to the batch, as `data_parallel` takes it.
     """
 
     mesh: Any
@@ -28,7 +28,9 @@ class Divided:
 
     @property
     def devices(self) -> int:
-        """Over how many devices states are divided; other axes of the mesh hold copies."""
+        """The number of devices over which states are divided. States are replicated over other
+        axes of the mesh.
+        """
         return self.mesh.shape[self.axis]
 
     def step(self, released: ReleasedStep):
@@ -36,31 +38,35 @@ class Divided:
         return released.data_parallel(self.mesh, self.how)
 
     def state(self, released: ReleasedStep, state):
-        """The shapes of a state, all in device memory, in any form."""
+        """The shapes of a state, divided over the mesh, all in device memory. The state may be in
+        any form.
+        """
         return jax.tree.map(self._placed, *self._specs(released, state), is_leaf=_is_spec)
 
     def moved(self, released: ReleasedStep, state):
-        """A state's arrays, divided so, each in the memory that it lies in; those that move are
-        donated, one after the other.
+        """A state's arrays, divided over the mesh. Each array remains in its memory. Arrays that
+        move are donated, one after the other.
         """
 
-        def one(a, spec):
+        def move(a, spec):
             kind = a.sharding.memory_kind
             sharding = NamedSharding(self.mesh, spec, memory_kind=kind)
             if a.sharding.is_equivalent_to(sharding, a.ndim):
                 return a
             return jax.block_until_ready(jax.device_put(a, sharding, donate=True))
 
-        to = lambda spec, tree: jax.tree.map(lambda a: one(a, spec), tree)
-        return jax.tree.map(to, *self._specs(released, state), is_leaf=_is_spec)
+        move_all = lambda spec, tree: jax.tree.map(lambda a: move(a, spec), tree)
+        return jax.tree.map(move_all, *self._specs(released, state), is_leaf=_is_spec)
 
     def _specs(self, released: ReleasedStep, state) -> tuple[Any, Any]:
-        """How a state is laid out, and the state in the form with whole stacks."""
+        """The partition specs of a state, and the state in the form with whole stacks."""
         state = released.joined(state)
         return released.specs(state[0], self.devices, self.how), state
 
     def others(self, args: tuple) -> tuple:
-        """The shapes of the arguments after the state: the batch is divided, a key is not."""
+        """The shapes of the arguments after the state. The batch, which is the first of them, is
+        divided. The others, such as a key, are replicated.
+        """
         if not args:
             return ()
         batch, *rest = args
@@ -85,10 +91,11 @@ def _is_spec(a) -> bool:
 
 
 def mesh_of(released: ReleasedStep, args: tuple, target: Target) -> tuple[Any, str]:
-    """The mesh that a step is to be divided over, and its axis: the one that its arguments lie on,
-    which may have other axes too, or one of all devices of the target.
+    """The mesh over which a step is divided, and the optimizer's axis. If the step's arguments are
+    on a mesh of all devices with this axis, this mesh is returned; it may have other axes too.
+    Otherwise the mesh has one axis of all devices of the target.
 
-    Raises StepError where the optimizer has no axis.
+    Raises StepError if the optimizer has no axis.
     """
     axis = released.optimizer.axis_name
     if axis is None:
@@ -98,7 +105,7 @@ def mesh_of(released: ReleasedStep, args: tuple, target: Target) -> tuple[Any, s
         )
     for a in jax.tree.leaves(args):
         mesh = getattr(getattr(a, "sharding", None), "mesh", None)
-        # An axis of one device would divide nothing.
+        # A mesh axis of one device would divide no array.
         if mesh is not None and mesh.size == target.devices and mesh.shape.get(axis, 1) > 1:
             return mesh, axis
     kinds = (AxisType.Auto,)

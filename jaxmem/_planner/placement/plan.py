@@ -1,4 +1,4 @@
-"""Plans what layers do, where their states lie and what is divided over devices, together
+"""Plans the actions of layers, the places of their states, and the division over devices together
 (ProTrain §4, with the actions of single tensors).
 """
 
@@ -10,8 +10,8 @@ from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.progress import LOG
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS
-from jaxmem._model.states.within import opened
 from jaxmem._optim.released.direct import Direct
+from jaxmem._optim.released.step import opened
 from jaxmem._planner.outcome.placed import infeasible, outcome
 from jaxmem._planner.placement.front import front
 from jaxmem._planner.placement.layer import (
@@ -31,7 +31,7 @@ from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem._planner.read import read_step
 from jaxmem._planner.search.candidates import fastest
 from jaxmem._planner.search.trial import Limits
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.target import Target
@@ -43,8 +43,8 @@ ACTIONS, STATES, SHARDING, MICROBATCHES = DECIDED = (
 
 
 def check_decide(decide: Collection[str], target: Target, measure: float | None) -> frozenset[str]:
-    """The names of what a plan decides, some of `DECIDED`. Raises StepError for a `decide` that
-    names anything else, TargetError for a target for which it cannot be decided.
+    """Returns the names of the plan's decisions, a subset of `DECIDED`. Raises StepError for an
+    invalid `decide`, and TargetError for a target for which `decide` is not possible.
     """
     several = isinstance(decide, Collection) and not isinstance(decide, str)
     names = frozenset(map(str, decide)) if several else frozenset({str(decide)})
@@ -84,9 +84,10 @@ def plan_places(
     notes: tuple[str, ...],
     decide: Collection[str],
 ) -> Plan:
-    """Makes the plan for one number of microbatches. The arguments are those of `_plan`.
+    """Makes the plan for one number of microbatches. The other arguments are the arguments of
+    `_plan` in `_planner/plan.py`.
 
-    decide: the names of what is decided, as `check_decide` returns them.
+    decide: the names of the plan's decisions, as `check_decide` returns them.
     """
     if SHARDING not in decide:
         search = read_places(build, args, backend, limits, allowed)
@@ -100,58 +101,60 @@ def plan_places(
 def _every_sharding(
     build, args, backend: Backend, limits: Limits, allowed: Allowed
 ) -> list[PlacementSearch]:
-    """The step read under each way to divide it that its optimizer takes. Raises OptimizerError
-    where it takes none.
+    """The searches for the step under each division that its optimizer supports. Raises
+    OptimizerError if the optimizer supports no division.
     """
     target = backend.target
     released, _ = opened(build(None))
     accumulates = not isinstance(getattr(released, "optimizer", None), Direct)
-    # XLA schedules by prices where it has them.
+    # If XLA has prices for the target, its schedule overlaps more of an all-gather.
     beside = GATHERED_BESIDE if target.chip is not None and target.chip.priced else LESS_BESIDE
-    found, refused = [], None
-    # Other optimizers than AdamA gather by layer whatever they are told.
+    searches, refused = [], None
+    # Optimizers other than AdamA always gather by layer.
     for how in DIVIDED if accumulates else (NOTHING, LAYERS):
         sharding = Sharding(how, target.devices, target.peers, accumulates, beside)
         try:
-            found.append(read_places(build, args, backend, limits, allowed, sharding))
+            searches.append(read_places(build, args, backend, limits, allowed, sharding))
         except OptimizerError as error:
             refused = refused or error
-    if not found:
+    if not searches:
         assert refused is not None
         raise refused
-    return found
+    return searches
 
 
 def _fastest(every: list[PlacementSearch], notes: tuple[str, ...]) -> Plan:
     """The plan of the sharding under which a step is fastest. A sharding that the program expects
     to be slower than the fastest compiled plan is not compiled.
     """
-    found: list[tuple[PlacementSearch, PlacedTrial]] = []
+    fitting: list[tuple[PlacementSearch, PlacedTrial]] = []
     pairs = ((s, solve_placement(s.within(s.limits.usable_bytes))) for s in every)
     expected = [(search, one.cautious_seconds) for search, one in pairs if one is not None]
     refused: StepError | None = None
     for search, seconds in sorted(expected, key=lambda pair: pair[1]):
-        if found and min(map(_seconds, found)) <= seconds:
+        if fitting and min(map(_seconds, fitting)) <= seconds:
             break
         try:
             best = search.run()
-        except StepError as error:  # XLA has defects: other ways to divide the step may not meet it
-            LOG.warning("a way to divide the step is left out: %s", str(error)[:400])
+        except StepError as error:
+            # Because of a defect of XLA, one division may not compile although others do.
+            LOG.warning("a division of the step over devices is left out: %s", str(error)[:400])
             refused = error
             continue
         if best is not None:
-            found.append((search, best))
-    if not found:
+            fitting.append((search, best))
+    if not fitting:
         least = lambda search: one.device_bytes if (one := search.least()) else float("inf")
         nearest = min(every, key=least)
-        # The program may have no solution, and the step still fit: its least was not compiled yet.
+        # The step may fit although the program has no solution. Its solution of least bytes was not
+        # compiled yet.
         best = None if nearest.tried else nearest.run()
         if best is None:
             if refused is not None and not nearest.tried:
                 raise refused
             raise infeasible(nearest)
-        found.append((nearest, best))
-    search, best = min(found, key=_seconds)
+        fitting.append((nearest, best))
+    search, best = min(fitting, key=_seconds)
     return outcome(search, best, notes, [one for one in every if one is not search])
 
 
@@ -167,15 +170,14 @@ def read_places(
     allowed: Allowed,
     sharding: Sharding = ONE_DEVICE,
 ) -> PlacementSearch:
-    """Reads a step, profiles it with resident states, and estimates it with streamed ones."""
+    """Traces a step, profiles it with resident states, and estimates it with streamed states."""
     several = sharding.devices > 1
     steps = PlacedSteps(build, args, backend, sharding.divided if several else None)
     states = steps.states()
     sharding = dataclasses.replace(sharding, devices=steps.devices)
-    moves = sharding.by_layer or not several  # else all states stay on their devices
+    moves = sharding.by_layer or not several  # otherwise all states remain on their devices
     places = PLACES if moves else (RESIDENT,)
-    there = steps.args_at(steps.resident)
-    step = read_step(steps.build, there, backend, None, allowed)
+    step = read_step(steps.build, steps.args_at(steps.resident), backend, None, allowed)
     profile, block = step.profile, _stack_of(step.profile, steps)
     others = _others(profile, block)
     others |= {label: {} for label in profile.idle_blocks}
@@ -198,20 +200,24 @@ def read_places(
 
 
 def _stack_of(profile: Profile, steps: PlacedSteps) -> BlockClass:
-    """The block of the layers whose states are placed. Raises StepError where it is not one."""
-    found = [b for b in profile.blocks if b.name == steps.label]
-    if len(found) != 1 or found[0].layers != steps.layers:
+    """The block of the layers whose states are placed. Raises StepError unless the layers are all
+    layers of one block.
+    """
+    stacks = [b for b in profile.blocks if b.name == steps.label]
+    if len(stacks) != 1 or stacks[0].layers != steps.layers:
         known = ", ".join(f"{b.name!r} of {b.layers}" for b in profile.blocks)
         raise StepError(
             f"plan: the step has {steps.layers} layers of states, of the block {steps.label!r}, and"
             f" its blocks are {known}; expected one block of this label, with as many layers: give"
             " `plan` to released_step, and other blocks other labels"
         )
-    return found[0]
+    return stacks[0]
 
 
 def _others(profile: Profile, block: BlockClass) -> Actions:
-    """What is decided of the blocks beside the stack: what is fastest."""
+    """The actions of the blocks other than the stack: the fastest assignment without limits."""
     blocks = tuple(b for b in profile.blocks if b is not block)
-    found = fastest(Problem(dataclasses.replace(profile, blocks=blocks))) if blocks else None
-    return {} if found is None else dict(found.actions)
+    solution = (
+        fastest(ActionProblem(dataclasses.replace(profile, blocks=blocks))) if blocks else None
+    )
+    return {} if solution is None else dict(solution.actions)

@@ -1,19 +1,19 @@
-"""The mixed-integer program over placements: how many layers are in which group.
+"""The mixed-integer program over placements: the number of layers in each group.
 
 The number of layers in each group decides where states are stored. A group is a place for a layer's
 states and a policy for the layer's tensors. The order of the layers is free, so that a count for
 each group is enough. The size of the program does not grow with the layers, and the program is
-exact in the layers. ProTrain (§4) searches four such counts; here one program decides them together
-with the actions of single tensors.
+exact in the layers. ProTrain (§4) searches four such counts; here one program decides the counts
+together with the actions of single tensors.
 
 Policies are assignments of one layer, from the program over actions. A policy remains if no other
 policy is better in device bytes, host bytes and time (`front.py`).
 
-The seconds of a group are those of its longest lane (compute, each direction of the link,
-collectives), since a layer is copied while the layer before it computes. Seconds that nothing
-overlaps are added (`layer.py`). So the sum over layers is linear. The prototype compared whole
-passes, in which resident layers hide the copies of other layers. A loop that prefetches one layer
-cannot do that.
+The seconds of a group are the seconds of its longest lane (compute, each direction of the link,
+collectives), since a layer is copied while the layer before it computes. Seconds of work that
+overlaps with no other work are added (`layer.py`). So the sum over layers is linear. The prototype
+compared whole passes, in which resident layers hide the copies of other layers. A loop that
+prefetches one layer cannot do that.
 """
 
 import dataclasses
@@ -41,9 +41,11 @@ from jaxmem._planner.placement.layer import (
 from jaxmem._planner.solve.solve import solved
 from jaxmem._result.plan.timeline import PlacedLayers
 
-MOST_GROUPS = 3  # of layers in one step: each group is a loop of its own
-UNIT = 1e6  # bytes and microseconds: sums of some thousands, which HiGHS's tolerances are made for
-TIE = 1e-9  # seconds that a megabyte is worth: it only breaks ties
+MOST_GROUPS = 3  # the most groups of layers in one step: each group is a separate loop
+# Bytes are counted in megabytes, and seconds in microseconds. Sums are then some thousands, which
+# suits HiGHS's tolerances.
+UNIT = 1e6
+TIE = 1e-9  # the weight of a megabyte, in seconds: bytes only break ties
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +104,11 @@ class PlacementProblem:
         return self.lanes(group).seconds(self.microbatches)
 
     def cautious(self, group: LayerGroup) -> float:
-        """The seconds that groups are ranked by: with the doubt of a lossy policy."""
-        doubt = self.policies[group.policy].doubt_seconds
-        return self.seconds(group) + self.microbatches * doubt
+        """The seconds by which groups are ranked: `seconds`, plus the error bound of a lossy
+        policy.
+        """
+        error = self.policies[group.policy].doubt_seconds
+        return self.seconds(group) + self.microbatches * error
 
     @property
     def outer_seconds(self) -> float:
@@ -120,15 +124,16 @@ class PlacementProblem:
 
 @dataclasses.dataclass(frozen=True)
 class PlacementSolution:
-    """How many layers are in which group.
+    """The number of layers in each group.
 
     counts: layers by group, without empty groups, in the order of the layers.
     outer: the memory of the moments outside the layers.
-    device_bytes: of the whole step, by the problem's sums.
-    host_bytes: in host memory.
-    seconds: of the layers in a step, and of transfers that overlap with no work.
-    cautious_seconds: the seconds that solutions are ranked by: with the doubt of lossy policies.
-    solve_seconds: the seconds of solving.
+    device_bytes: device bytes of the whole step, by the problem's sums.
+    host_bytes: bytes in host memory.
+    seconds: seconds of the layers in a step, and of transfers that overlap with no work.
+    cautious_seconds: the seconds by which solutions are ranked: `seconds`, plus the error bounds of
+      lossy policies.
+    solve_seconds: seconds that the solver took.
     """
 
     counts: Mapping[LayerGroup, int]
@@ -141,31 +146,31 @@ class PlacementSolution:
 
     @property
     def places(self) -> Places:
-        of = lambda place: sum(n for group, n in self.counts.items() if group.place == place)
+        at = lambda place: sum(n for group, n in self.counts.items() if group.place == place)
         layers = sum(self.counts.values())
-        return Places(layers, of(RESIDENT), of(COPIED), of(BUFFERED), self.outer)
+        return Places(layers, at(RESIDENT), at(COPIED), at(BUFFERED), self.outer)
 
     @property
     def ranges(self) -> list[tuple[int, int, int]]:
-        """The ranges of layers of one policy, in order: the first layer, the one after the last,
-        and the index of the policy.
+        """The ranges of layers with one policy, in order: the first layer, the layer after the
+        last, and the index of the policy.
         """
-        found: list[tuple[int, int, int]] = []
+        ranges: list[tuple[int, int, int]] = []
         start = 0
         for group, n in self.counts.items():
-            if found and found[-1][2] == group.policy:
-                found[-1] = (found[-1][0], start + n, group.policy)
+            if ranges and ranges[-1][2] == group.policy:
+                ranges[-1] = (ranges[-1][0], start + n, group.policy)
             else:
-                found.append((start, start + n, group.policy))
+                ranges.append((start, start + n, group.policy))
             start += n
-        return found
+        return ranges
 
 
 def solve_placement(problem: PlacementProblem, goal: str = "time") -> PlacementSolution | None:
     """The counts of least time within the limits, or of least device bytes if `goal` is "bytes";
     None if no counts are within the limits.
 
-    Raises SolverError where the solver ends without an answer.
+    Raises SolverError if the solver's time runs out before it finds a solution.
     """
     start = time.perf_counter()
     states, groups = problem.states, problem.groups
@@ -177,21 +182,22 @@ def solve_placement(problem: PlacementProblem, goal: str = "time") -> PlacementS
 
     n = {g: variable(states.layers, pulp.LpInteger) for g in groups}
     used = {g: variable(1, pulp.LpBinary) for g in groups}
-    # No binary variable: the solver's interface would set both of its bounds.
+    # This is not a binary variable, since PuLP would replace the upper bound 0 of a binary variable
+    # by 1.
     outer = variable(1 if states.outside and problem.outer_moves else 0, pulp.LpInteger)
     working, streams = variable(None, pulp.LpContinuous), variable(1, pulp.LpBinary)
     lp += pulp.lpSum(n.values()) == states.layers
     lp += pulp.lpSum(used.values()) <= problem.most_groups
     for g in groups:
         lp += n[g] <= states.layers * used[g]
-        # XLA unrolls a loop of one iteration: it reads the layer by a kernel of its own, and fuses
+        # XLA unrolls a loop of one iteration: it reads the layer by a separate kernel, and fuses
         # the layer with neighbouring operations.
         if states.layers > 1:
             lp += n[g] >= 2 * used[g]
         if g.place in (STREAMED, BUFFERED):
             lp += used[g] <= streams
         lp += working >= used[g] * (problem.working(g) / UNIT)
-    sums = lambda of: pulp.lpSum(n[g] * (of(g) / UNIT) for g in groups)
+    sums = lambda bytes_of: pulp.lpSum(n[g] * (bytes_of(g) / UNIT) for g in groups)
     fixed = states.fixed + states.outside + problem.short
     device = sums(problem.device) + working - outer * (states.outside / UNIT) + fixed / UNIT
     if problem.room is not None:
@@ -205,10 +211,10 @@ def solve_placement(problem: PlacementProblem, goal: str = "time") -> PlacementS
     lp += seconds + device * (TIE * UNIT) if goal == "time" else device + seconds * TIE
     if not solved(lp):
         return None
-    whole = {g: round(v.varValue or 0) for g, v in n.items()}
-    chosen = {g: c for g, c in _ordered(problem, whole).items() if c}
-    where = HOST if (outer.varValue or 0) > 0.5 else DEVICE
-    return priced(problem, chosen, where, time.perf_counter() - start)
+    rounded = {g: round(v.varValue or 0) for g, v in n.items()}
+    chosen = {g: c for g, c in _ordered(problem, rounded).items() if c}
+    memory = HOST if (outer.varValue or 0) > 0.5 else DEVICE
+    return priced(problem, chosen, memory, time.perf_counter() - start)
 
 
 def priced(
@@ -217,7 +223,9 @@ def priced(
     outer: str,
     solve_seconds: float = 0.0,
 ) -> PlacementSolution:
-    """Any counts as a solution, by the problem's sums, within the limits or not."""
+    """Returns counts as a solution, priced by the problem's sums, whether or not they are within
+    the limits.
+    """
     states = problem.states
     hosted = states.outside if outer == HOST else 0
     device = sum(n * problem.device(g) for g, n in counts.items())
@@ -232,7 +240,7 @@ def priced(
 
 
 def _ordered(problem: PlacementProblem, counts: Mapping[LayerGroup, int]) -> dict[LayerGroup, int]:
-    """Groups in the order of the layers: by place, and at one place by rising device bytes."""
+    """Groups in the order of the layers: by place, and for each place by rising device bytes."""
     order = {place: i for i, place in enumerate(PLACES)}
     key = lambda g: (order[g.place], problem.policies[g.policy].device_bytes)
     return {g: counts[g] for g in sorted(counts, key=key)}

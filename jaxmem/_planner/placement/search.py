@@ -30,9 +30,11 @@ from jaxmem._planner.search.trial import Limits, solve_and_compile
 from jaxmem.errors import StepError
 
 MOST_COMPILES = 3
-MOST_ESTIMATES = 6  # for one solution of the program
-ENOUGH = 0.98  # of the budget: a plan that uses so much is not improved on
-NEARLY = 0.995  # of the budget: estimates are no more exact
+MOST_ESTIMATES = 6  # estimates to find one solution to compile
+ENOUGH = 0.98  # a plan that uses at least this share of the usable bytes ends the search
+# A solution that is expected to use at least this share of the usable bytes is not improved:
+# estimates are no more exact.
+NEARLY = 0.995
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,7 @@ class PlacedTrial:
     """A solution that was compiled.
 
     solution: counts of layers by group.
-    predicted_bytes: the prediction of its total before the compile.
+    predicted_bytes: the prediction of `total` before the compile.
     step: the compiled step.
     """
 
@@ -55,16 +57,17 @@ class PlacedTrial:
 
 @dataclasses.dataclass
 class PlacementSearch:
-    """A search, with what it learned.
+    """The state of a search over placements.
 
-    steps: traces, estimates and compiles.
-    profile: the step, with its states in device memory.
+    steps: traces, estimates and compiles steps.
+    profile: the profile of the step with its states in device memory.
     block: the layers whose states are placed.
     others: the actions of all other blocks.
-    problem: the problem of the program, without limits and without what was learned.
+    problem: the problem of the program, without limits and without corrections.
     limits: the bytes that a plan may take.
     notes: sentences for the user.
-    error: by how many bytes compiled steps exceeded their liveness estimates.
+    error: the bytes by which compiled steps are expected to exceed their liveness estimates, from
+      the trials.
     profile_seconds, solve_seconds: the time of tracing and profiling, and the time of the solver.
     tried: the solutions that were compiled.
     refused: the solutions that XLA did not compile.
@@ -93,15 +96,17 @@ class PlacementSearch:
 
     @property
     def compiles_left(self) -> int:
-        """How many solutions may still be compiled."""
+        """The number of solutions that may still be compiled."""
         return MOST_COMPILES - len(self.tried)
 
     def next_solutions(self) -> list[PlacementSolution]:
-        """The solution to compile next; none once a plan is good enough, or nothing is new."""
+        """The solution to compile next; no solution if the last trial is good enough, or if the
+        next solution was compiled before.
+        """
         if self.refused or (self.tried and self._is_enough(self.tried[-1])):
             return []
-        found = self.agreed()
-        return [] if found is None or self._is_tried(found) else [found]
+        solution = self.agreed()
+        return [] if solution is None or self._is_tried(solution) else [solution]
 
     def compile_solutions(self, solutions: Sequence[PlacementSolution]) -> None:
         """Compiles solutions, and learns the error of their estimates. A solution that XLA does not
@@ -115,7 +120,8 @@ class PlacementSearch:
             try:
                 step = self.steps.compile(self.assignment(solution), solution.places)
             except StepError as error:
-                # XLA has defects: a solution that meets one takes nothing from those before.
+                # A solution that XLA does not compile because of a defect does not invalidate the
+                # trials before it.
                 if not self.tried:
                     raise
                 LOG.warning("a plan is left out: %s", str(error)[:400])
@@ -126,74 +132,75 @@ class PlacementSearch:
 
     def _try_safer(self) -> None:
         """Compiles, if no trial fits, a solution that is smaller by more than the spread of the
-        errors, and the solution of least bytes.
+        errors, and then the solution of least bytes.
         """
         errors = [t.total - self._estimated_of(t.solution) for t in self.tried]
         self.error = 2 * max(errors) - min(errors)
         for find in (self.agreed, self.least):
-            found = find()
-            if found is None or self.fitting or self._is_tried(found):
+            solution = find()
+            if solution is None or self.fitting or self._is_tried(solution):
                 continue
-            if self._estimated_of(found) <= self.limits.usable_bytes:
-                self.compile_solutions([found])
+            if self._estimated_of(solution) <= self.limits.usable_bytes:
+                self.compile_solutions([solution])
 
-    def _is_tried(self, found: PlacementSolution) -> bool:
-        return any(found.counts == t.solution.counts for t in self.tried)
+    def _is_tried(self, solution: PlacementSolution) -> bool:
+        return any(solution.counts == t.solution.counts for t in self.tried)
 
     @property
     def fitting(self) -> list[PlacedTrial]:
         return [t for t in self.tried if self.limits.allow(t.step)]
 
     def agreed(self) -> PlacementSolution | None:
-        """The fastest solution that estimates expect to fit. The program's sums are of layers
-        alike: the error of the sums for several groups is found by solving again.
+        """The fastest solution that estimates expect to fit. The program's working memory is exact
+        only for steps with one group of layers. An estimate of the solution shows the error of the
+        sums for several groups, and the program is solved again.
         """
         room, best = self.limits.usable_bytes, None
-        short = solvable = self.error  # `solvable`: the last one for which there was a solution
+        short = solvable = self.error  # `solvable`: the last `short` for which there was a solution
         for _ in range(MOST_ESTIMATES):
-            found = self._solved(self.within(room, short))
-            if found is None:
+            solution = self._solved(self.within(room, short))
+            if solution is None:
                 short = (solvable + short) // 2
                 continue
             solvable = short
-            expected = self.expected(found)
+            expected = self.expected(solution)
             if expected <= room and (
-                best is None or found.cautious_seconds < best.cautious_seconds
+                best is None or solution.cautious_seconds < best.cautious_seconds
             ):
-                best = found
-            # As if the sums' error were the same for the next solution as for this one.
-            off = expected - found.device_bytes
-            if off == 0 or (expected <= room and off > -(1 - NEARLY) * room):
+                best = solution
+            # The error of the sums is assumed to be the same for the next solution.
+            error = expected - solution.device_bytes
+            if error == 0 or (expected <= room and error > -(1 - NEARLY) * room):
                 break
-            short += off
+            short += error
         # No solution is expected to fit: the solution of least bytes may fit.
         return self.least() if best is None else best
 
-    def expected(self, found: PlacementSolution) -> int:
-        """Device bytes that a step under a solution is expected to compile to."""
-        return self._estimated_of(found) + self.error
+    def expected(self, solution: PlacementSolution) -> int:
+        """The predicted device bytes of a compiled step under a solution."""
+        return self._estimated_of(solution) + self.error
 
-    def _estimated_of(self, found: PlacementSolution) -> int:
-        return self.estimate(self.assignment(found), found.places)
+    def _estimated_of(self, solution: PlacementSolution) -> int:
+        return self.estimate(self.assignment(solution), solution.places)
 
     def estimate(self, assignment: Assignment, places: Places) -> int:
-        """Device bytes of a step by a liveness estimate, which is made once."""
+        """Device bytes of a step by a liveness estimate. The estimate is made once, and stored."""
         key = repr(sorted(assignment.actions.items())), places
         if key not in self._estimated:
             self._estimated[key] = self.steps.estimate(assignment, places)
         return self._estimated[key]
 
-    def assignment(self, found: PlacementSolution) -> Assignment:
+    def assignment(self, solution: PlacementSolution) -> Assignment:
         """The argument of `build` under a solution."""
-        return Assignment(self.actions(found))
+        return Assignment(self.actions(solution))
 
-    def actions(self, found: PlacementSolution) -> Actions:
+    def actions(self, solution: PlacementSolution) -> Actions:
         """The choices of each range of layers, and of the other blocks."""
-        policies, name = self.problem.policies, self.block.name
-        label = lambda a, b: name if len(found.ranges) == 1 else group_label(name, a, b)
+        policies, name, ranges = self.problem.policies, self.block.name, solution.ranges
+        label = lambda a, b: name if len(ranges) == 1 else group_label(name, a, b)
         return {
             **self.others,
-            **{label(a, b): dict(policies[p].choices) for a, b, p in found.ranges},
+            **{label(a, b): dict(policies[p].choices) for a, b, p in ranges},
         }
 
     def least(self) -> PlacementSolution | None:
@@ -201,7 +208,7 @@ class PlacementSearch:
         return solve_placement(self.within(None), "bytes")
 
     def within(self, room: int | None, short: int = 0) -> PlacementProblem:
-        """The problem with limits: `room` bytes of the device, and this search's host memory.
+        """The problem with limits: `room` device bytes, and this search's limit of host bytes.
 
         short: bytes by which the problem's sums are known to be too small.
         """
@@ -209,13 +216,13 @@ class PlacementSearch:
         return dataclasses.replace(self.problem, room=room, host_room=host, short=short)
 
     def _solved(self, problem: PlacementProblem) -> PlacementSolution | None:
-        found = solve_placement(problem)
-        self.solve_seconds += 0.0 if found is None else found.solve_seconds
-        return found
+        solution = solve_placement(problem)
+        self.solve_seconds += 0.0 if solution is None else solution.solve_seconds
+        return solution
 
     def _is_enough(self, trial: PlacedTrial) -> bool:
-        """Whether a trial fits, and no faster one is worth a compile: it uses the budget, or no
-        solution without a limit is faster.
+        """Whether a trial fits, and no faster solution is worth a compile. This is the case if the
+        trial uses the budget, or if no solution without a limit is faster.
         """
         if not self.limits.allow(trial.step):
             return False
@@ -233,8 +240,9 @@ def with_working(
     others: Mapping[str, Mapping[str, Choice]],
     sharding: Sharding = ONE_DEVICE,
 ) -> tuple[LayerPolicy, ...]:
-    """The policies with the working memory of steps all of whose layers have that policy. Each
-    policy is estimated with states in host memory, and the first policy with resident states too.
+    """The policies with their working memory: the working memory of a step all of whose layers have
+    the policy. Each policy is estimated with states in host memory, and the first policy with
+    resident states too.
 
     sharding: how the step is divided. Over several devices, all layers have resident states, or
       layers are gathered one at a time whether their own states are resident or not.
@@ -245,14 +253,14 @@ def with_working(
 
     def working(policy: LayerPolicy, places: Places) -> int:
         assignment = Assignment({**others, label: policy.choices})
-        held = states.fixed + states.outside + layers * policy.device_bytes
-        held += layers * states.on_device(RESIDENT) if places.persist else 0
-        return steps.estimate(assignment, places) - held
+        stored = states.fixed + states.outside + layers * policy.device_bytes
+        stored += layers * states.on_device(RESIDENT) if places.persist else 0
+        return steps.estimate(assignment, places) - stored
 
     if sharding.devices > 1:
-        where = streamed if sharding.by_layer else resident
-        both = [(p, working(p, where)) for p in policies]
-        return tuple(p.with_working(own, own) for p, own in both)
+        places = streamed if sharding.by_layer else resident
+        sizes = [(p, working(p, places)) for p in policies]
+        return tuple(p.with_working(size, size) for p, size in sizes)
     more = working(policies[0], resident) - working(policies[0], streamed)
-    both = [(p, working(p, streamed)) for p in policies]
-    return tuple(p.with_working(own + more, own) for p, own in both)
+    sizes = [(p, working(p, streamed)) for p in policies]
+    return tuple(p.with_working(size + more, size) for p, size in sizes)

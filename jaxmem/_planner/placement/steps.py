@@ -1,5 +1,5 @@
-"""A released step under given actions and with its states at given places: traced, estimated
-and compiled.
+"""Traces, estimates and compiles a released step under given actions, with its states at given
+places.
 """
 
 import dataclasses
@@ -12,11 +12,10 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from jaxmem._core.assignment import Assignment
+from jaxmem._model.states.layout import masters_of
 from jaxmem._model.states.places import HOST, Places
-from jaxmem._model.states.stacks import masters_of
-from jaxmem._model.states.within import opened
 from jaxmem._optim.released.form import check_pair
-from jaxmem._optim.released.step import ReleasedStep
+from jaxmem._optim.released.step import ReleasedStep, opened
 from jaxmem._planner.placement.layer import States
 from jaxmem._planner.placement.mesh import Divided, mesh_of
 from jaxmem._planner.search.compile import CompiledStep
@@ -32,10 +31,11 @@ class PlacedSteps:
 
     build: takes a plan and returns a released step.
     args: the step's arguments, the state first: arrays or shapes, in any form.
-    backend: where it is compiled.
-    how: what is divided over devices, as `data_parallel` takes it; None for a step of one device.
+    backend: estimates and compiles the step.
+    how: the states that are divided over devices, as `data_parallel` takes it; None for a step of
+      one device.
 
-    Raises StepError for a step whose states cannot be placed, or divided.
+    Raises StepError for a step whose states cannot be placed or divided.
     """
 
     def __init__(self, build, args: tuple, backend: Backend, how: str | None = None):
@@ -53,7 +53,8 @@ class PlacedSteps:
                 f" {error}; expected the pair of parameters and optimizer's state"
             ) from error
         check_pair(self._step.model, pair)
-        # A step that is compiled to run here knows its devices, of which shapes need not tell.
+        # A step for the device at hand is compiled for concrete devices. Shapes need not have a
+        # sharding; they get the sharding of the first device.
         here = SingleDeviceSharding(jax.local_devices()[0]) if backend.target.local else None
         self._state = jax.tree.map(lambda a: _shape(a, here), args[0])
         self._others = args[1:]
@@ -71,7 +72,7 @@ class PlacedSteps:
 
     @property
     def label(self) -> str:
-        """That of the layers' block."""
+        """The label of the layers' block."""
         return self._step.model.label
 
     @property
@@ -80,27 +81,29 @@ class PlacedSteps:
 
     @property
     def resident(self) -> Places:
-        """Where states lie that are all on the device."""
+        """The places of states that are all in device memory."""
         return Places(self.layers, self.layers)
 
     @property
     def split(self) -> Callable:
-        """Moves a state, as the released step does; to where it is divided, before."""
+        """A function that moves a state to given places, as the released step's `split`. If the
+        step is divided over devices, the state is divided first.
+        """
         if (over := self._over) is None:
             return self._made.split
         step = self._step
 
         def move(state, persist: int, **where):
-            wanted, *_ = self.args_at(Places(self.layers, persist, **where))
-            if _lies_as(state, wanted):
+            shapes, *_ = self.args_at(Places(self.layers, persist, **where))
+            if _is_placed_as(state, shapes):
                 return state
             return step.split(over.moved(step, state), persist, **where)
 
         return move
 
     def create(self, outer, layer: Callable, count: int, persist: int, **where):
-        """Makes a state, as the released step does; divided, if the step is. Raises StepError where
-        the step's state holds more than the pair.
+        """Makes a state, as the released step's `create`. The state is divided if the step is.
+        Raises StepError if the step's state holds more than the released step's pair.
         """
         if self._made is not self._step:
             raise StepError(
@@ -113,7 +116,7 @@ class PlacedSteps:
 
     @property
     def devices(self) -> int:
-        """Over how many devices states are divided."""
+        """The number of devices over which states are divided."""
         return 1 if self._over is None else self._over.devices
 
     def args_at(self, places: Places) -> tuple:
@@ -121,20 +124,20 @@ class PlacedSteps:
         return self._made.split(self._state, **places.split), *self._others
 
     def states(self) -> States:
-        """What the step's states take."""
+        """The bytes of the step's states."""
         model, layers = self._step.model, self.layers
         params, state = self._pair(self._state)
         stacks, *_ = self._step.optimizer.opened(model, params, state)
-        of = lambda places: _bytes(self.args_at(places))
-        resident, _ = of(self.resident)
-        _, outside = of(dataclasses.replace(self.resident, outer_moments=HOST))
-        streamed, _ = of(Places(layers, 0))
-        copied, _ = of(Places(layers, 0, copies=layers))
+        bytes_at = lambda places: _bytes(self.args_at(places))
+        resident, _ = bytes_at(self.resident)
+        _, outside = bytes_at(dataclasses.replace(self.resident, outer_moments=HOST))
+        streamed, _ = bytes_at(Places(layers, 0))
+        copied, _ = bytes_at(Places(layers, 0, copies=layers))
         size = lambda tree: sum(shard_bytes(a) for a in jax.tree.leaves(tree)) // layers
         parameters, moments = map(size, (masters_of(params[model.layers]), stacks))
-        # What crosses between devices does in the dtype of compute.
-        crosses = lambda a: a.size * jnp.dtype(model.dtype or a.dtype).itemsize
-        wire = lambda tree: sum(map(crosses, jax.tree.leaves(tree)))
+        # Collectives between devices move arrays in the dtype of compute.
+        wire_bytes = lambda a: a.size * jnp.dtype(model.dtype or a.dtype).itemsize
+        wire = lambda tree: sum(map(wire_bytes, jax.tree.leaves(tree)))
         return States(
             layers=layers,
             parameters=parameters,
@@ -153,12 +156,12 @@ class PlacedSteps:
         return trace(self.build, assignment, self.args_at(places))
 
     def estimate(self, assignment: Assignment | None, places: Places) -> int:
-        """Bytes that the step is expected to take on the device, its arguments among them."""
+        """Estimated device bytes of the step, its arguments included."""
         _, traced = self.trace(assignment, places)
         return self.backend.step_bytes(traced, _bytes(self.args_at(places))[0])
 
     def compile(self, assignment: Assignment, places: Places) -> CompiledStep:
-        """Raises StepError where XLA does not compile it."""
+        """Compiles the step. Raises StepError if XLA does not compile it."""
         start = time.perf_counter()
         stage, traced = self.trace(assignment, places)
         compiled = self.backend.compile(stage, traced).result()
@@ -169,10 +172,10 @@ class PlacedSteps:
 
 
 def placed_steps(plan: Plan, build, args: tuple, backend: Backend, what: str) -> PlacedSteps:
-    """The steps of a plan that places states. Raises PlanFileError where the model has another
-    number of layers.
+    """The steps of a plan that places states. Raises PlanFileError if the model has another number
+    of layers than the plan.
 
-    what: the public function that errors are from.
+    what: the public function that error messages name.
     """
     assert plan.places is not None
     steps = PlacedSteps(build, args, backend, plan.divided)
@@ -184,8 +187,9 @@ def placed_steps(plan: Plan, build, args: tuple, backend: Backend, what: str) ->
 
 
 def _released(made) -> tuple[ReleasedStep, Callable]:
-    """The released step that `build` returned, or that is within it, and what takes its pair out of
-    a state. Raises StepError for anything else.
+    """The released step that `build` returned, or that is within the returned step, and the
+    function that takes the released step's pair out of a state. Raises StepError if `build`
+    returned no released step.
     """
     step, pair = opened(made)
     if not isinstance(step, ReleasedStep):
@@ -204,14 +208,14 @@ def _released(made) -> tuple[ReleasedStep, Callable]:
 
 
 def _shape(a, here) -> jax.ShapeDtypeStruct:
-    """The shape of an array, or of a shape, where it lies; `here` where it does not say."""
+    """The shape of an array or of a shape, with its sharding; `here` if it has no sharding."""
     a = a if hasattr(a, "dtype") else jnp.asarray(a)
     sharding = getattr(a, "sharding", None)
     return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here if sharding is None else sharding)
 
 
 def _bytes(args: tuple) -> tuple[int, int]:
-    """Bytes of shapes on one device, and in its host memory."""
+    """Bytes of shapes on one device, and in the host memory of this device."""
     device = host = 0
     for a in jax.tree.leaves(args):
         kind = getattr(getattr(a, "sharding", None), "memory_kind", None)
@@ -222,9 +226,9 @@ def _bytes(args: tuple) -> tuple[int, int]:
     return device, host
 
 
-def _lies_as(state, wanted) -> bool:
-    """Whether a state's arrays are where shapes say, and of these shapes."""
-    if jax.tree.structure(state) != jax.tree.structure(wanted):
+def _is_placed_as(state, shapes) -> bool:
+    """Whether a state's arrays have the given shapes, memories and shardings."""
+    if jax.tree.structure(state) != jax.tree.structure(shapes):
         return False
     same = lambda a, w: (
         isinstance(a, jax.Array)
@@ -232,4 +236,4 @@ def _lies_as(state, wanted) -> bool:
         and a.sharding.memory_kind == w.sharding.memory_kind
         and a.sharding.is_equivalent_to(w.sharding, a.ndim)
     )
-    return all(jax.tree.leaves(jax.tree.map(same, state, wanted)))
+    return all(jax.tree.leaves(jax.tree.map(same, state, shapes)))

@@ -10,6 +10,6 @@ and often takes half as many bytes.
 A plan may be faster than the step without a plan, and is then returned even if that step fits,
 since keeping a tensor has a price too. A step that fits is changed only by times that were measured
 or estimated by XLA, not by times of a roofline. The best plan of a smaller budget remains a
-candidate. So the predicted time never rises with the budget, except by the doubt of lossy codecs
-(`_cost/profile/doubt.py`).
+candidate. So the predicted time never rises with the budget, except by the error bounds of lossy
+codecs (`_cost/profile/doubt.py`).
 """

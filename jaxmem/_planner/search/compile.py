@@ -1,8 +1,8 @@
 """Compiles a step under given actions for the target, and counts compiles and their seconds.
 
-The compiled program is always `build(plan)` for a plan that a user can give. The alternative,
-`build(None)` in place of such a plan, is never compiled, because a `build` may treat None in a way
-of its own. So the program that was compiled is the program that runs.
+The compiled program is always `build(plan)` for a plan that a user can pass. The alternative,
+`build(None)` in place of such a plan, is never compiled, because a `build` may treat None
+differently. So the compiled program is the program that runs.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ from jaxmem.errors import StepError
 class CompiledStep:
     """A step that was compiled.
 
-    actions: what it was compiled under.
-    compiled: what was read of it: bytes, FLOPs and how long compiling took.
-    places: where its model states are stored; None where no plan places them.
+    actions: the actions under which the step was compiled.
+    compiled: the numbers of the compiled program: bytes, FLOPs, and the seconds of the compile.
+    places: where the step's model states are stored; None if no plan places them.
     """
 
     actions: Actions
@@ -47,11 +47,11 @@ class CompiledStep:
 
 
 class Written(enum.Enum):
-    """What the step is as its author wrote it, before a plan.
+    """The checkpoints of the step as its author wrote it, before a plan.
 
-    PLANNED: its blocks have policies of jaxmem, so that a plan decides it however it is written.
-    KEPT: no block has a policy, and nothing is under a checkpoint: everything is kept.
-    CHECKPOINTED: no block has a policy of jaxmem, and some are under checkpoints of the author's.
+    PLANNED: the blocks have policies of jaxmem. A plan decides every block.
+    KEPT: the step has no policy and no checkpoint. Everything is kept.
+    CHECKPOINTED: no block has a policy of jaxmem, and the step has checkpoints of the author's.
     """
 
     PLANNED = enum.auto()
@@ -62,15 +62,12 @@ class Written(enum.Enum):
 class StepCompiler:
     """Compiles steps of one `build`; counts compiles, and the seconds spent waiting for them.
 
-    What is compiled is always `build(plan)` for what a user would give as `plan`, so that the
-    program that was compiled is the program that runs.
-
     build: takes a plan and returns the step.
     args: the step's arguments, as arrays or shapes.
-    backend: where it is compiled.
-    written: what the step is as its author wrote it.
-    idle_blocks: labels of blocks that no gradient runs through. Actions do not name them, and
-      `build` asks what is decided for them too, so they are recomputed.
+    backend: compiles the step.
+    written: the checkpoints of the step as its author wrote it.
+    idle_blocks: labels of blocks through which no gradient runs. Actions do not name these blocks,
+      but `build` reads their choices from the plan. So they are recomputed.
     """
 
     def __init__(self, build, args: tuple, backend: Backend, written: Written = Written.PLANNED):
@@ -79,20 +76,21 @@ class StepCompiler:
         self.compiles = 0
         self.seconds = 0.0
         self._begun: list[tuple[Actions, Future[Compiled]]] = []
-        # The step as written, and with everything kept: each is checked, and compiled later.
+        # The traces of the step as written and of everything kept, by whether the step is as
+        # written. Both are traced for checks first, and compiled later.
         self._traced: dict[bool, tuple[Any, jax.stages.Traced]] = {}
 
     def trace(self, plan: Decisions) -> jax.stages.Traced:
-        """The step under a plan, traced and not compiled."""
+        """Traces the step under a plan, without compiling it."""
         return self._stages(plan)[1]
 
     def compile(self, *many: Actions) -> list[CompiledStep]:
-        """Compiles the step under each of `many` actions, side by side where the target allows."""
+        """Compiles the step under each of `many` actions, at the same time if the backend can."""
         return all_compiled(self.try_compile(*many))
 
     def try_compile(self, *many: Actions) -> list[CompiledStep | StepError]:
-        """Compiles the step under each of `many` actions; an error stands for a step that XLA could
-        not compile.
+        """Compiles the step under each of `many` actions. For a step that XLA does not compile, the
+        result is the error.
         """
         self.compiles += len(many)
         return self.compile_buffers(*many)
@@ -102,33 +100,34 @@ class StepCompiler:
         the compiles.
         """
         start = time.perf_counter()
-        futures = [self._begin(actions) for actions in many]  # before the first is waited for
-        found: list[CompiledStep | StepError] = []
+        futures = [self._begin(actions) for actions in many]  # begin all before waiting for one
+        results: list[CompiledStep | StepError] = []
         for actions, future in zip(many, futures):
             try:
-                found.append(CompiledStep(actions, future.result()))
+                results.append(CompiledStep(actions, future.result()))
             except StepError as error:
-                found.append(error)
+                results.append(error)
         self.seconds += time.perf_counter() - start
-        return found
+        return results
 
     def begin(self, actions: Actions) -> None:
-        """Begins a compile that `try_compile` will be asked for. It gains where the backend
-        compiles beside what this process does: where its `width` is above 1.
+        """Begins a compile that a later call of `try_compile` waits for. This saves time if the
+        backend compiles outside this process, which its `width` above 1 shows.
         """
         self._begun.append((actions, self._begin(actions)))
 
     def _begin(self, actions: Actions) -> "Future[Compiled]":
-        """The compile of the step under `actions`, begun now unless it was before."""
+        """The compile of the step under `actions`, which begins now unless `begin` has begun it."""
         for i, (other, _) in enumerate(self._begun):
             if other == actions:
                 return self._begun.pop(i)[1]
         return self.backend.assign(*self._stages(self.plan_of(actions)))
 
     def compile_fully(self, step: CompiledStep) -> CompiledStep:
-        """Compiles a step whole, whose buffers alone were assigned; another is returned as it is.
+        """Compiles a step fully that was compiled for buffers only. On a backend that always
+        compiles fully, the step is returned unchanged.
 
-        Raises StepError where XLA does not compile it.
+        Raises StepError if XLA does not compile the step.
         """
         if not self.backend.assigns:
             return step
@@ -139,14 +138,14 @@ class StepCompiler:
         return CompiledStep(step.actions, compiled)
 
     def run(self, *many: CompiledStep, seconds: float) -> list[list[float]]:
-        """Seconds of compiled steps in rounds that go on for `seconds`, as `Backend.run` gives
-        them.
+        """Runs compiled steps in rounds for `seconds`, and returns the seconds of each round, as
+        `Backend.run` does.
         """
         compiled = [step.compiled for step in many]
         return self.backend.run(compiled, self.trace(Assignment.unchanged()), self.args, seconds)
 
     def _stages(self, plan: Decisions) -> tuple[Any, jax.stages.Traced]:
-        """The step's own traced stage under a plan, and JAX's."""
+        """Traces the step under a plan, and returns the step's stage and JAX's traced stage."""
         if plan not in (Assignment.unchanged(), Assignment.everything()):
             return trace(self.build, plan, self.args)
         key = leaves_as_written(plan)
@@ -155,7 +154,7 @@ class StepCompiler:
         return self._traced[key]
 
     def plan_of(self, actions: Actions) -> Assignment:
-        """What `build` is given for the step under `actions`."""
+        """The argument of `build` for the step under `actions`."""
         kept = keeps_everything(actions)
         if actions == AS_WRITTEN or (kept and self.written is Written.KEPT):
             return Assignment.unchanged()
@@ -164,9 +163,9 @@ class StepCompiler:
         return Assignment({label: {} for label in self.idle_blocks} | actions)
 
 
-def all_compiled(found: Sequence[CompiledStep | StepError]) -> list[CompiledStep]:
+def all_compiled(results: Sequence[CompiledStep | StepError]) -> list[CompiledStep]:
     """The steps, if all were compiled; else raises the first of their errors."""
-    for step in found:
+    for step in results:
         if isinstance(step, StepError):
             raise step
-    return [step for step in found if isinstance(step, CompiledStep)]
+    return [step for step in results if isinstance(step, CompiledStep)]

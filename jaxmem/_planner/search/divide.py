@@ -5,15 +5,15 @@ Only the last group's working memory is added to all saved bytes, since the back
 group runs after the tensors that the last group saved are freed.
 
 The boundary is not a variable of the mixed-integer program. The program is solved for each
-boundary, decides everything else, and the best answer is taken. A stack of few layers tries every
-layer as the boundary; a longer stack tries `MOST_DIVISIONS` = 16 layers, evenly spaced.
+boundary, and decides everything else. The best solution is taken. In a stack of few layers, every
+layer is tried as the boundary; in a longer stack, `MOST_DIVISIONS` = 16 layers, evenly spaced.
 
 Several stacks are divided one after the other, the stack of most bytes first. The alternative is to
 try the boundaries of all stacks together, which would multiply the solves.
 
-On a GPU, a group under no checkpoint is taken only if XLA's estimates of both whole steps say so.
-The profile calls such layers of a GPT faster than layers with every tag kept, and XLA calls the
-step slower.
+On a GPU, a group under no checkpoint is taken only if the step is faster by XLA's estimates of both
+whole steps. By the profile, such layers of a GPT are faster than layers with every tag kept. By
+XLA's estimate, the step is slower.
 """
 
 import dataclasses
@@ -27,22 +27,22 @@ from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.memory import Expected
-from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.solve.solution import Solution, priced
+from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.solution import ActionSolution, priced
 from jaxmem._planner.solve.solve import solve
 from jaxmem.errors import StepError
 
-MOST_DIVISIONS = 16  # places that are tried, evenly over the layers
-Working = Mapping  # of the choices of a label's tags, as `Problem.working`
+MOST_DIVISIONS = 16  # boundaries that are tried, evenly spaced over the layers
+Working = Mapping  # working memory by (block, tag, choice), as `ActionProblem.working`
 
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """How the layers of a step are divided.
+    """How the layers of a step are divided into groups.
 
-    profile: the step's, where each group is a block of its own.
-    ends: by the label of each divided block the labels of its first and its last group; the last
-      is None where it is under no checkpoint.
+    profile: the step's profile, in which each group is a separate block.
+    ends: by the label of each divided block, the labels of its first and its last group. The label
+      of a last group under no checkpoint is None.
     whole: bytes of the groups under no checkpoint, by their labels.
     """
 
@@ -51,8 +51,9 @@ class Groups:
     whole: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def with_block(self, block: BlockClass, at: int, size: int | None = None) -> "Groups":
-        """The same with one more block divided, before its layer `at`; `size` is what the last
-        group takes under no checkpoint, None if it is under one.
+        """The groups with one more divided block. The last group begins at layer `at`.
+
+        size: bytes of the last group if it is under no checkpoint; None if it is under one.
         """
         split = divided(self.profile, block, at)
         first, last = (b.name for b in split.blocks if b.name.startswith(f"{block.name}["))
@@ -62,48 +63,50 @@ class Groups:
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-    """Layers in groups, and what each does.
+    """Groups of layers, with the actions of each group.
 
-    groups: which they are.
-    problem: what was solved: its profile has each group as a block.
-    solution: the assignment for it.
-    bytes: what it adds to the memory model's reference, at the largest of the groups' peaks.
+    groups: the groups.
+    problem: the solved problem, whose profile has each group as a block.
+    solution: the assignment.
+    bytes: the bytes that the assignment adds to the memory model's reference, at the largest of the
+      groups' peaks.
     """
 
     groups: Groups
-    problem: Problem
-    solution: Solution
+    problem: ActionProblem
+    solution: ActionSolution
     bytes: int
 
 
-def best_division(problem: Problem, stored: float | None = None) -> Division | None:
-    """Returns the fastest two groups of layers, of each stack that gains by them, within the
-    problem's room.
+def best_division(problem: ActionProblem, stored: float | None = None) -> Division | None:
+    """Returns the fastest division into two groups of layers, within the problem's room, of each
+    stack for which a division is faster.
 
-    The result is None if no place gives a plan that fits, if there is no stack to divide, or if the
-    problem has no `room`.
+    The result is None if no boundary gives a plan that fits, if there is no stack to divide, or if
+    the problem has no `room`.
 
-    stored: the share of the bytes counted for layers under no checkpoint that they take. If it is
-      known, a last group may also be kept so, which is faster and larger than every tag kept.
+    stored: for layers under no checkpoint, the stored bytes as a share of the counted bytes. If it
+      is known, a last group may be under no checkpoint too, which is faster and takes more bytes
+      than every tag kept.
     """
     if problem.room is None:
         return None
     best, groups = None, Groups(problem.profile)
     for block in divisible(problem.profile):
-        found = [best, *_divisions(problem, groups, block, stored)]
-        ready = [division for division in found if division is not None]
-        best = min(ready, key=lambda d: (d.solution.cautious_seconds, d.bytes), default=None)
+        candidates = [best, *_divisions(problem, groups, block, stored)]
+        solved = [division for division in candidates if division is not None]
+        best = min(solved, key=lambda d: (d.solution.cautious_seconds, d.bytes), default=None)
         groups = groups if best is None else best.groups
     return best
 
 
 def _divisions(
-    problem: Problem, groups: Groups, block: BlockClass, stored: float | None
+    problem: ActionProblem, groups: Groups, block: BlockClass, stored: float | None
 ) -> Iterator[Division | None]:
-    """The fastest plan for each place where `block` may be divided, beside `groups`."""
+    """The fastest plan for each boundary in `block`; other blocks are divided as in `groups`."""
     layers = block.divisible
     for k in range(1, MOST_DIVISIONS + 1):
-        # `at` is the first layer of the last group. Stacks of few layers try every place.
+        # `at` is the first layer of the last group. In stacks of few layers, every layer is tried.
         at = k * layers // (MOST_DIVISIONS + 1) if layers > MOST_DIVISIONS else k
         if not 0 < at < layers:
             continue
@@ -113,58 +116,59 @@ def _divisions(
             yield _solved(problem, groups.with_block(block, at, round(size)), block.name)
 
 
-def _solved(problem: Problem, groups: Groups, newest: str) -> Division | None:
-    """Returns the fastest plan for the groups, or None.
+def _solved(problem: ActionProblem, groups: Groups, newest: str) -> Division | None:
+    """Returns the fastest plan for the groups; None if no plan fits.
 
-    A last group's backward runs while everything is saved; that of a first one, when what the last
-    saved is gone. So only the last group's working memory is on top of all that is saved, and the
-    first group's on top of its own.
+    The backward of a last group runs while all saved tensors are alive. The backward of a first
+    group runs after the last group's saved tensors are freed. So the last group's working memory is
+    added to all saved bytes, and the first group's working memory to the first group's saved bytes.
 
     newest: the label of the block that was divided last.
     """
     open_blocks = tuple(b for b in groups.profile.blocks if b.name not in groups.whole)
     profile = dataclasses.replace(groups.profile, blocks=open_blocks)
-    taken = sum(groups.whole.values())
-    room = (problem.room or 0) - taken
-    # First count the last group's working memory only. If that plan's peak lies in the first
-    # group, count both, which is an overestimate.
+    kept_bytes = sum(groups.whole.values())
+    room = (problem.room or 0) - kept_bytes
+    # First count the last group's working memory only. If the first group has the peak of the
+    # resulting plan, count the working memory of both groups, which is an overestimate.
     first, last = groups.ends[newest]
     for counted in ([last or first], [first, last]) if last else ([first],):
-        of = {name: [b or a] for name, (a, b) in groups.ends.items()} | {newest: counted}
-        working = _counted_for(problem.working, of)
-        # What was refused names undivided blocks, of which this problem has none.
-        asked = dataclasses.replace(
+        groups_of = {name: [b or a] for name, (a, b) in groups.ends.items()} | {newest: counted}
+        working = _counted_for(problem.working, groups_of)
+        # Excluded assignments name undivided blocks, which this problem does not have.
+        open_problem = dataclasses.replace(
             problem, profile=profile, working=working, room=room, excluded=()
         )
-        solution = solve(asked) if room >= 0 else None
+        solution = solve(open_problem) if room >= 0 else None
         if solution is None:
             return None
         peak = _peak(problem.working, groups, profile, solution)
         if peak <= room:
-            whole = dataclasses.replace(asked, profile=groups.profile, room=problem.room)
+            full = dataclasses.replace(open_problem, profile=groups.profile, room=problem.room)
             kept = {label: {REST: KEEP} for label in groups.whole}
-            found = priced(whole, solution.actions | kept, solution.solve_seconds, solution.gap)
-            return Division(groups, whole, found, peak + taken)
+            complete = priced(full, solution.actions | kept, solution.solve_seconds, solution.gap)
+            return Division(groups, full, complete, peak + kept_bytes)
     return None
 
 
-def _counted_for(working: Working, of: Mapping[str, list]) -> dict:
+def _counted_for(working: Working, groups_of: Mapping[str, list]) -> dict:
     """Working memory by choice. The working memory of a divided block is counted for each of the
-    groups that `of` names.
+    block's groups in `groups_of`.
     """
     return {
         (label, tag, choice): size
         for (block, tag, choice), size in working.items()
-        for label in of.get(block, [block])
+        for label in groups_of.get(block, [block])
     }
 
 
-def _peak(working: Working, groups: Groups, profile: Profile, solution: Solution) -> int:
-    """Returns the largest of the groups' peaks: that of last groups with all that is saved, and
-    that of each first one without what its last one saved.
+def _peak(working: Working, groups: Groups, profile: Profile, solution: ActionSolution) -> int:
+    """Returns the peak of a divided plan. It is the largest of these peaks: the last groups'
+    working memory plus all saved bytes; and for each first group, its working memory plus all saved
+    bytes except the bytes that the last group of its block saved.
 
-    working: of the undivided blocks' choices.
-    profile: of the groups that `solution` decides.
+    working: working memory of the undivided blocks' choices.
+    profile: the profile of the groups that `solution` decides.
     """
     saved = {
         cost.name: cost.device_bytes * block.layers
@@ -172,11 +176,13 @@ def _peak(working: Working, groups: Groups, profile: Profile, solution: Solution
     }
     ends = {name: [last or first] for name, (first, last) in groups.ends.items()}
 
-    def peak(of: Mapping[str, list], gone: int) -> int:
-        """The bytes while groups `of` run, when so much of what was saved is gone."""
-        counted = _counted_for(working, of)
+    def peak(groups_of: Mapping[str, list], freed: int) -> int:
+        """The bytes while the groups of `groups_of` run, after `freed` of the saved bytes are
+        freed.
+        """
+        counted = _counted_for(working, groups_of)
         chosen = ((b, t, c) for b, tags in solution.actions.items() for t, c in tags.items())
-        return solution.saved_bytes - gone + round(sum(counted.get(key, 0.0) for key in chosen))
+        return solution.saved_bytes - freed + round(sum(counted.get(key, 0.0) for key in chosen))
 
     at_ends = peak(ends, 0)
     of_first = [
@@ -188,12 +194,13 @@ def _peak(working: Working, groups: Groups, profile: Profile, solution: Solution
 
 
 def divide(search: Search, best: Trial, step_time: StepTime) -> tuple[Trial, Division | None]:
-    """Returns the best plan that decides two groups of layers apart, with its division, if it
-    is faster than `best` by `LEAST_GAIN` and compiles within the limits; else `best` and None.
+    """Returns the best plan with separate actions for two groups of layers, with its division, if
+    the plan is faster than `best` by `LEAST_GAIN` and compiles within the limits; else `best` and
+    None.
 
-    A profile prices the pieces of a layer under a checkpoint. Of layers under none it knows the
-    bytes alone, and may be wrong: where the clock calls such a plan slower, one without such
-    layers is looked for.
+    A profile prices the pieces of a layer under a checkpoint. For layers under no checkpoint, the
+    profile has only bytes, and its seconds may be wrong. If the times of whole steps show that a
+    plan with such layers is slower than `best`, a plan without such layers is searched.
     """
     divided, division, slower = _divide(search, best, step_time, whole=True)
     if division is None and slower:
@@ -204,18 +211,20 @@ def divide(search: Search, best: Trial, step_time: StepTime) -> tuple[Trial, Div
 def _divide(
     search: Search, best: Trial, step_time: StepTime, whole: bool
 ) -> tuple[Trial, Division | None, bool]:
-    """The best plan of two groups of layers; `whole` allows that the last group is under no
-    checkpoint. The third of what is returned says whether one with such layers fits, and the
-    clock called it slower.
+    """The best plan with two groups of layers, and its division. The third result is True if a plan
+    whose last group is under no checkpoint fits, and is slower than `best` by the times of whole
+    steps.
+
+    whole: whether the last group may be under no checkpoint.
     """
     limits = search.limits
-    # The most seconds that a division may cost, to be worth its compile.
+    # The most seconds of a divided plan that is worth a compile.
     worth = best.cost.cautious_seconds - LEAST_GAIN * search.profile.step_seconds
     chosen, short, seen, slower = None, 0, [], False
     while search.compiles_left > 0:
         model = search.model()
-        # The memory model is of layers alike and is not fitted to divided plans. What their
-        # predictions were short by, `short`, of estimates or compiles, is added to its reference.
+        # The memory model is fitted to undivided plans only. `short` is the bytes by which it has
+        # underestimated divided plans so far, by liveness estimates or compiles.
         base = search.static + int(model.reference) + short
         problem = search.problem(model)
         stored = _share_stored(search, model) if whole else None
@@ -230,38 +239,39 @@ def _divide(
         if estimated is not None and estimated > limits.usable_bytes:
             if len(seen) >= MOST_ESTIMATES:
                 break
-            short += estimated - predicted  # no compile is spent on what is not expected to fit
+            short += estimated - predicted  # a plan that is not expected to fit is not compiled
             continue
         (step,) = search.try_compile(division.solution.actions, least=best.total)
         if isinstance(step, StepError):
             break
-        told = predicted if estimated is None else estimated
-        solution, told = division.solution, max(search.static, told)
-        tried = Trial(step, solution.cost, told, solution.gap)
-        short += tried.total - predicted
-        if not limits.allow(tried):
+        expected = max(search.static, predicted if estimated is None else estimated)
+        trial = Trial(step, division.solution.cost, expected, division.solution.gap)
+        short += trial.total - predicted
+        if not limits.allow(trial):
             continue
-        if step_time.cautious(tried) >= step_time.cautious(best):
+        if step_time.cautious(trial) >= step_time.cautious(best):
             slower = bool(division.groups.whole)
             break
-        best, chosen = tried, division
+        best, chosen = trial, division
         worth = best.cost.cautious_seconds - LEAST_GAIN * search.profile.step_seconds
     return best, chosen, slower
 
 
 def _estimated(search: Search, actions: Actions, best: Trial) -> int | None:
-    """Bytes of the step under actions of divided layers: those that `best` compiled to, and the
-    difference of liveness estimates; None once estimates took too long.
+    """Bytes of the step under actions of divided layers: the compiled bytes of `best`, plus the
+    difference of the liveness estimates of both; None once the limit of estimates is reached.
     """
     estimates = search.estimates
-    own, of_best = estimates.estimate(actions), estimates.estimate(best.actions)
-    return None if own is None or of_best is None else best.total + own - of_best
+    size, size_of_best = estimates.estimate(actions), estimates.estimate(best.actions)
+    if size is None or size_of_best is None:
+        return None
+    return best.total + size - size_of_best
 
 
 def _share_stored(search: Search, model: Expected) -> float | None:
-    """Returns the share that XLA stores of the bytes that a trace counts for layers under no
-    checkpoint: it stores fewer than every tensor that the backward reads. It is that of all blocks
-    in the step with everything kept; None where that does not tell.
+    """Returns, for layers under no checkpoint, the bytes that XLA stores as a share of the bytes
+    that a trace counts: XLA does not store every tensor that the backward reads. The share is
+    computed over all blocks of the step with everything kept. None if it cannot be computed.
     """
     counted = sum(b.layers * b.everything_bytes for b in search.profile.blocks)
     stored = search.baseline.total - search.static - model.reference

@@ -1,5 +1,5 @@
-"""Bytes that a search expects of plans before it compiles them, from liveness estimates of their
-traces.
+"""The bytes that a search predicts for plans before it compiles them, from liveness estimates of
+their traces.
 
 An estimate takes a fraction of a second, and a compile takes many seconds. So the solver solves
 again with each estimate, until an estimate agrees with the solution.
@@ -17,40 +17,43 @@ from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.memory import Expected
-from jaxmem._planner.solve.solution import Solution
+from jaxmem._planner.solve.solution import ActionSolution
+from jaxmem._trace.jaxpr import equations
 from jaxmem._trace.liveness.walk import runs_references
-from jaxmem._trace.rewrite import equations
 
-MOST_ESTIMATES = 8  # for one question to the solver
+MOST_ESTIMATES = 8  # estimates for one problem of the solver
 RECALLED = 3  # plans of earlier searches that are estimated
-# Equations that a search traces for estimates: those that teach its solver, those of the search
-# for the least bytes, and all others. An equation takes 130 to 350 microseconds of a core, so that
-# the limits are about 20, 100 and 40 seconds. Only steps with Python loops over layers meet them.
+# The most equations that a search traces for estimates, by purpose: estimates to which the memory
+# model is fitted, estimates in the search for the least bytes, and all others. An equation takes
+# 130 to 350 microseconds of a core, so that the limits are about 20, 100 and 40 seconds. Only steps
+# with Python loops over layers reach the limits.
 MOST_EQUATIONS = {"taught": 100_000, "least": 500_000, "others": 200_000}
-COMPILED = 5  # a compile for buffers takes about as long as so many estimates
+COMPILED = 10  # a compile for buffers takes about as long as this number of estimates
 
 
 class Estimates:
-    """Liveness estimates of one step under assignments, each made once.
+    """Liveness estimates of one step under assignments. The estimate of an assignment is made once.
 
     steps: traces the step.
-    profile: the step's.
-    shards: over how many devices a block's tensors are divided.
+    profile: the profile of the step.
+    shards: the number of devices over which a block's tensors are divided.
     """
 
     def __init__(self, steps: StepCompiler, profile: Profile, shards: int = 1):
         self._steps, self._profile, self._shards = steps, profile, shards
-        self._estimated: dict[str, int] = {}  # temporary bytes, by what an assignment stores
-        # What the solver is taught: working bytes of the assignments that it answered with.
+        # Temporary bytes, and equations of the traced step, by the choices that an assignment
+        # stores.
+        self._estimated: dict[str, int] = {}
+        self._equations: dict[str, int] = {}
+        # Working bytes of the assignments that the memory model is fitted to.
         self._taught: dict[str, tuple[Actions, int]] = {}
-        self._equations: dict[str, int] = {}  # of the traced step, by what an assignment stores
-        # The assignments that were asked for, by purpose: an estimate that another purpose made
-        # counts too, so that the limit of one purpose does not depend on the others.
-        self._asked: dict[str, set[str]] = {purpose: set() for purpose in MOST_EQUATIONS}
+        # The requested assignments, by purpose. An estimate counts for each purpose that requested
+        # it, so that the limit of one purpose does not depend on the others.
+        self._requested: dict[str, set[str]] = {purpose: set() for purpose in MOST_EQUATIONS}
 
     def learn(self, actions: Actions) -> bool:
-        """Estimates the step under `actions` for the memory model; False if the model has it
-        already, or if the limit is reached.
+        """Estimates the step under `actions` for the memory model. Returns False if the model has
+        the estimate already, or if the limit is reached.
         """
         if _key(actions) in self._taught:
             return False
@@ -66,19 +69,20 @@ class Estimates:
         return self._limited(actions, "others")
 
     def estimate_for_least(self, actions: Actions) -> int | None:
-        """Estimated temporary bytes, for the search for the least bytes, which has a limit of its
-        own; None if that limit is reached.
+        """Estimated temporary bytes, for the search for the least bytes. This search has a separate
+        limit of estimates; None if the limit is reached.
         """
         return self._limited(actions, "least")
 
     def _limited(self, actions: Actions, purpose: str) -> int | None:
-        """Estimated temporary bytes, within the equations that one purpose may trace."""
-        key, asked = _key(actions), self._asked[purpose]
-        if key not in asked and sum(self._equations[k] for k in asked) > MOST_EQUATIONS[purpose]:
+        """Estimated temporary bytes; None if the equations of one purpose reached their limit."""
+        key, requested = _key(actions), self._requested[purpose]
+        traced = sum(self._equations[k] for k in requested)
+        if key not in requested and traced > MOST_EQUATIONS[purpose]:
             return None
         if key not in self._estimated:
             self._estimated[key], self._equations[key] = self.estimate_step(actions)
-        asked.add(key)
+        requested.add(key)
         return self._estimated[key]
 
     def temporary_bytes(self, actions: Actions) -> int:
@@ -94,7 +98,7 @@ class Estimates:
         return backend.temporary_bytes(traced, self._shards), count
 
     def more_by_kernels(self, actions: Actions) -> int | None:
-        """By how many more bytes the step takes with the codecs' kernels than with their
+        """The bytes that the step takes with the codecs' kernels, less its bytes with the codecs'
         references.
 
         Returns None in three cases: the target compiles the kernels themselves, the step has no
@@ -132,11 +136,11 @@ class Estimates:
         """
         error = self.error(measured)
 
-        def beside(actions: Actions) -> float | None:
+        def expected(actions: Actions) -> float | None:
             size = self.estimate(actions)
             return None if size is None else size + error(actions)
 
-        return beside
+        return expected
 
     def error(self, measured: Sequence[tuple[Actions, float]]) -> Callable[[Actions], float]:
         """A function of actions: the bytes by which an estimate is expected to be too small, from
@@ -144,7 +148,8 @@ class Estimates:
 
         measured: compiled plans with their working bytes.
         """
-        # What earlier searches compiled was not estimated by this one: the latest tell enough.
+        # This search did not estimate the compiles of earlier searches. Estimates of the latest
+        # compiles are enough.
         for actions, _ in measured[-RECALLED:]:
             if not any(REST in tags for tags in actions.values()):
                 self.learn(actions)
@@ -159,27 +164,27 @@ class Estimates:
 
 
 def agreed(
-    ask: Callable[[Expected], Solution | None],
+    solve: Callable[[Expected], ActionSolution | None],
     model: Callable[[], Expected],
-    beside: float,
+    available: float,
     estimates: Estimates,
-) -> Solution | None:
-    """Returns the solver's answer when it is expected to fit, or when more estimates do not help;
-    None where the solver has no answer.
+) -> ActionSolution | None:
+    """Solves and estimates in alternation, until an estimate agrees that the solution fits. Returns
+    the last solution if more estimates do not help; None if the problem has no solution.
 
-    ask: asks the solver for a plan.
-    model: the memory model, with all that estimates have taught.
-    beside: bytes that the plan's saved tensors and working memory may take together.
-    estimates: learns of each answer.
+    solve: solves for a plan by a memory model.
+    model: returns the memory model, fitted to all estimates so far.
+    available: bytes that the plan's saved tensors and working memory may take together.
+    estimates: estimates each solution.
     """
-    solution = ask(model())
+    solution = solve(model())
     for _ in range(MOST_ESTIMATES):
         if solution is None or not estimates.learn(solution.actions):
             break
         known = model()
-        if solution.saved_bytes + known.predict(solution.actions) <= beside:
+        if solution.saved_bytes + known.predict(solution.actions) <= available:
             break
-        other = ask(known)
+        other = solve(known)
         if other is None:
             break
         solution = other
@@ -187,6 +192,6 @@ def agreed(
 
 
 def _key(actions: Actions) -> str:
-    """A text that two assignments share if they store the same."""
+    """A text that is equal for two assignments if both store the same choices."""
     plain = {b: sorted((t, str(c)) for t, c in tags.items()) for b, tags in stored(actions).items()}
     return repr(sorted(plain.items()))

@@ -1,5 +1,5 @@
-"""Factors of a profile's prices: by how much recomputing, keeping and codecs take longer in whole
-steps than their pieces say.
+"""Factors of a profile's prices: the ratios between seconds in whole steps and seconds of pieces,
+for recomputation, for keeping and for codecs.
 
 Whole steps correct the prices of their pieces by three factors. The factors are fitted to the steps
 that `measure=` ran, with a prior of 1. The alternative is a factor for each segment, which would
@@ -16,18 +16,18 @@ from jaxmem._core.profile import BlockClass, Option, Profile
 from jaxmem._planner.search.history import Comparison
 from jaxmem._planner.solve.cost import Cost, option_of
 
-LEAST, MOST = 1 / 4, 4.0  # a factor beyond these is another error than one of prices
-PRIOR = 0.3  # the deviation from 1 that is expected of a factor before anything was measured
-NOISE = 0.01  # of a step's measured seconds
+LEAST, MOST = 1 / 4, 4.0  # a factor outside this range is not an error of prices
+PRIOR = 0.3  # the prior standard deviation of a factor from 1
+NOISE = 0.01  # the noise of measured seconds, as a share of a step's seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Factors:
-    """What the profile's seconds are multiplied by.
+    """The factors by which the profile's seconds are multiplied.
 
-    recompute: of repeating equations.
-    keep: of writing and reading a tensor as it is.
-    codec: of encoding and decoding, and of what is kept in codes.
+    recompute: the factor of repeating equations.
+    keep: the factor of writing and reading a tensor without a codec.
+    codec: the factor of encoding, decoding, and keeping codes.
     """
 
     recompute: float = 1.0
@@ -35,21 +35,23 @@ class Factors:
     codec: float = 1.0
 
     def __str__(self) -> str:
-        """Such as `recomputing took 2 times as long`; "nothing differed" where all are 1."""
-        words = {"recomputing": self.recompute, "keeping": self.keep, "codecs": self.codec}
-        said = [f"{what} took {f:.3g} times as long" for what, f in words.items() if f != 1]
-        return " and ".join(said) or "nothing differed"
+        """A phrase such as "recomputing took 2 times as long"; "nothing differed" if all factors
+        are 1.
+        """
+        factors = {"recomputing": self.recompute, "keeping": self.keep, "codecs": self.codec}
+        phrases = [f"{what} took {f:.3g} times as long" for what, f in factors.items() if f != 1]
+        return " and ".join(phrases) or "nothing differed"
 
 
 def rescaled(profile: Profile, factors: Factors) -> Profile:
-    """The profile with its prices multiplied."""
+    """The profile with its prices multiplied by the factors."""
     blocks = tuple(_block(block, factors) for block in profile.blocks)
     return dataclasses.replace(profile, blocks=blocks)
 
 
 def fitted(profile: Profile, observed: Sequence[Comparison[Cost]]) -> Factors:
-    """The factors by which the profile's prices come nearest to measured differences: least squares
-    with a prior that every factor is 1, give or take `PRIOR`.
+    """The factors for which the profile's prices are nearest to measured differences, by least
+    squares, with a prior of 1 ± `PRIOR` for every factor.
     """
     rows, wanted = [], []
     for one in observed:
@@ -63,13 +65,12 @@ def fitted(profile: Profile, observed: Sequence[Comparison[Cost]]) -> Factors:
 
 
 def _exposed(one: Comparison[Cost]) -> float:
-    """The difference of exposed transfers, which no factor is for."""
-    of = lambda cost: cost.host_seconds
-    return of(one.first) - of(one.other)
+    """The difference of the seconds of host transfers, which no factor corrects."""
+    return one.first.host_seconds - one.other.host_seconds
 
 
 def _parts(profile: Profile, cost: Cost) -> np.ndarray:
-    """Seconds of recomputing, of keeping, and of all other options, copies to the host aside."""
+    """Seconds of recomputing, of keeping, and of codecs, without host transfers."""
     codec = 0.0
     for block, paid in zip(profile.blocks, cost.blocks):
         coded = [(name, choice) for name, choice in paid.saved if choice.action.compresses]

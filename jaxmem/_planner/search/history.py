@@ -1,7 +1,8 @@
-"""The compiles of a step by earlier searches, from the database, with which the next search for the
-step starts.
+"""The compiles of a step by earlier searches, from the database. The next search for the step
+starts with them.
 
-They guide; they prove nothing. A plan that is returned was compiled by the search that returns it.
+Earlier compiles guide a search, and prove nothing. The search that returns a plan has compiled the
+plan itself.
 """
 
 import contextlib
@@ -21,8 +22,10 @@ from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._trace.jaxpr import text_of
 
-MOST = 48  # how many of the latest compiles are recalled
-FORM = 2  # of what "everything kept" means: it was the step as written, checkpoints and all, in 1
+MOST = 48  # the most compiles that are recalled, the latest ones
+# The version of the meaning of "everything kept". In version 1 it meant the step as written, with
+# the author's checkpoints.
+FORM = 2
 
 
 T = TypeVar("T")
@@ -30,11 +33,11 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Comparison(Generic[T]):
-    """The difference of two steps, each known by its actions, or by their price.
+    """The measured difference of two steps. A step is given by its actions, or by their cost.
 
     first, other: the two steps.
-    seconds: the measured seconds by which the first took longer.
-    noise: the seconds by which the difference may be off.
+    seconds: the measured seconds by which the first step took longer.
+    noise: the error bound of the difference, in seconds.
     """
 
     first: T
@@ -47,38 +50,39 @@ class History:
     """The earlier compiles of one step on one target."""
 
     def __init__(self, backend: Backend, jaxpr):
-        """Takes the step's jaxpr, traced with every tag recomputed, as what it is known by.
+        """The key of the step is its jaxpr, traced with every tag recomputed.
 
-        backend: what they were compiled by; its database is read and written. Estimates of time
-          stand in what is remembered, so that it holds for the backend's rates alone.
+        backend: the compiler of the steps; its database is read and written. The stored compiles
+          contain estimates of time, so that they are valid for this backend's rates only.
         jaxpr: the traced step.
         """
-        # The user's flags change what a local compile gives. Deviceless compiles run in child
-        # processes that have flags of their own.
+        # The user's XLA flags change the result of a local compile. Deviceless compiles run in
+        # child processes with flags of their own.
         flags = os.environ.get("XLA_FLAGS", "") if backend.target.local else ""
         self._database, self._device = backend.database, f"{backend.target} {backend.device}"
         self._step = f"{FORM} {flags}\n{text_of(jaxpr)}"
 
     def recall(self) -> list[CompiledStep]:
-        """Earlier compiles, the latest last; what cannot be read is left out."""
-        found = []
+        """Earlier compiles, the latest last. Entries that cannot be read are left out."""
+        steps = []
         for actions, result in self._database.read_tried(self._device, self._step, MOST):
             try:
-                found.append(CompiledStep(_parse(actions), Compiled(**json.loads(result))))
+                steps.append(CompiledStep(_parse(actions), Compiled(**json.loads(result))))
             except (ValueError, TypeError, AttributeError):
-                continue  # for example, another version of jaxmem wrote it
-        return found
+                continue  # for example, an entry of another version of jaxmem
+        return steps
 
     def recall_seconds(self) -> float | None:
-        """Seconds of the step with everything kept, as an earlier search measured them, if that is
-        not worth doing again.
+        """Measured seconds of an earlier search; None if no search measured them, or if a new
+        measurement is due. The seconds are of the step with everything kept, or, in the history of
+        the step as written, of the step as written.
         """
-        found = self._database.read_times(self._device, "step", [self._step]).get(self._step)
-        return None if found is None or due(found, time.time()) else found.seconds
+        timing = self._database.read_times(self._device, "step", [self._step]).get(self._step)
+        return None if timing is None or due(timing, time.time()) else timing.seconds
 
     def remember_seconds(self, rounds: Sequence[float]) -> float:
-        """Writes down the seconds of such a step in several rounds. Returns the least of them: what
-        else a machine does only adds time.
+        """Stores the seconds that `recall_seconds` returns, and returns them. They are the least
+        seconds of several rounds, since other work of the machine only adds time.
         """
         least = min(rounds)
         timing = Timing(least, statistics.median(rounds) / least - 1)
@@ -86,26 +90,29 @@ class History:
         return least
 
     def recall_runs(self) -> list[Comparison[Actions]]:
-        """Pairs of steps that earlier searches ran in turns; what cannot be read is left out."""
-        found = []
-        for actions, told in self._database.read_tried(f"{self._device} runs", self._step, MOST):
+        """Pairs of steps that earlier searches ran in alternation. Entries that cannot be read are
+        left out.
+        """
+        runs = []
+        for actions, result in self._database.read_tried(f"{self._device} runs", self._step, MOST):
             try:
-                other, seconds, noise = json.loads(told)
-                found.append(
+                other, seconds, noise = json.loads(result)
+                runs.append(
                     Comparison(_parse(actions), _parse(other), float(seconds), float(noise))
                 )
             except (ValueError, TypeError, AttributeError):
                 continue
-        return found
+        return runs
 
     def remember_run(self, run: Comparison[Actions]) -> None:
-        """Writes down by how much one step took longer than another."""
-        told = json.dumps([_text(run.other), run.seconds, run.noise])
-        self._database.write_tried(f"{self._device} runs", self._step, _text(run.first), told)
+        """Stores the measured difference of two steps."""
+        result = json.dumps([_text(run.other), run.seconds, run.noise])
+        self._database.write_tried(f"{self._device} runs", self._step, _text(run.first), result)
 
     def recall_least(self, key: str) -> Actions | None:
-        """The assignment of least bytes among choices that `key` tells, as an earlier search found
-        it; None where none did.
+        """The assignment of least bytes that an earlier search found; None if no search did.
+
+        key: a text of the open choices and the limits of that search.
         """
         for actions, _ in self._database.read_tried(f"{self._device} least", self._under(key), 1):
             with contextlib.suppress(ValueError, TypeError, AttributeError):
@@ -113,7 +120,7 @@ class History:
         return None
 
     def remember_least(self, key: str, actions: Actions) -> None:
-        """Writes down the assignment of least bytes."""
+        """Stores the assignment of least bytes. `key` is as in `recall_least`."""
         device = f"{self._device} least"
         self._database.write_tried(device, self._under(key), _text(actions), "")
 
@@ -130,7 +137,7 @@ class History:
         return f"{self._step}\n{key}"
 
     def remember(self, step: CompiledStep) -> None:
-        """Writes a compile down for later searches."""
+        """Stores a compile for later searches."""
         result = json.dumps(step.compiled.stored())
         self._database.write_tried(self._device, self._step, _text(step.actions), result)
 

@@ -1,12 +1,13 @@
-"""The assignments of least bytes, which a budget is refused by.
+"""The assignments of least bytes. A budget is refused if none of them fits.
 
-A refusal rests on assignments that neither prices nor earlier plans choose: the least by liveness
-estimates, with every price 0; full recomputation; and the least by saved bytes. They depend on the
-step and on the choices that are open, and on no budget, no time and no earlier plan. So a budget
-that is refused once is refused again, whatever is measured meanwhile.
+Neither prices nor earlier plans influence these assignments: the assignment of least bytes by
+liveness estimates, with every price 0; full recomputation; and the assignment of fewest saved
+bytes. They depend on the step and on its open choices, and not on the budget, on times or on
+earlier plans. So a budget that is refused once is refused again, whatever times are measured in
+the meantime.
 
-The first choice was to refuse by the assignments that the search happened to compile. A budget was
-then refused, and met minutes later with other measured times.
+The first choice was to refuse a budget by the assignments that the search happened to compile. A
+budget was then refused, and was met minutes later with other measured times.
 """
 
 from collections.abc import Sequence
@@ -17,16 +18,17 @@ from jaxmem._planner.search.factors import Factors, rescaled
 from jaxmem._planner.search.local_search import local_search
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Trial
-from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.solve.solution import Solution, priced
+from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.solution import ActionSolution, priced
 from jaxmem._planner.solve.solve import least_bytes
 
 
-def least(search: Search, refused: Sequence[Actions] = ()) -> list[Solution]:
-    """Returns what takes the least bytes by liveness estimates, which is remembered, full
-    recomputation, and what saves the fewest bytes; each once.
+def least(search: Search, refused: Sequence[Actions] = ()) -> list[ActionSolution]:
+    """Returns the assignment of least bytes by liveness estimates, full recomputation, and the
+    assignment of fewest saved bytes, without duplicates. The first of them is stored for later
+    searches.
 
-    refused: what XLA did not compile.
+    refused: the assignments that XLA did not compile.
     """
     problem = _timeless(search, refused)
     key = f"{sorted(problem.open_choices().items())} {problem.host_room} {problem.excluded}"
@@ -35,33 +37,35 @@ def least(search: Search, refused: Sequence[Actions] = ()) -> list[Solution]:
     saved = least_bytes(problem)
     starts = [nothing, *([] if saved is None else [saved.actions])]
     if known is None:
-        found = local_search(starts, problem, search.estimates.estimate_for_least, 0.0)
-        if found is not None:
-            known = found.actions
+        smallest = local_search(starts, problem, search.estimates.estimate_for_least, 0.0)
+        if smallest is not None:
+            known = smallest.actions
             search.history.remember_least(key, known)
     return _each(search, [*([] if known is None else [known]), *starts])
 
 
-def corrected(search: Search, known: Sequence[Trial], refused: Sequence[Actions]) -> list[Solution]:
-    """Returns what takes the least bytes by liveness estimates that compiles correct; empty where
-    nothing is estimated.
+def corrected(
+    search: Search, known: Sequence[Trial], refused: Sequence[Actions]
+) -> list[ActionSolution]:
+    """Returns the assignment of least bytes by liveness estimates that are corrected by compiles;
+    empty if no assignment could be estimated.
 
-    known: what compiled of `least`.
-    refused: what XLA did not compile.
+    known: the compiled assignments of `least`.
+    refused: the assignments that XLA did not compile.
     """
     problem = _timeless(search, refused)
     expected = search.estimates.expecting([(t.actions, t.working) for t in known])
-    found = local_search([t.actions for t in known], problem, expected, 0.0)
-    return _each(search, [] if found is None else [found.actions])
+    smallest = local_search([t.actions for t in known], problem, expected, 0.0)
+    return _each(search, [] if smallest is None else [smallest.actions])
 
 
-def _timeless(search: Search, refused: Sequence[Actions]) -> Problem:
-    """The problem without a limit on device bytes, in which nothing takes time."""
+def _timeless(search: Search, refused: Sequence[Actions]) -> ActionProblem:
+    """The problem without a limit on device bytes, in which every price is 0."""
     profile = rescaled(search.profile, Factors(0.0, 0.0, 0.0))
-    return Problem(profile, None, search.limits.host_bytes, excluded=tuple(refused))
+    return ActionProblem(profile, None, search.limits.host_bytes, excluded=tuple(refused))
 
 
-def _each(search: Search, many: Sequence[Actions]) -> list[Solution]:
-    """Assignments with their prices, without what stands twice."""
-    found = [priced(Problem(search.profile), actions) for actions in many]
-    return [s for i, s in enumerate(found) if not is_among(s.actions, found[:i])]
+def _each(search: Search, many: Sequence[Actions]) -> list[ActionSolution]:
+    """Assignments with their prices, without duplicates."""
+    solutions = [priced(ActionProblem(search.profile), actions) for actions in many]
+    return [s for i, s in enumerate(solutions) if not is_among(s.actions, solutions[:i])]

@@ -1,12 +1,13 @@
-"""Looks for an assignment by small changes, each judged by a liveness estimate of the step.
+"""Finds an assignment by small random changes, each judged by a liveness estimate of the step.
 
-The least bytes are found by small changes of assignments. The alternatives are the solver's sums
-over choices, and changes of one choice at a time. Peak memory is the largest of many moments. Near
-the least bytes several moments take nearly as much, so that one choice less gains nothing. Neither
-the solver's sums nor single changes get past such a place. Changes of up to three choices at once
-do, together with moves to assignments that take as many bytes as the one before.
+The assignment of least bytes is found by small changes of assignments. The alternatives are the
+solver's sums over choices, and changes of one choice at a time. Peak memory is the largest over
+many points of the schedule. Near the least bytes, several points take nearly as many bytes, so that
+a change of one choice gains nothing. Neither the solver's sums nor single changes leave such a
+plateau. Changes of up to three choices at once leave it, together with moves to assignments of
+equal bytes.
 
-Descents from different seeds end within a few per cent of each other (`benchmarks/least.py`). A
+Descents from different seeds end within a few per cent of each other (`benchmarks/budgets.py`). A
 search always takes the same seed.
 """
 
@@ -16,30 +17,32 @@ import random
 from collections.abc import Callable, Iterable
 
 from jaxmem._core.actions import REST, Actions
-from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.solve.solution import Solution, fits, priced
+from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.solution import ActionSolution, fits, priced
 from jaxmem.errors import TagError
 
-PATIENCE = 40  # how many assignments are tried after the best one
-CHANGES = (1, 2, 3)  # of an assignment, at once
-SEED = (
-    0  # one and the same, so that a search takes the same way again, unless estimates take too long
-)
-DRAWS = 50  # for one assignment that was not tried before
+PATIENCE = 40  # the most assignments that are tried after the best one
+CHANGES = (1, 2, 3)  # the numbers of choices that are changed at once
+# The seed is constant, so that a search repeats itself, unless the limit of estimates ends it.
+SEED = 0
+DRAWS = 50  # the most draws to find an assignment that was not tried before
 
 Bytes = Callable[[Actions], float | None]
 
 
 def local_search(
-    starts: Iterable[Actions], problem: Problem, bytes_of: Bytes, room: float
-) -> Solution | None:
-    """Returns the fastest assignment found that takes at most `room`, else the one that exceeds it
-    by least; None where nothing can be said of any start. Its gap is infinite: nothing is proven.
+    starts: Iterable[Actions], problem: ActionProblem, bytes_of: Bytes, room: float
+) -> ActionSolution | None:
+    """Returns the fastest assignment found that takes at most `room` bytes. If none does, returns
+    the assignment that exceeds `room` by the fewest bytes. None if no start could be estimated. The
+    gap of the solution is infinite, since no optimum is proven.
 
     starts: assignments to begin with; the best of them is changed.
-    problem: its choices are those tried, within its `host_room`, without what it excludes.
-    bytes_of: what the step is expected to take beside its arguments; None ends the search.
-    room: what it may take there; 0 asks for the least.
+    problem: gives the open choices, `host_room`, and the excluded assignments.
+    bytes_of: the bytes that the step is expected to take in addition to its arguments. None ends
+      the search.
+    room: the bytes that the step may take in addition to its arguments. 0 searches for the least
+      bytes.
     """
     descent = _Descent(problem, bytes_of, room)
     for actions in starts:
@@ -49,18 +52,20 @@ def local_search(
 
 
 class _Descent:
-    """One descent: where it is, the best that it saw, and all that it tried."""
+    """One descent: the current assignment, the best assignment so far, and all assignments that
+    were tried.
+    """
 
-    def __init__(self, problem: Problem, bytes_of: Bytes, room: float):
+    def __init__(self, problem: ActionProblem, bytes_of: Bytes, room: float):
         self.problem, self.bytes_of, self.room = problem, bytes_of, room
         self.choices = [(k, c) for k, c in problem.open_choices().items() if len(c) > 1]
-        self.best: tuple[tuple, Solution] | None = None
-        self.here: tuple[float, Solution] | None = None
+        self.best: tuple[tuple, ActionSolution] | None = None
+        self.here: tuple[float, ActionSolution] | None = None
         self.tried = {_key(actions) for actions in problem.excluded}
         self.ended = False
 
     def go(self) -> None:
-        """Tries assignments until none was better for long."""
+        """Tries assignments until `PATIENCE` assignments in a row were no better than the best."""
         rng, since = random.Random(SEED), 0
         while self.here is not None and self.choices and not self.ended and since < PATIENCE:
             changed = self._changed(self.here[1], rng)
@@ -69,12 +74,14 @@ class _Descent:
             since = 0 if self.visit(changed) else since + 1
 
     def visit(self, actions: Actions) -> bool:
-        """Goes to the assignment if it is no worse, and tells whether it is the best."""
+        """Makes the assignment the current one if it is no worse. Returns whether it is the best
+        assignment so far.
+        """
         solution = self._priced(actions)
         if solution is None:
             return False
         self.tried.add(_key(solution.actions))
-        # Of what fits only the faster is of interest, and that is known without an estimate.
+        # If the current assignment fits, a slower assignment needs no estimate.
         here = self.here
         if here is not None and here[0] == 0 and _slower(solution, here[1]):
             return False
@@ -93,10 +100,13 @@ class _Descent:
         self.best = rank, solution
         return True
 
-    def _changed(self, solution: Solution, rng: random.Random) -> Actions | None:
-        """An assignment near another one, that was not tried; None where there seems to be none."""
+    def _changed(self, solution: ActionSolution, rng: random.Random) -> Actions | None:
+        """A random small change of an assignment, which was not tried before; None if `DRAWS` draws
+        find none.
+        """
         for _ in range(DRAWS):
-            # A block under no checkpoint is put under one: with REST, its tags change nothing.
+            # Remove REST, so that the block is under a checkpoint: with REST, the choices of the
+            # block's tags have no effect.
             actions = {
                 block: {tag: c for tag, c in tags.items() if tag != REST}
                 for block, tags in solution.actions.items()
@@ -104,14 +114,14 @@ class _Descent:
             for _ in range(rng.choice(CHANGES)):
                 (block, tag), choices = rng.choice(self.choices)
                 actions[block][tag] = rng.choice(choices)
-            found = self._priced(actions)
-            if found is not None:
-                return found.actions
+            changed = self._priced(actions)
+            if changed is not None:
+                return changed.actions
         return None
 
-    def _priced(self, actions: Actions) -> Solution | None:
-        """The assignment with its price; None where it has none, was tried, or needs more host
-        memory than there is.
+    def _priced(self, actions: Actions) -> ActionSolution | None:
+        """The assignment with its price; None if it has no price, was tried before, or exceeds the
+        limit of host memory.
         """
         try:
             solution = priced(self.problem, actions)
@@ -121,7 +131,7 @@ class _Descent:
         return solution if fitting and _key(solution.actions) not in self.tried else None
 
 
-def _slower(one: Solution, other: Solution) -> bool:
+def _slower(one: ActionSolution, other: ActionSolution) -> bool:
     return one.cautious_seconds > other.cautious_seconds
 
 

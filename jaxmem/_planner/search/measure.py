@@ -1,4 +1,4 @@
-"""Runs a search's plans, and the policies that one would pick by hand, on the device at hand, and
+"""Runs a search's plans, and policies that a user would write by hand, on the device at hand, and
 takes the fastest. Runs of earlier searches correct the prices of a profile.
 """
 
@@ -13,7 +13,7 @@ from jaxmem._core.database import Database
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._cost.profile.doubt import WORTH
-from jaxmem._cost.profile.recoded import recoded
+from jaxmem._cost.profile.options import recoded
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.candidates import hand_policies
 from jaxmem._planner.search.factors import NOISE, Factors, fitted, rescaled
@@ -28,22 +28,22 @@ from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 from jaxmem.errors import StepError, TargetError
 
-# Prices under which the program is solved again, for plans that are best if the profile errs.
+# Factors of prices with which the program is solved again, for plans that are best if the profile's
+# prices are wrong by these factors.
 DOUBTED = (Factors(recompute=0.5), Factors(recompute=2.0), Factors(codec=2.0))
-CORRECTIONS = 2  # how often prices are corrected, and the program solved again
+CORRECTIONS = 2  # how often prices are corrected, and the program is solved again
 CORRECTED = "a plan by corrected prices"
-# A policy whose bytes are predicted to be over the room by more than this share is not compiled.
+# A policy is not compiled if its predicted bytes exceed the usable bytes by more than this share.
 OVER = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """A compiled step that was run.
+    """The runs of a compiled step.
 
-    name: what it is, in words.
-    trial: what it compiled to.
-    rounds: the seconds of each round. Those of one number belong together: they were run one after
-      the other.
+    name: the step's name in the plan's table, such as "everything kept".
+    trial: the compiled step.
+    rounds: the seconds of each round. In a round, all compared steps run once, one after the other.
     """
 
     name: str
@@ -56,26 +56,28 @@ class Runs:
 
 
 def fastest_measured(found: Found, seconds: float) -> tuple[Found, list[Runs]]:
-    """Returns what was found with the fastest in place of the best, and all that was run: in turns,
-    for `seconds`.
+    """Runs the most promising steps in alternation for `seconds`. Returns the search's result with
+    the fastest measured trial as its best, and all runs.
 
-    Run are the best plan, the step as it is if it fits, those of `hand_policies` that fit, and
-    plans that would be best if the profile's prices were others (`DOUBTED`). So what is returned is
-    no slower than any of these, as far as the clock tells. Then prices are corrected by what was
-    run, and what is best by them runs beside the fastest, until that is no new plan.
+    These steps run: the best plan, everything kept and the step as written if they fit, the
+    policies of `hand_policies` that fit, and the plans that would be best under other prices
+    (`DOUBTED`). So the returned plan is no slower than any of them, by the measurements. Then the
+    measured differences correct the prices, and the program is solved with the corrected prices. A
+    new solution runs in alternation with the fastest step so far. This is repeated until the
+    solution is not new, at most `CORRECTIONS` times.
 
-    Raises CannotRun where the step does not run here.
+    Raises CannotRun if the step does not run on the device at hand.
     """
     search = found.search
     assert found.best is not None
     named = {"the plan": found.best}
     if search.baseline in search.fitting and found.best is not search.baseline:
         named["everything kept"] = search.baseline
-    own = search.checkpointed_fits
-    if own is not None and found.best is not own:
-        named["the step as written"] = own
-    wanted = hand_policies(search.profile) | _solved_otherwise(search)
-    for name, actions in wanted.items():
+    as_written = search.checkpointed_fits
+    if as_written is not None and found.best is not as_written:
+        named["the step as written"] = as_written
+    others = hand_policies(search.profile) | _solved_otherwise(search)
+    for name, actions in others.items():
         if candidates.is_among(actions, list(named.values())):
             continue
         if (trial := _compiled(search, actions)) is not None:
@@ -92,11 +94,12 @@ def fastest_measured(found: Found, seconds: float) -> tuple[Found, list[Runs]]:
             break
         pair = {fastest.name: fastest.trial, f"{CORRECTED} {number + 1}": trial}
         both = _run(search, pair, seconds / 2 / CORRECTIONS)
-        if len(both) < 2:  # there is no memory for one of them now
+        if len(both) < 2:  # the device has no memory for one of the two steps now
             break
-        beside, new = both
-        # Seconds wander: those of another minute count as many times the fastest one's.
-        pace = fastest.median / beside.median
+        fastest_again, new = both
+        # The speed of a machine changes over minutes. So the new seconds are scaled by the ratio of
+        # the fastest step's seconds, before and now.
+        pace = fastest.median / fastest_again.median
         runs.append(dataclasses.replace(new, rounds=tuple(pace * s for s in new.rounds)))
     best = fastest_of(search.careful, runs).trial
     division = found.division if best is found.best else None
@@ -104,10 +107,11 @@ def fastest_measured(found: Found, seconds: float) -> tuple[Found, list[Runs]]:
 
 
 def fastest_of(careful: bool, runs: Sequence[Runs]) -> Runs:
-    """The fastest by the clock; where that loses accuracy, and by less than one would notice beyond
-    the spread of rounds, the fastest that does not.
+    """The runs of the fastest step. If the fastest step is lossy, and if it gains less than a user
+    notices plus the spread of the rounds, the runs of the fastest lossless step.
 
-    careful: whether a loss must be noticed, as `Search` has it.
+    careful: whether a lossy step must gain a difference that a user would notice, as
+      `Search.careful`.
     """
     best = min(runs, key=lambda run: run.median)
     exact = [run for run in runs if not run.trial.cost.is_lossy]
@@ -120,7 +124,9 @@ def fastest_of(careful: bool, runs: Sequence[Runs]) -> Runs:
 
 
 def _run(search: Search, named: dict[str, Trial], seconds: float) -> list[Runs]:
-    """The steps that run here, run in turns, which is remembered."""
+    """Runs the steps that can run on the device at hand, in alternation, and stores the runs in the
+    history.
+    """
     rounds = search.steps.run(*(t.step for t in named.values()), seconds=seconds)
     runs = [Runs(n, t, tuple(r)) for (n, t), r in zip(named.items(), rounds) if r]
     if runs:
@@ -129,24 +135,25 @@ def _run(search: Search, named: dict[str, Trial], seconds: float) -> list[Runs]:
 
 
 def _remember(search: Search, runs: list[Runs]) -> None:
-    """Writes down by how much each step took longer than the first, round by round. The step as
-    written is left out: no choices of tags stand for its own checkpoints.
+    """Stores in the history the difference between each step and the first one, from the
+    differences of each round. The step as written is left out: no choices of tags describe its
+    checkpoints.
     """
     runs = [run for run in runs if run.trial.actions != AS_WRITTEN]
     if not runs:
         return
     first, *others = runs
     for run in others:
-        apart = [a - b for a, b in zip(run.rounds, first.rounds)]
-        lower, median, upper = quartiles(apart)
-        noise = NOISE * first.median + (upper - lower) / math.sqrt(len(apart))
+        differences = [a - b for a, b in zip(run.rounds, first.rounds)]
+        lower, median, upper = quartiles(differences)
+        noise = NOISE * first.median + (upper - lower) / math.sqrt(len(differences))
         search.history.remember_run(
             Comparison(run.trial.actions, first.trial.actions, median, noise)
         )
 
 
 def learned(profile: Profile, earlier: History) -> Factors:
-    """The factors by which the prices of a step come nearest to what earlier searches measured."""
+    """The factors for which the prices of a step are nearest to the runs of earlier searches."""
     observed = []
     for run in earlier.recall_runs():
         cost = candidates.price_of(profile, recoded(profile, run.first)[0])
@@ -157,13 +164,13 @@ def learned(profile: Profile, earlier: History) -> Factors:
 
 
 def _solved_otherwise(search: Search) -> dict[str, Actions]:
-    """The best assignments if the profile's prices were others, by what they are called."""
+    """The best assignments under other prices (`DOUBTED`), by their names."""
     solved = {f: _solved_with(search, f) for f in DOUBTED}
     return {f"a plan if {f}": actions for f, actions in solved.items() if actions is not None}
 
 
 def _solved_with(search: Search, factors: Factors) -> Actions | None:
-    """The best assignment under prices that are multiplied, or None where none fits."""
+    """The best assignment under prices multiplied by `factors`; None if no assignment fits."""
     problem = search.problem(search.model())
     other = dataclasses.replace(problem, profile=rescaled(search.profile, factors))
     solution = candidates.fastest(other)
@@ -171,7 +178,7 @@ def _solved_with(search: Search, factors: Factors) -> Actions | None:
 
 
 def _compiled(search: Search, actions: Actions) -> Trial | None:
-    """An assignment that fits, compiled; None for one that does not."""
+    """Compiles an assignment, and returns its trial; None if the assignment does not fit."""
     limits = search.limits
     for trial in search.compiled:
         if trial.step.compiled.executable is not None and candidates.is_among(actions, [trial]):
@@ -180,12 +187,12 @@ def _compiled(search: Search, actions: Actions) -> Trial | None:
     over = search.expected(solution) > (1 + OVER) * limits.usable_bytes
     if over or solution.host_bytes > limits.host_bytes:
         return None
-    found = search.compile_solutions([solution])
-    return next((trial for trial in found if limits.allow(trial)), None)
+    trials = search.compile_solutions([solution])
+    return next((trial for trial in trials if limits.allow(trial)), None)
 
 
 def quartiles(rounds: Sequence[float]) -> tuple[float, float, float]:
-    """The lower quartile, the median and the upper one."""
+    """The lower quartile, the median and the upper quartile."""
     if len(rounds) < 2:
         return rounds[0], rounds[0], rounds[0]
     lower, median, upper = statistics.quantiles(rounds, n=4, method="inclusive")
@@ -193,8 +200,8 @@ def quartiles(rounds: Sequence[float]) -> tuple[float, float, float]:
 
 
 def check_measure(seconds, target: Target) -> None:
-    """Raises StepError if `measure` is no number of seconds, TargetError if the step would not run
-    on the target.
+    """Raises StepError if `measure` is not a number of seconds, and TargetError if the target is
+    not at hand.
     """
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not is_number or not 0 < seconds < math.inf:
@@ -210,8 +217,8 @@ def check_measure(seconds, target: Target) -> None:
 
 
 def corrected(profile: Profile, history: History) -> tuple[Profile, tuple[str, ...]]:
-    """Returns the profile with its prices as runs of whole steps in earlier searches taught, and
-    what to tell the user of it.
+    """Returns the profile with prices that are corrected by earlier searches' runs of whole steps,
+    and a note for the user.
     """
     factors = learned(profile, history)
     if factors == Factors():
@@ -221,8 +228,13 @@ def corrected(profile: Profile, history: History) -> tuple[Profile, tuple[str, .
 
 
 def remember_run(build, args: tuple, actions: Actions, other: Actions, seconds, noise) -> None:
-    """Writes down by how much a step took longer under some actions than under others, on the
-    device at hand, for later plans of it: see `corrected`.
+    """Stores the measured difference of a step under two assignments, for later plans of the step
+    (`corrected`).
+
+    build, args: as for `jaxmem.plan`; the device is the device at hand.
+    actions, other: the two assignments.
+    seconds, noise: the seconds by which the step took longer under `actions`, and their error
+      bound.
     """
     with backend_for(Target.parse("local"), Database()) as backend:
         _, traced = trace(build, Assignment.nothing(), args)
@@ -230,10 +242,10 @@ def remember_run(build, args: tuple, actions: Actions, other: Actions, seconds, 
 
 
 def measured(found: Found, seconds: float) -> tuple[Found, list[Runs], tuple[str, ...]]:
-    """Returns what was found with the fastest by the clock as its best, what was run, and what to
-    tell the user of it.
+    """Returns the search's result with the fastest measured trial as its best, all runs, and notes
+    for the user.
     """
-    LOG.info("running what may be fastest, for %g s", seconds)
+    LOG.info("running the likely fastest steps for %g s", seconds)
     try:
         fastest, runs = fastest_measured(found, seconds)
     except CannotRun as why:

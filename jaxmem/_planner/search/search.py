@@ -1,19 +1,24 @@
-"""One search for a plan: it solves, compiles what was solved for, learns from the compiled bytes,
-and solves again.
+"""One search for a plan: solves the problem, compiles the solutions, fits the memory model to the
+compiled bytes, and solves again.
 
-A compile takes far longer than a solve, so that a search is bounded by its number of compiles. Its
-phases are `begin` (everything kept, the step as written, and a first guess), `refine` (the best
-plan that fits), `look_for_lossless` (the best that uses no lossy codec), `refine_by_whole_steps`
-(changes that whole steps are compiled for, where that is quick) and `divide` (two groups of layers,
-where that is faster). Where everything fits, `hasten` (a plan that is faster than the step without
-one) takes the place of `refine`; where nothing does, `compile_least` compiles what takes the least
-bytes.
+A compile takes far longer than a solve, so that the number of compiles limits a search. The phases
+of a search are:
+
+- `begin` compiles everything kept, the step as written, and a first guess.
+- `refine` finds the best plan that fits.
+- `look_for_lossless` finds the best plan without a lossy codec.
+- `refine_by_whole_steps` compiles changes of the best plan for buffers, if the target can.
+- `divide` finds two groups of layers, if they are faster.
+
+If everything kept fits, `hasten` takes the place of `refine`: it finds a plan that is faster than
+the step without a plan. If no plan fits, `compile_least` compiles the assignments of least bytes.
 """
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from jaxmem._core.groups import divisible
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.begin import begin, time_baselines
 from jaxmem._planner.search.divide import Division, divide
@@ -22,30 +27,32 @@ from jaxmem._planner.search.state import Search, warn_left_out
 from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime
 from jaxmem._planner.search.trial import Trial, solve_and_compile
 from jaxmem._planner.search.whole_steps import refine_by_whole_steps
-from jaxmem._planner.solve.problem import Key, Problem
-from jaxmem._planner.solve.solution import Solution
+from jaxmem._planner.solve.problem import ActionProblem, Key
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem.errors import StepError
 
-# A full compile takes at most this share fewer bytes than its buffer assignment. At most so many
-# trials near the budget are compiled fully before the budget is refused.
+# The largest share by which a full compile takes fewer bytes than a compile for buffers.
 BUFFERS_DIFFER = 0.05
+# The most trials near the budget that are compiled fully before the budget is refused.
 MOST_PROVEN = 3
-ENOUGH = 0.98  # the share of the room of which a plan that uses it is not improved on
-# A budget is refused once the two assignments of least bytes exceed it by this share of the room
-# beside arguments.
+# A plan that uses at least this share of the usable bytes ends the search.
+ENOUGH = 0.98
+# A budget is refused if both of the first two assignments of least bytes exceed the usable bytes by
+# more than this share of the usable bytes without arguments.
 HOPELESS = 0.1
-LOSSLESS_COMPILES = 2  # of plans that lose nothing, on top of the others
+DIVIDED_COMPILES = 2  # compiles of the search that are left for plans with groups of layers
+LOSSLESS_COMPILES = 2  # compiles of lossless plans, in addition to the other compiles
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a search ends with.
+    """The result of a search.
 
-    search: what it compiled, plans of divided layers excepted.
+    search: the search, with its compiles of undivided plans.
     best: the fastest plan that fits, or None.
-    division: how the best plan divides layers into groups; None where it does not.
-    corrections: what choices take longer in whole steps than the profile says, as `Problem` has
-      them; empty where a search did not ask.
+    division: how the best plan divides layers into groups; None if it divides no layers.
+    corrections: by choice, the seconds in whole steps less the profile's seconds, as
+      `ActionProblem.corrections`; empty if `refine_by_whole_steps` corrected no prices.
     """
 
     search: Search
@@ -55,8 +62,9 @@ class Found:
 
 
 def find_plan(search: Search, arguments: int) -> Found:
-    """Finds the fastest plan within the limits, and shows by compiles that it fits: at most
-    `MOST_COMPILES`, and for a TPU the compiles for buffers of `refine_by_whole_steps`.
+    """Finds the fastest plan within the limits, and shows by a compile that the plan fits. A search
+    takes at most `MOST_COMPILES` compiles. For a TPU, `refine_by_whole_steps` compiles for buffers
+    in addition.
 
     arguments: bytes of the step's arguments on one device, as traced.
 
@@ -75,11 +83,12 @@ def find_plan(search: Search, arguments: int) -> Found:
     if search.careful:
         look_for_lossless(search)
     corrections = refine_by_whole_steps(search)
-    # The largest excess seen so far: the bytes of a full compile minus those of its buffers.
+    # The largest excess so far of the bytes of a full compile over the bytes of its compile for
+    # buffers.
     more = 0
     while search.fitting or search.checkpointed_fits:
-        # Where compiles end before they are done, only what would be returned is compiled whole. It
-        # may take more then, and something else is the best.
+        # On a target that compiles for buffers, only the plan to return is compiled fully. A full
+        # compile may exceed the limits. Then the trials are ranked again.
         for trial, groups in _ranked(search, more):
             proven = search.compiled_fully(trial)
             if proven is not None and search.limits.allow(proven):
@@ -90,8 +99,8 @@ def find_plan(search: Search, arguments: int) -> Found:
 
 
 def look_for_lossless(search: Search) -> None:
-    """Looks for a plan that loses nothing, where the fastest of those that fit loses accuracy:
-    what is compiled decides whether one fits, not what was expected.
+    """Searches for a lossless plan if the fastest plan that fits is lossy. Compiles, not estimates,
+    decide whether a lossless plan fits.
     """
     limits = search.limits
     step_time = search.step_time
@@ -112,27 +121,27 @@ def look_for_lossless(search: Search) -> None:
 
 
 def compile_least(search: Search) -> None:
-    """Compiles what takes the least bytes, before a budget is refused."""
+    """Compiles the assignments of least bytes, before a budget is refused."""
     limits = search.limits
-    every = search.solved(least, search, search.refused)
-    first = every[:2]  # unlike each other, since liveness estimates may be wrong about one
+    smallest = search.solved(least, search, search.refused)
+    first = smallest[:2]  # two different assignments, since the liveness estimate of one may err
     search.compile_solutions(_fresh(search, first))
-    of = lambda picks: [t for t in search.compiled if candidates.is_among(t.actions, picks)]
-    if all(_exceeds_by_far(search, t.total) for t in of(first)):
+    trials_of = lambda picks: [t for t in search.compiled if candidates.is_among(t.actions, picks)]
+    if all(_exceeds_by_far(search, t.total) for t in trials_of(first)):
         return
-    search.compile_solutions(_fresh(search, every[2:]))
+    search.compile_solutions(_fresh(search, smallest[2:]))
     if not any(limits.allow(t) for t in search.tried):
-        # What liveness estimates were off for these corrects them for assignments nearby.
-        nearby = search.solved(corrected, search, of(every), search.refused)
+        # The errors of these liveness estimates correct the estimates of similar assignments.
+        nearby = search.solved(corrected, search, trials_of(smallest), search.refused)
         search.compile_solutions(_fresh(search, nearby))
 
 
 def hasten(search: Search) -> None:
-    """Compiles the fastest plan without a limit on device bytes, if the profile calls it faster
-    than the step as it is, which fits.
+    """Compiles the fastest plan without a limit on device bytes, if its predicted time is less than
+    the time of everything kept, which fits.
     """
 
-    problem = Problem(search.profile, None, search.limits.host_bytes)
+    problem = ActionProblem(search.profile, None, search.limits.host_bytes)
     best = search.solved(candidates.fastest, problem)
     most = search.baseline.cost.seconds - LEAST_GAIN * search.profile.step_seconds
     if best is None or best.cautious_seconds >= most:
@@ -145,58 +154,60 @@ def hasten(search: Search) -> None:
 
 
 def refine(search: Search) -> None:
-    """Solves for the bytes that are left by what was learned, compiles, and learns, until nothing
-    is left to gain. What it compiles is added to the search.
+    """Solves for the usable bytes by the memory model, compiles the solutions, and fits the model
+    again, until no solution is worth a compile. The trials are added to the search.
     """
-    problem = Problem(search.profile, None, search.limits.host_bytes)
+    problem = ActionProblem(search.profile, None, search.limits.host_bytes)
     # No assignment of tags is faster than the best one without a limit on device bytes.
     best = search.solved(candidates.fastest, problem)
     least_seconds = best.cautious_seconds if best else 0.0
     solve_and_compile(search, lambda: _next_solutions(search, least_seconds))
 
 
-def _next_solutions(search: Search, least_seconds: float) -> list[Solution]:
-    """The solutions that `refine` compiles next, at most as many as compile side by side.
+def _next_solutions(search: Search, least_seconds: float) -> list[ActionSolution]:
+    """The solutions that `refine` compiles next, at most as many as compile at the same time.
 
     least_seconds: seconds of the best assignment without a limit on device bytes.
     """
     limits, width = search.limits, search.steps.backend.width
     within, model = search.within_budget, search.model()
-    # A plan that an earlier search saw fit is compiled before anything is called enough:
-    # else a search with more history could return a slower plan than one with less.
+    # A faster plan that an earlier search compiled within the limits is compiled before the search
+    # ends. Otherwise, a search with more history could return a slower plan than one with less.
     earlier = candidates.recalled(search, search.problem(model), search.step_time.cautious)
-    # A plan that fills the budget, or is as fast as one without a limit, ends the search. One
-    # of unknown worth, found by small changes, does not by filling it.
+    # A plan that fills the budget, or that is as fast as a plan without a limit, ends the search. A
+    # plan from local search has an unknown gap, and does not end the search by filling the budget.
     done = any(
         (t.total >= ENOUGH * limits.usable_bytes and t.gap < math.inf)
         or t.cost.cautious_seconds <= least_seconds
         for t in within
     )
-    if done and earlier is None:
+    # A step whose layers can be divided leaves its last compiles to `divide`.
+    last = bool(within and divisible(search.profile)) and search.compiles_left <= DIVIDED_COMPILES
+    if earlier is None and (done or last):
         return []
-    # Candidates in the order in which they are worth a compile. One more is solved for than
-    # compiles go side by side, since some may have been compiled before.
+    # Candidates, the most promising first. There is one more candidate than compiles at the same
+    # time, since some candidates may have been compiled before.
     picks = [] if earlier is None else [earlier]
     picks += search.solved(candidates.within_budget, search, width + 1)
     fresh = _fresh(search, picks)
-    # Nothing fits yet, and no solution is expected to: try what is nearest to the budget.
+    # No trial fits, and no solution is expected to fit: try the assignments nearest to the budget.
     if not within and not fresh:
         smallest, *_ = search.solved(least, search, search.refused)
         if _exceeds_by_far(search, search.expected(smallest)):
-            return []  # compiles show whether it does: `least`
+            return []  # `compile_least` shows by compiles whether the least bytes exceed the budget
         fresh = _fresh(search, search.solved(candidates.nearest, search))
     return fresh[: min(width, search.compiles_left)]
 
 
 def _exceeds_by_far(search: Search, total: int) -> bool:
-    """Whether so many bytes are over the room by much."""
+    """Whether `total` bytes exceed the usable bytes by more than `HOPELESS`."""
     room = search.limits.usable_bytes
     return total > room + HOPELESS * (room - search.static)
 
 
-def _fresh(search: Search, picks: list[Solution]) -> list[Solution]:
-    """Those that were neither compiled nor refused by XLA."""
-    fresh: list[Solution] = []
+def _fresh(search: Search, picks: list[ActionSolution]) -> list[ActionSolution]:
+    """The solutions that were neither compiled nor refused by XLA, without duplicates."""
+    fresh: list[ActionSolution] = []
     for pick in picks:
         known = [t.actions for t in search.compiled] + search.refused
         known += [other.actions for other in fresh]
@@ -206,17 +217,19 @@ def _fresh(search: Search, picks: list[Solution]) -> list[Solution]:
 
 
 def _proven_least(search: Search) -> Trial | None:
-    """What fits once it is compiled whole, of what takes the least buffers, which do not fit."""
+    """A trial whose full compile fits although its compile for buffers does not. The trials of
+    fewest bytes near the budget are tried; None if none of them fits.
+    """
     limits = search.limits
     near = dataclasses.replace(limits, usable_bytes=int((1 + BUFFERS_DIFFER) * limits.usable_bytes))
     if not search.steps.backend.assigns or search.fitting or search.checkpointed_fits:
         return None
-    own = [] if search.checkpointed is None else [search.checkpointed]
-    likely = [t for t in (*search.compiled, *own) if near.allow(t)]
+    as_written = [] if search.checkpointed is None else [search.checkpointed]
+    likely = [t for t in (*search.compiled, *as_written) if near.allow(t)]
     for trial in sorted(likely, key=lambda t: t.total)[:MOST_PROVEN]:
         try:
             proven = search.compiled_fully(trial)
-        except StepError as error:  # of everything kept: the others may still fit
+        except StepError as error:  # the error of everything kept; other trials may still fit
             warn_left_out(trial.actions, error)
             continue
         if proven is not None and limits.allow(proven):
@@ -225,19 +238,21 @@ def _proven_least(search: Search) -> Trial | None:
 
 
 def _ranked(search: Search, more: int) -> list[tuple[Trial, Division | None]]:
-    """What a search may return, the best first, with how it divides layers.
+    """The trials that a search may return, the best first, each with its division of layers.
 
-    more: the largest excess of a full compile over its buffer assignment that was seen.
+    more: the largest excess so far of the bytes of a full compile over the bytes of its compile for
+      buffers.
     """
     limits, step_time = search.limits, search.step_time
-    found: list[tuple[Trial, Division | None]] = []
+    ranked: list[tuple[Trial, Division | None]] = []
     if search.fitting:
         fits = limits.allow(search.baseline)
-        # Each costs a whole compile, which what is as near to the room would fail in as well.
+        # Each trial costs a full compile, which is likely to fail if the trial is as near to the
+        # limit as a trial that failed.
         likely = [t for t in search.fitting if t.total + more <= limits.usable_bytes]
         best = min(likely or search.fitting, key=lambda t: (step_time.cautious(t), t.total))
-        # A step that fits stays as it is unless a plan is faster by what is worth a word. Times
-        # that are computed from a device's rates are too rough to say so.
+        # If everything kept fits, it is changed only for a gain of at least `LEAST_GAIN`. Times
+        # that are computed from a device's rates are too rough to show such a gain.
         rough = search.profile.time_source == "roofline"
         if fits and (rough or step_time.cautious(best) > (1 - LEAST_GAIN) * step_time.base):
             best = search.baseline
@@ -246,17 +261,17 @@ def _ranked(search: Search, more: int) -> list[tuple[Trial, Division | None]]:
         divided, division = (best, None) if alone else divide(search, best, step_time)
         if _worth_its_loss(search, step_time, divided, [best]) is best:
             divided, division = best, None
-        found = [(divided, division), (best, None)][divided is best :]
-    if (own := search.checkpointed_fits) is not None:
-        worth = (1 - LEAST_GAIN) * step_time.of(own)
+        ranked = [(divided, division), (best, None)][divided is best :]
+    if (as_written := search.checkpointed_fits) is not None:
+        worth = (1 - LEAST_GAIN) * step_time.of(as_written)
         faster = [
             each
-            for each in found
+            for each in ranked
             if step_time.cautious(each[0]) <= worth
-            and _worth_its_loss(search, step_time, each[0], [own]) is not own
+            and _worth_its_loss(search, step_time, each[0], [as_written]) is not as_written
         ]
-        found = [*faster, (own, None), *(each for each in found if each not in faster)]
-    return found
+        ranked = [*faster, (as_written, None), *(each for each in ranked if each not in faster)]
+    return ranked
 
 
 def _worth_its_loss(

@@ -1,4 +1,4 @@
-"""The state of one search: what it was given, what it compiled, and what it learned."""
+"""The state of one search: its inputs, its compiles, and the models that are fitted to them."""
 
 import copy
 import dataclasses
@@ -16,34 +16,36 @@ from jaxmem._planner.search.history import History
 from jaxmem._planner.search.step_time import StepTime, step_time_of
 from jaxmem._planner.search.trial import Limits, Trial
 from jaxmem._planner.solve.memory import Expected
-from jaxmem._planner.solve.problem import Problem
-from jaxmem._planner.solve.solution import Solution
+from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._target.compile.running import CannotRun
 from jaxmem.errors import StepError
 
 MOST_COMPILES = 6
-RUN_SECONDS = 1.0  # for runs of the step with everything kept, and as written
-SOLVE_SECONDS = 10.0  # for one run of the solver: a proof is worth no more beside compiles
+RUN_SECONDS = 1.0  # seconds for runs of the step with everything kept, and as written
+# The time limit of one run of the solver. Compared with compiles, a proof is worth no more seconds.
+SOLVE_SECONDS = 10.0
 
 
 @dataclasses.dataclass
 class Search:
     """A search for a plan of one step on one target.
 
-    profile: the step, with its layers undivided.
+    profile: the profile of the step, with undivided layers.
     limits: the bytes that a plan may take.
     steps: compiles the step, and counts compiles.
     history: the compiles of earlier searches.
     estimates: liveness estimates of plans that were not compiled.
-    written_history: earlier compiles of the step as written, where it has checkpoints of its own;
-      else None.
-    careful: whether a lossy codec must gain what a user would notice, as `Allowed` has it.
-    lossless: whether the solver is asked for plans without lossy codecs alone.
-    tried: the plans that this search compiled, the baseline aside.
-    recalled: the compiles of earlier searches, which only guide.
+    written_history: earlier compiles of the step as written, if it has checkpoints of its own; else
+      None.
+    careful: whether a lossy codec must gain a difference that a user would notice, as
+      `Allowed.careful`.
+    lossless: whether the solver searches for plans without lossy codecs only.
+    tried: the plans that this search compiled, without the baseline.
+    recalled: the compiles of earlier searches. They guide this search, and are never returned.
     refused: plans that XLA did not compile.
-    written: the step as its author wrote it: the baseline itself where that keeps everything, None
-      where a plan decides the step however it is written.
+    written: the step as its author wrote it. It is the baseline if it keeps everything, and None if
+      a plan's policies decide the step.
     profile_seconds, solve_seconds: the time of tracing and profiling, and the time of the solver.
     baseline: the step with everything kept, once it is compiled. If it is from an earlier search,
       it does not fit.
@@ -67,74 +69,75 @@ class Search:
 
     @property
     def step_time(self) -> StepTime:
-        """Tells the seconds of whole steps."""
+        """The model of the seconds of whole steps."""
         return step_time_of(self.profile, self.baseline, self.steps.backend.target)
 
     def solved(self, solver, *arguments):
-        """What `solver` returns, and its time added to `solve_seconds`."""
+        """Calls `solver`, and adds its time to `solve_seconds`."""
         start = time.perf_counter()
-        found = solver(*arguments)
+        solution = solver(*arguments)
         self.solve_seconds += time.perf_counter() - start
-        return found
+        return solution
 
     def without_loss(self) -> "Search":
-        """The same search, with the same lists, that asks the solver for lossless plans alone."""
+        """A copy of the search that shares its lists, and that solves for lossless plans only."""
         exact = copy.copy(self)
         exact.lossless = True
         return exact
 
     def history_of(self, actions: Actions) -> History:
-        """Where a compile of the step under `actions` is remembered."""
-        own = self.written_history if actions == AS_WRITTEN else None
-        return self.history if own is None else own
+        """The history that stores compiles of the step under `actions`."""
+        as_written = self.written_history if actions == AS_WRITTEN else None
+        return self.history if as_written is None else as_written
 
     @property
     def compiles_left(self) -> int:
-        """How many plans this search may still compile. Where that only assigns buffers, the plan
-        that is returned is compiled once more, and whole. The step as written comes on top.
+        """The number of plans that this search may still compile. On a target that compiles for
+        buffers, one compile is reserved for the full compile of the returned plan. The compile of
+        the step as written does not count.
         """
         last = 1 if self.steps.backend.assigns else 0
         return MOST_COMPILES + (self.written_history is not None) - last - self.steps.compiles
 
     def compile(self, *many: Actions, least: int | None = None) -> list[CompiledStep]:
-        """Compiles the step under each of `many` actions, logs that it does, and remembers the
-        results. Raises StepError for what XLA does not compile.
+        """Compiles the step under each of `many` actions, logs the compiles, and stores the results
+        in the history. Raises StepError if XLA does not compile one of the steps.
 
-        `least` is the least bytes that compiled so far, for the log.
+        least: the least compiled bytes so far, for the log.
         """
         return all_compiled(self.try_compile(*many, least=least))
 
     def timed(self, *trials: Trial) -> list[Trial]:
-        """The trials with measured seconds, those aside that do not run here, or not within this
-        device's memory. Where one was not run before, all are run, in turns: seconds of another
-        minute tell nothing of which is faster.
+        """The trials with measured seconds. A trial that does not run on the device at hand, or
+        exceeds its memory, has none. If one trial has no stored measurement, all trials are run, in
+        alternation: measurements of different times cannot be compared.
         """
         if not self.steps.backend.target.local:
             return [*trials]
         known = [self.history_of(t.actions).recall_seconds() for t in trials]
-        # What earlier searches compiled is only remembered, and cannot be run.
+        # Compiles of earlier searches have no executable, and cannot be run.
         ready = [i for i, t in enumerate(trials) if t.step.compiled.executable is not None]
         if None in known and ready and not is_beside_training():
-            LOG.info("running the step as it is, to time it")
+            LOG.info("timing the step without a plan")
             try:
                 rounds = self.steps.run(*(trials[i].step for i in ready), seconds=RUN_SECONDS)
             except CannotRun as why:
-                LOG.info("the step as it is is not run to be timed: %s", why)
+                LOG.info("the step without a plan is not timed: %s", why)
                 rounds = []
-            for i, own in zip(ready, rounds):
-                if own:
-                    known[i] = self.history_of(trials[i].actions).remember_seconds(own)
+            for i, seconds in zip(ready, rounds):
+                if seconds:
+                    known[i] = self.history_of(trials[i].actions).remember_seconds(seconds)
         return [dataclasses.replace(t, measured_seconds=s) for t, s in zip(trials, known)]
 
     def try_compile(
         self, *many: Actions, least: int | None = None
     ) -> list[CompiledStep | StepError]:
-        """Compiles the step under each of `many` actions; an error stands for a step that XLA does
-        not compile. XLA has defects, and one plan that meets them is no reason to have none.
+        """Compiles the step under each of `many` actions. For a step that XLA does not compile, the
+        result is the error: because of a defect of XLA, one plan may fail and others compile.
         """
         check_goes_on()
         done = self.steps.compiles
-        most = max(MOST_COMPILES, done + len(many))  # what `measure=` runs comes on top
+        most = max(MOST_COMPILES, done + len(many))  # `measure=` compiles more than MOST_COMPILES
         numbers = " and ".join(str(done + i + 1) for i in range(len(many)))
         so_far = ""
         if least is not None:
@@ -147,42 +150,42 @@ class Search:
             so_far,
             extra={"done": done, "of": most},
         )
-        found = self.steps.try_compile(*many)
-        for actions, step in zip(many, found):
+        results = self.steps.try_compile(*many)
+        for actions, step in zip(many, results):
             if isinstance(step, CompiledStep):
                 self.history_of(step.actions).remember(step)
             else:
                 warn_left_out(actions, step)
-        return found
+        return results
 
     @property
     def compiled(self) -> list[Trial]:
-        """Everything that this search may return, the step as written excepted: its own checkpoints
-        decide it, so that it teaches nothing about choices of tags.
+        """All trials that this search may return, without the step as written. No choices of tags
+        describe the step as written, so that the memory model is not fitted to it.
         """
         return [self.baseline, *self.tried]
 
     @property
     def checkpointed(self) -> Trial | None:
-        """The step as written, where it has checkpoints of its own."""
+        """The step as written, if it has checkpoints of its own."""
         return None if self.written is self.baseline else self.written
 
     @property
     def checkpointed_fits(self) -> Trial | None:
-        """The step as written, where it has checkpoints of its own and fits."""
-        own = self.checkpointed
-        return own if own is not None and self.limits.allow(own) else None
+        """The step as written, if it has checkpoints of its own and fits."""
+        as_written = self.checkpointed
+        return as_written if as_written is not None and self.limits.allow(as_written) else None
 
     @property
     def least(self) -> int:
-        """The least bytes that this search compiled to."""
+        """The least compiled bytes of this search."""
         return self.smallest.total
 
     @property
     def smallest(self) -> Trial:
-        """What compiled to the least bytes, be it the step as written."""
-        own = [] if self.checkpointed is None else [self.checkpointed]
-        return min((*self.compiled, *own), key=lambda t: t.total)
+        """The trial of least compiled bytes; may be the step as written."""
+        as_written = [] if self.checkpointed is None else [self.checkpointed]
+        return min((*self.compiled, *as_written), key=lambda t: t.total)
 
     @property
     def static(self) -> int:
@@ -190,44 +193,46 @@ class Search:
         return self.baseline.step.compiled.argument_bytes
 
     def predicted(self, beside: float) -> int:
-        """The bytes to tell of a step that takes `beside` bytes beside its arguments by the model,
-        which may be less than nothing for plans unlike those that it was fitted to.
+        """The predicted bytes of a step.
+
+        beside: predicted bytes in addition to the arguments. The prediction may be negative for
+          plans that differ much from the plans to which the memory model was fitted. It then counts
+          as 0.
         """
         return self.static + max(0, int(beside))
 
     @property
     def within_budget(self) -> list[Trial]:
-        """What fits on the device, whether its host memory fits or not."""
+        """The trials that fit on the device, whether or not they fit in host memory."""
         return [t for t in self.compiled if t.total <= self.limits.usable_bytes]
 
     @property
     def fitting(self) -> list[Trial]:
-        """What fits on the device and in host memory."""
+        """The trials that fit on the device and in host memory."""
         return [t for t in self.compiled if self.limits.allow(t)]
 
-    def compile_solutions(self, picks: Sequence[Solution]) -> list[Trial]:
-        """Compiles solutions, if there are any. Returns their trials, which are added to `tried`;
-        those that XLA refuses are added to `refused`.
+    def compile_solutions(self, picks: Sequence[ActionSolution]) -> list[Trial]:
+        """Compiles solutions, if there are any. Returns their trials, and adds them to `tried`.
+        Solutions that XLA does not compile are added to `refused`.
         """
         if not picks:
             return []
-        # Each trial keeps the prediction of the model before it learned of the trial.
+        # A trial keeps the prediction of the memory model before the model was fitted to the trial.
         expected = [self.expected(pick) for pick in picks]
         steps = self.try_compile(*(pick.actions for pick in picks), least=self.least)
-        found = []
+        trials = []
         for step, pick, predicted in zip(steps, picks, expected):
             if isinstance(step, StepError):
                 self.refused.append(pick.actions)
             else:
-                found.append(Trial(step, pick.cost, predicted, pick.gap))
-        self.tried += found
-        return found
+                trials.append(Trial(step, pick.cost, predicted, pick.gap))
+        self.tried += trials
+        return trials
 
     def compiled_fully(self, trial: Trial) -> Trial | None:
-        """Returns a trial as its whole compile is, which takes its place; None where XLA does not
-        compile it.
+        """Compiles a trial fully, and replaces it by the result; None if XLA does not compile it.
 
-        Raises StepError where that is the step with everything kept.
+        Raises StepError if XLA does not compile the step with everything kept.
         """
         try:
             step = self.steps.compile_fully(trial.step)
@@ -244,41 +249,42 @@ class Search:
         if step is trial.step:
             return trial
         self.history_of(step.actions).remember(step)
-        made = dataclasses.replace(trial, step=step)
-        self.written = made if trial is self.written else self.written
-        self.baseline = made if trial is self.baseline else self.baseline
-        self.tried = [made if t is trial else t for t in self.tried]
-        return made
+        full = dataclasses.replace(trial, step=step)
+        self.written = full if trial is self.written else self.written
+        self.baseline = full if trial is self.baseline else self.baseline
+        self.tried = [full if t is trial else t for t in self.tried]
+        return full
 
     def model(self) -> Expected:
-        """Fits the memory model to every compile that is known, and to liveness estimates; the
-        first compile that has choices is its reference.
+        """Fits the memory model to the compiles of this search and of earlier ones, and to liveness
+        estimates. The first compile that has choices is the model's reference.
         """
         known = [*self.compiled, *self.recalled]
         return self.estimates.model([(t.actions, t.working) for t in known])
 
-    def expected(self, solution: Solution) -> int:
-        """Bytes of the step that a solution is expected to compile to, of which it
-        makes a liveness estimate.
+    def expected(self, solution: ActionSolution) -> int:
+        """The compiled bytes that the memory model predicts for a solution, after a liveness
+        estimate of the solution.
         """
         self.estimates.learn(solution.actions)
         return self.predicted(solution.saved_bytes + self.model().predict(solution.actions))
 
     def agreed(
-        self, ask: Callable[[Problem], Solution | None], share: float = 1.0
-    ) -> Solution | None:
-        """Returns what `ask` answers to the problem of a `share` of the room, when estimates agree
-        that it fits.
+        self, solve: Callable[[ActionProblem], ActionSolution | None], share: float = 1.0
+    ) -> ActionSolution | None:
+        """Returns the solution of `solve` for a `share` of the usable bytes. Solves again until a
+        liveness estimate agrees that the solution fits, or until more estimates do not help.
         """
-        beside = self.limits.usable_bytes * share - self.static
-        return agreed(lambda m: ask(self.problem(m, share)), self.model, beside, self.estimates)
+        available = self.limits.usable_bytes * share - self.static
+        by_model = lambda model: solve(self.problem(model, share))
+        return agreed(by_model, self.model, available, self.estimates)
 
-    def problem(self, model: Expected, share: float = 1.0) -> Problem:
-        """Returns what the solver is asked: its room is what is left of a `share` of the limits'
-        room beside the arguments and the working memory of the model's reference.
+    def problem(self, model: Expected, share: float = 1.0) -> ActionProblem:
+        """Returns the problem for the solver. Its room is a `share` of the usable bytes, less the
+        arguments, and less the working memory of the memory model's reference.
         """
         room = int(self.limits.usable_bytes * share) - self.static - int(model.reference)
-        problem = Problem(
+        problem = ActionProblem(
             self.profile,
             room,
             self.limits.host_bytes,
@@ -290,6 +296,6 @@ class Search:
 
 
 def warn_left_out(actions: Actions, error: StepError) -> None:
-    """Logs that XLA does not compile the step under `actions`, which the search goes on without."""
-    what = "the step as written" if actions == AS_WRITTEN else "a plan"
-    LOG.warning("%s is left out: %s", what, str(error)[:400])
+    """Logs that XLA does not compile the step under `actions`. The search continues without it."""
+    subject = "the step as written" if actions == AS_WRITTEN else "a plan"
+    LOG.warning("%s is left out: %s", subject, str(error)[:400])

@@ -1,4 +1,4 @@
-"""Tells the seconds of whole steps: what a profile prices are the pieces of their blocks."""
+"""The seconds of whole steps. A profile prices only the pieces of a step's blocks."""
 
 import dataclasses
 import math
@@ -14,13 +14,14 @@ LEAST_GAIN = 0.002  # the share of a step's time that a change of plan must gain
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """Takes what an assignment costs to the seconds of the step under it.
+    """Computes the seconds of a step from the cost of its assignment.
 
     base: seconds of the step with everything kept.
-    source: what tells `base`: "measured" where the step was run, "xla" for XLA's estimate of the
-      compiled step, "pieces" for the sum of what its blocks take and of rates for the rest.
+    source: the source of `base`: "measured" if the step was run; "xla" for XLA's estimate of the
+      compiled step; "pieces" for the sum of the seconds of the step's blocks and of the time of the
+      other work by the device's rates.
     kept: the cost of everything kept.
-    uncertainty: the share by which the seconds of pieces may be off.
+    uncertainty: the relative error bound of the seconds of pieces.
     """
 
     base: float
@@ -29,14 +30,14 @@ class StepTime:
     uncertainty: float
 
     def seconds(self, cost: Cost) -> float:
-        """Seconds of a step that was not compiled: those of the step with everything kept, and what
-        the assignment costs or gains by the profile.
+        """Seconds of a step that was not compiled: the seconds of the step with everything kept,
+        plus the difference of the profile's costs.
         """
         return max(0.0, self.base + cost.seconds - self.kept.seconds)
 
     def of(self, trial: Trial) -> float:
-        """Seconds of a compiled step: those of a run, or XLA's estimate of it, where `base` is one
-        too.
+        """Seconds of a compiled step: the measured seconds if `base` is measured, or XLA's estimate
+        if `base` is an estimate of XLA; else `seconds` of the trial's cost.
         """
         if self.source == "measured" and trial.measured_seconds is not None:
             return trial.measured_seconds
@@ -45,14 +46,16 @@ class StepTime:
         return self.seconds(trial.cost)
 
     def cautious(self, trial: Trial) -> float:
-        """What compiled steps are ranked by: seconds, with lossy codecs at their longest."""
+        """The seconds by which compiled steps are ranked: `of`, with lossy codecs at the upper end
+        of their error bounds.
+        """
         return self.of(trial) + trial.cost.doubt_seconds
 
     def uncertain(self, cost: Cost, other: Cost | None = None) -> float:
-        """By how many seconds the difference between two steps may be off: the times of all that
-        only one of the two does may be, each way.
+        """The error bound of the difference between the seconds of two steps, in seconds. Work that
+        both steps do has no error in the difference.
 
-        other: of the second step; None for the one with everything kept.
+        cost, other: the costs of the two steps; `other` is None for the step with everything kept.
         """
         other = self.kept if other is None else other
         apart = math.fsum(
@@ -78,28 +81,34 @@ def _moving(cost: Cost) -> float:
 
 
 def step_time_of(profile: Profile, baseline: Trial, target: Target) -> StepTime:
-    """The clock of a search, by the best that is known of the step with everything kept."""
-    told = {"measured": baseline.measured_seconds, "xla": baseline.xla_seconds}
-    told["pieces"] = _sum_of_pieces(profile, baseline, target)
-    source, base = next((s, t) for s, t in told.items() if t is not None)
+    """The step time of a search, by the best available source for the step with everything kept:
+    measured seconds, XLA's estimate, or the sum of pieces.
+    """
+    seconds = {"measured": baseline.measured_seconds, "xla": baseline.xla_seconds}
+    seconds["pieces"] = _sum_of_pieces(profile, baseline, target)
+    source, base = next((name, s) for name, s in seconds.items() if s is not None)
     return StepTime(base, source, baseline.cost, profile.uncertainty)
 
 
 def _sum_of_pieces(profile: Profile, baseline: Trial, target: Target) -> float:
-    """Seconds of a step with everything kept, of which a profile knows the blocks alone."""
+    """Seconds of the step with everything kept: the profile's seconds of the blocks, and the
+    seconds of the work outside the blocks.
+    """
     compiled = baseline.step.compiled
     outside = outside_blocks(profile, compiled.matmul_flops, compiled.argument_bytes, target)
     return profile.step_seconds + outside
 
 
 def outside_blocks(profile: Profile, matmul_flops: float, states: int, target: Target) -> float:
-    """Seconds of what stands outside a step's blocks: its matrix products, at the rate of those
-    inside, and one reading and writing of the arguments, for the update of the model states.
+    """Seconds of the work outside a step's blocks: the matrix products outside the blocks, at the
+    rate of the products in the blocks; and reading and writing the arguments once, for the update
+    of the model states.
 
-    matmul_flops: of the products of the whole step.
+    matmul_flops: FLOPs of the products of the whole step.
     states: bytes of the arguments.
     """
-    # The rate of products in the blocks, by the profile's own times; without any, the peak rate.
+    # The rate of the products in the blocks, by the profile's times. If no product has a time, the
+    # target's peak rate.
     products = [e for b in profile.blocks for e in b.equations if e.matmuls and e.seconds > 0]
     rate = target.matmul_flops
     if products:

@@ -1,12 +1,12 @@
 """One plan that a search compiled, the limits of a plan, and the price of the step as written.
 
 If the step as written has checkpoints of its own, it is a second baseline and a candidate. The
-first choice was to call it "everything kept". Its bytes were then compared with plans that take its
-checkpoints away, and `auto(step, plan)` ran another program than the one that was compiled. No
-assignment of tags stands for an author's checkpoints. So `Search.written` is separate from the
-trials that the memory model is fitted to, and its actions are `AS_WRITTEN`. If times come from
-pieces alone, the step as written is priced between everything kept and full recomputation, by the
-FLOPs of its matrix products.
+first choice was to call the step as written "everything kept". Its bytes were then compared with
+plans that remove its checkpoints, and `auto(step, plan)` did not run the compiled program. No
+assignment of choices to tags describes an author's checkpoints. So `Search.written` is separate
+from the trials to which the memory model is fitted, and its actions are `AS_WRITTEN`. If all times
+are sums of pieces, the step as written is priced between everything kept and full recomputation, by
+the FLOPs of its matrix products.
 """
 
 import dataclasses
@@ -23,11 +23,12 @@ from jaxmem._planner.solve.cost import Cost, evaluate
 class Trial:
     """A plan that was compiled.
 
-    step: what it compiled to.
-    cost: its price by the profile.
-    predicted_bytes: what was said of its total before the compile.
-    gap: by what share the optimum may be faster, where the solver's time ran out (`Solution.gap`).
-    measured_seconds: those of the step where it was run; None where it was not.
+    step: the compiled step.
+    cost: the plan's price by the profile.
+    predicted_bytes: the prediction of `total` before the compile.
+    gap: the share of the plan's time by which the optimum may be faster, as proven by the solver
+      (`ActionSolution.gap`).
+    measured_seconds: measured seconds of the step; None if the step was not run.
     """
 
     step: CompiledStep
@@ -50,8 +51,8 @@ class Trial:
 
     @property
     def xla_seconds(self) -> float | None:
-        """XLA's estimate of the whole step, and the copies to host memory that it does not price;
-        None where XLA says nothing.
+        """XLA's estimate of the whole step, plus the seconds of host transfers, which XLA does not
+        price. None if XLA gives no estimate.
         """
         seconds = self.step.compiled.xla_seconds
         return None if seconds is None else seconds + self.cost.host_seconds
@@ -59,16 +60,16 @@ class Trial:
     @property
     def working(self) -> int:
         """Bytes that are neither arguments nor saved for the backward: working memory of the head,
-        or of one block. It is what the memory model is fitted to.
+        or of one block. The memory model is fitted to these bytes.
         """
         return self.total - self.step.compiled.argument_bytes - self.cost.saved_bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a plan may take, in bytes.
+    """The limits of a plan, in bytes.
 
-    budget: what was asked for.
+    budget: the budget that the user requested.
     usable_bytes: the part of the budget that a plan may use; the device needs the rest.
     host_bytes: the bytes that a plan may store in host memory.
     """
@@ -89,14 +90,15 @@ class SolvesAndCompiles(Protocol):
     def compiles_left(self) -> int: ...
 
     def compile_solutions(self, solutions: Sequence[Any], /) -> Any:
-        """Compiles solutions of the search's problem, and learns from their bytes."""
+        """Compiles solutions of the search's problem, and fits its models to the compiled bytes."""
 
 
 def solve_and_compile(
     search: SolvesAndCompiles, next_solutions: Callable[[], Sequence[Any]]
 ) -> None:
-    """The loop of a search: solves its problem by what was learned, compiles the solutions, and
-    learns, until no solution is worth a compile or no compile is left.
+    """The loop of a search: solves the search's problem by the search's models, compiles the
+    solutions, and fits the models to their bytes. The loop ends if no solution is worth a compile,
+    or if no compile is left.
 
     next_solutions: solves the problem; returns no solution to end the loop.
     """
@@ -105,10 +107,11 @@ def solve_and_compile(
 
 
 def cost_as_written(profile: Profile, kept: Trial, step: CompiledStep) -> Cost:
-    """The cost of a step that its own checkpoints decide, from what it compiled to.
+    """The cost of a step with checkpoints of its own, from its compiled program.
 
-    It lies between everything kept and full recomputation, as the FLOPs of its matrix products do.
-    What it saves is what it takes beyond arguments and the working memory of everything kept.
+    The seconds are interpolated between everything kept and full recomputation, by the FLOPs of the
+    step's matrix products. The saved bytes are the compiled bytes less the arguments and less the
+    working memory of everything kept.
 
     kept: the step with everything kept.
     step: the step as written.
@@ -131,7 +134,7 @@ def cost_as_written(profile: Profile, kept: Trial, step: CompiledStep) -> Cost:
 
 
 def _exposed(profile: Profile, host_bytes: int) -> float:
-    """Seconds of transfers to host memory, and back, that the blocks' work does not hide."""
+    """Seconds of transfers to host memory and back that the blocks' work does not hide."""
     if not host_bytes:
         return 0.0
     transfer = host_bytes / profile.link_bytes_per_second

@@ -1,19 +1,20 @@
-"""Compiles changes of a search's best plan for their buffers, where that takes a part of a full
-compile.
+"""Compiles changes of a search's best plan for buffers, on a target where a compile for buffers
+takes a fraction of a full compile.
 
-Where a compile for buffers takes a second, prices are corrected by whole steps. A profile prices
-pieces of a layer, each as a program of its own, and XLA fuses across pieces. In the whole step, a
-kept tensor may cost nothing to write in addition to tensors that are written in any case, and a
-recomputed tensor may have its weights gathered from other devices once more. For GPT-2 on a v5e, a
+If a compile for buffers takes about a second, whole steps correct the prices. A profile prices
+pieces of a layer, each as a separate program, and XLA fuses across pieces. In the whole step, a
+kept tensor may cost nothing to write in addition to tensors that are written in any case, and the
+recomputation of a tensor may gather weights from other devices once more. For GPT-2 on a v5e, a
 plan that was best by prices was slower, by the roofline of the whole step, than every tag kept.
-Each whole step that was compiled corrects the seconds of its choices, by the fit with which
-compiles correct bytes (`_planner/solve/additive.py`), and the program is solved again.
+Each compiled whole step corrects the seconds of its choices, by the model with which compiles
+correct bytes (`_planner/solve/additive.py`), and the program is solved again.
 
-Changes of single tags alone were the first choice. They stop where one tag could only be kept in
-the place of another, and they do not know what several changes gain together.
+The first choice was to change only single tags. This search stops if a tag can be kept only in
+place of another tag, and it does not find several changes that gain only together.
 
 The number of compiles limits the search, and not its seconds: on a busy machine a limit in seconds
-ended the search before the changes that gained most, so that the plan depended on what else ran.
+ended the search before the changes that gained most, so that the plan depended on other work of the
+machine.
 """
 
 import dataclasses
@@ -30,26 +31,29 @@ from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import Cost
-from jaxmem._planner.solve.problem import Key, Problem
-from jaxmem._planner.solve.solution import Solution
+from jaxmem._planner.solve.problem import ActionProblem, Key
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem.errors import SolverError
 
-MOST = 64  # compiles for buffers
-FASTER = 1e-4  # the share of a step's time by which a change must gain
-NEARLY = 1.02  # of the room: working memory may be less under the change
-IN_A_ROW = 3  # answers by corrected prices that gain nothing
+MOST = 64  # the most compiles for buffers
+FASTER = 1e-4  # the share of a step's time that a change must gain
+# A change may be predicted to take up to this multiple of the usable bytes, since the change may
+# lower working memory.
+NEARLY = 1.02
+IN_A_ROW = 3  # the most successive solutions by corrected prices that gain nothing
 
 
 def refine_by_whole_steps(search: Search) -> Mapping[Key, float]:
-    """Adds to the search what is faster than the best of them, by the clock, and fits: policies
-    that one would try by hand, what the program answers to corrected prices, and changes of one
-    tag to keep or to recompute, until none gains. Returns the corrections, as `Problem` has them.
+    """Compiles for buffers, and adds to the search, plans that may be faster than its best plan:
+    policies that a user would write by hand, solutions of the program with corrected prices, and
+    changes of one tag to keep or to recompute. It ends if no further plan is faster by the seconds
+    of whole steps. Returns the corrections of prices, as `ActionProblem.corrections`.
 
-    Does nothing, and corrects nothing, where a step's costs are known from a whole compile alone.
+    Does nothing, and returns no corrections, on a target that does not compile for buffers only.
     """
     if not search.steps.backend.assigns or not search.fitting:
         return {}
-    LOG.info("weighing changes by the whole step")
+    LOG.info("compiling changes of the plan for buffers")
     refinement = _Refinement(search)
     refinement.compile_buffers([*hand_policies(search.profile).values(), *_without_limit(search)])
     refinement.solve()
@@ -72,20 +76,25 @@ class _Refinement:
         return min(self.search.fitting, key=self.step_time.cautious)
 
     def change(self) -> bool:
-        """Weighs every change of one tag, of whatever is the best by then; whether another is."""
+        """Compiles every change of one tag of the best plan for buffers. A better plan becomes the
+        best plan at once, and the next changes are made to it. Returns whether the best plan
+        changed.
+        """
         before, width = self.best, self.search.steps.backend.width
         left = list(_changes(self.search.profile))
         while left and not self.ended:
-            now, base = [], self.best
-            while left and len(now) < width:
+            batch, base = [], self.best
+            while left and len(batch) < width:
                 actions = _changed(self.search.profile, base.actions, *left.pop(0))
-                now += [actions] if self._may_fit(actions, base) else []
-            self.compile_buffers(now)
-        return self.best is not before  # be it by a hair: then it has neighbours of its own
+                batch += [actions] if self._may_fit(actions, base) else []
+            self.compile_buffers(batch)
+        # Any new best plan counts, even if it gains little: it has other changes than `before`.
+        return self.best is not before
 
     def solve(self) -> bool:
-        """Weighs what the program answers to corrected prices, which each answer corrects again;
-        whether one gained.
+        """Solves the program with corrected prices, and compiles the solution for buffers, which
+        corrects the prices again. Ends after `IN_A_ROW` solutions that gain nothing. Returns
+        whether a solution gained.
         """
         before, missed = self.best, 0
         while missed < IN_A_ROW and not self.ended:
@@ -97,22 +106,22 @@ class _Refinement:
         return self._gained(before)
 
     def longer(self, best: Trial) -> Additive:
-        """By how many seconds whole steps take longer than the profile says, by choice: counted
-        from `best`, since they hold nearby.
+        """The seconds of whole steps less the profile's seconds, by choice. The reference is
+        `best`, since the corrections are valid for plans that differ little from `best`.
         """
         search = self.search
         known = [t for t in (*search.compiled, *search.recalled) if t.xla_seconds is not None]
         known.sort(key=lambda t: t is not best)
-        told = [(t.actions, self.step_time.of(t) - t.cost.seconds) for t in known]
-        return Additive.fit(told, search.profile)
+        differences = [(t.actions, self.step_time.of(t) - t.cost.seconds) for t in known]
+        return Additive.fit(differences, search.profile)
 
     def _gained(self, before: Trial) -> bool:
         gained = self.step_time.cautious(before) - self.step_time.cautious(self.best)
         return gained > FASTER * self.step_time.base
 
-    def _by_corrected_prices(self, best: Trial) -> Solution | None:
-        """The fastest assignment that nobody weighed, by the profile's prices and what whole steps
-        were longer; None where it is not expected to be faster than `best`.
+    def _by_corrected_prices(self, best: Trial) -> ActionSolution | None:
+        """The fastest assignment by corrected prices that was not compiled before; None if it is
+        not expected to be faster than `best`.
         """
         search, model = self.search, self.longer(best)
         problem = search.problem(search.model())
@@ -124,8 +133,8 @@ class _Refinement:
         )
         try:
             solution = candidates.fastest(problem)
-        except SolverError as error:  # something that fits is found already
-            LOG.info("no better plan is looked for: %s", error)
+        except SolverError as error:  # the search has a plan that fits already
+            LOG.info("the search for a faster plan ends: %s", error)
             return None
         if solution is None:
             return None
@@ -134,15 +143,18 @@ class _Refinement:
         return solution if expected < worth else None
 
     def _may_fit(self, actions: Actions, base: Trial) -> bool:
-        """Whether what is saved, beside the rest of `base`, is about as much as there is room for:
-        a compile is worth no more where it plainly is not.
+        """Whether the saved bytes of `actions`, together with the other bytes of `base`, are at
+        most `NEARLY` times the usable bytes. Other assignments are not worth a compile.
         """
         cost = candidates.price_of(self.search.profile, actions)
         more = 0 if cost is None else cost.saved_bytes - base.cost.saved_bytes
         return base.total + more <= NEARLY * self.search.limits.usable_bytes
 
     def compile_buffers(self, many: list[Actions], gap: float = 0.0) -> None:
-        """Weighs assignments that are new and have a price; what they may be off is `gap`."""
+        """Compiles for buffers the assignments that are new and have a price.
+
+        gap: the share of their time by which the optimum may be faster (`Trial.gap`).
+        """
         check_goes_on()
         known = [t.actions for t in (*self.search.compiled, *self.search.recalled)]
         known += self.search.refused
@@ -154,8 +166,8 @@ class _Refinement:
                 fresh.append((actions, cost))
                 known.append(actions)
         self.left -= len(fresh)
-        found = self.search.steps.compile_buffers(*(actions for actions, _ in fresh))
-        for (actions, cost), step in zip(fresh, found):
+        results = self.search.steps.compile_buffers(*(actions for actions, _ in fresh))
+        for (actions, cost), step in zip(fresh, results):
             if not isinstance(step, CompiledStep):
                 self.search.refused.append(actions)
                 continue
@@ -165,22 +177,24 @@ class _Refinement:
 
 
 def _without_limit(search: Search) -> list[Actions]:
-    """The fastest assignment by prices without a limit on device bytes. Its compiled bytes may fit,
-    and changes of tags reach other plans from it than from one that fills the budget.
+    """The fastest assignment by prices without a limit on device bytes. Its compiled bytes may fit.
+    Changes of its tags reach other plans than changes of a plan that fills the budget.
     """
-    problem = Problem(
+    problem = ActionProblem(
         search.profile, None, search.limits.host_bytes, excluded=tuple(search.refused)
     )
     try:
         best = candidates.fastest(problem)
-    except SolverError as error:  # something that fits is found already
-        LOG.info("no plan without a limit is looked for: %s", error)
+    except SolverError as error:  # the search has a plan that fits already
+        LOG.info("the search for a plan without a limit ends: %s", error)
         return []
     return [] if best is None else [best.actions]
 
 
 def _changes(profile: Profile) -> Iterator[tuple[str, str, Choice]]:
-    """Blocks, tags and choices to take for them, the tags with the most bytes first."""
+    """Changes (block, tag, choice) of every tag to keep and to recompute. The tags with the most
+    bytes are first.
+    """
     size = lambda tag: max((o.device_bytes for o in tag.options), default=0)
     tags = {(b.name, t.name): b.layers * size(t) for b in profile.blocks for t in b.tags}
     for key in sorted(tags, key=lambda key: -tags[key]):
@@ -188,12 +202,12 @@ def _changes(profile: Profile) -> Iterator[tuple[str, str, Choice]]:
 
 
 def _changed(profile: Profile, actions: Actions, block: str, tag: str, choice: Choice) -> Actions:
-    """The same with another choice for one tag; where everything is kept, every other tag is kept
-    and the rest recomputed.
+    """The actions with another choice for one tag. If the block keeps everything, its other tags
+    are kept, and its untagged tensors are recomputed.
     """
-    found = {label: dict(choices) for label, choices in actions.items()}
-    own = found.setdefault(block, {})
-    if own.pop(REST, None) == KEEP:
-        own |= {t.name: KEEP for b in profile.blocks if b.name == block for t in b.tags}
-    own[tag] = choice
-    return found
+    changed = {label: dict(choices) for label, choices in actions.items()}
+    of_block = changed.setdefault(block, {})
+    if of_block.pop(REST, None) == KEEP:
+        of_block |= {t.name: KEEP for b in profile.blocks if b.name == block for t in b.tags}
+    of_block[tag] = choice
+    return changed

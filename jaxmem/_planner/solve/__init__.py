@@ -1,3 +1,3 @@
-"""Finds the fastest assignment of actions for a profile within limits, by a mixed-integer program.
-This part imports no JAX.
+"""Finds the fastest assignment of actions for a profile within byte limits, by a mixed-integer
+program. This folder imports no JAX.
 """

@@ -1,8 +1,10 @@
-"""What whole steps taught of an assignment's bytes or seconds: a number, and a sum over choices.
+"""A linear model of the working bytes, or of the seconds, of an assignment. The model is fitted to
+compiled steps: a reference, and a sum of corrections over the assignment's choices.
 
-Working memory is what a compiled step takes besides its arguments and what it saves: no formula
-gives it, and only compiles tell how a choice changes it. Seconds are priced by the profile, but in
-pieces, and whole steps tell what their sum leaves out.
+Working memory is the memory of a compiled step without its arguments and without the tensors that
+it saves for the backward. No formula predicts working memory: only compiles show how a choice
+changes it. The profile prices seconds in pieces; whole steps show the seconds that the sum of the
+pieces leaves out.
 """
 
 import dataclasses
@@ -16,25 +18,26 @@ from jaxmem._planner.solve.cost import effective
 from jaxmem._planner.solve.problem import Key
 from jaxmem.errors import SolverError
 
-# The least prior deviation of a correction, against the largest: a small tag may move a large
-# buffer.
+# The least prior deviation of a correction, as a share of the largest deviation: a small tag may
+# move a large buffer.
 FLOOR = 1e-3
-RANK = 1e-7  # singular values below this, against the largest, are repetitions of other plans
+# Singular values below this share of the largest one come from plans that repeat other plans.
+RANK = 1e-7
 
 
 @dataclasses.dataclass(frozen=True)
 class Additive:
     """Predicts a quantity: `reference` + the sum of `by_choice` over a plan's choices.
 
-    Neither bytes nor seconds of a compile add up exactly: the first are like a maximum over
-    moments, and XLA fuses across pieces. So the model is refitted after every compile, and a plan
-    that was compiled is predicted as it was measured.
+    Neither bytes nor seconds of a compile add up exactly: bytes are like a maximum over points of
+    the schedule, and XLA fuses across pieces. So the model is refitted after every compile, and for
+    a plan that was compiled the model returns the measured quantity.
 
     reference: the quantity of the first plan of the history that has choices.
-    by_choice: what a choice adds to the reference, of either sign; one that is not here adds
-      nothing.
-    profile: the step that the plans are of.
-    observed: what was measured, by a plan's choices.
+    by_choice: the quantity that a choice adds to the reference, positive or negative. An absent
+      choice adds nothing.
+    profile: the profile of the step.
+    observed: the measured quantity of each compiled plan, by the plan's choices.
     """
 
     reference: float
@@ -46,16 +49,17 @@ class Additive:
     def fit(history: Sequence[tuple[Actions, float]], profile: Profile) -> "Additive":
         """Fits one correction for each (block, tag, choice) to the plans that were compiled.
 
-        This is ridge regression whose prior deviation is in proportion to the tag's bytes, in the
-        limit without noise, since what is read of a compiled program is exact. Of all corrections
-        that give the history it takes those least in units of their deviations; where no sum can
-        give it, the nearest in squares.
+        The fit is ridge regression in the limit without noise, since the numbers of a compiled
+        program are exact. The prior deviation of a correction is proportional to the tag's bytes.
+        If several sets of corrections reproduce the history, the fit returns the set of least norm
+        in units of the deviations. If no set reproduces the history, the fit is the least-squares
+        solution.
 
-        `history`: plans and what was measured of each: working bytes (total less static less
-        saved), or the seconds that the profile does not account for. Plans that keep everything
-        have no choices to learn from, and serve as reference only if there is no other. Of one plan
-        measured twice, the larger counts. Raises SolverError if there is no history, or a number
-        that is not finite.
+        `history`: plans and their measured quantity: working bytes (total less static less saved),
+        or the seconds that the profile does not account for. Plans that keep everything have no
+        choices to learn from, and are the reference only if there is no other plan. If a plan was
+        measured twice, the larger measurement counts. Raises SolverError if the history is empty,
+        or has a number that is not finite.
         """
         observed: dict[frozenset[Key], float] = {}
         for actions, size in history:
@@ -71,23 +75,24 @@ class Additive:
             k: v for k, v in observed.items() if not any(tag == REST for _, tag, _ in k)
         }
         rows = with_choices or observed
-        # Corrections are differences from the first plan, so that its own choices need none.
+        # Corrections are differences from the first plan, so that the choices of the first plan
+        # need no correction.
         (base, reference), *others = rows.items()
         keys = sorted(set().union(*(k for k, _ in others)) - base)
         if not keys:
             return Additive(reference, {}, profile, observed)
         deviation = _deviations(profile, keys)
-        # A row a plan, a column a choice: 1 where the plan takes it. In columns scaled by their
-        # deviations, lstsq's solution of least norm is the least in units of deviations, and the
-        # product with the deviations undoes that.
+        # One row per plan and one column per choice: 1 if the plan takes the choice. Each column is
+        # scaled by its deviation, so that lstsq's solution of least norm is the least in units of
+        # deviations. The product with the deviations undoes the scaling.
         design = np.array([[key in row for key in keys] for row, _ in others], float) * deviation
         change = np.array([size - reference for _, size in others])
         corrections = deviation * np.linalg.lstsq(design, change, rcond=RANK)[0]
         return Additive(reference, dict(zip(keys, corrections.tolist())), profile, observed)
 
     def predict(self, actions: Actions) -> float:
-        """The quantity of a plan: as measured if it was, else by the fitted sum. Raises TagError
-        as `evaluate`.
+        """The quantity of a plan: the measured quantity if the plan was compiled, else the fitted
+        sum. Raises TagError as `evaluate` does.
         """
         keys = _keys(self.profile, actions)
         if keys in self.observed:
@@ -96,15 +101,15 @@ class Additive:
 
 
 def _keys(profile: Profile, actions: Actions) -> frozenset[Key]:
-    """What a plan is known by: its effective choices, since the others change no byte."""
+    """The key of a plan: its effective choices, since the other choices change no byte."""
     return frozenset(
         (b, t, c) for b, tags in effective(profile, actions).items() for t, c in tags.items()
     )
 
 
 def _deviations(profile: Profile, keys: Sequence[Key]) -> np.ndarray:
-    """Prior deviations of the corrections, up to a factor, aligned with `keys`: the bytes of each
-    tag's tensor, the largest where classes of one label differ.
+    """Prior deviations of the corrections, up to a common factor, aligned with `keys`. A deviation
+    is the bytes of the tag's tensor, the largest if block classes of one label differ.
     """
     sizes: dict[tuple[str, str], int] = {}
     for block in profile.blocks:

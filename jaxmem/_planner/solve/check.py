@@ -1,16 +1,14 @@
-"""Refuses numbers that would make a solver answer nonsense, and names the place they stand at."""
+"""Rejects numbers for which a solver would return wrong answers, and names their place."""
 
 import math
 
 from jaxmem._core.profile import BlockClass
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem.errors import SolverError
 
 
-def check_problem(problem: Problem) -> None:
-    """Raises SolverError at the first cost, size, limit or link between values that no solver can
-    use.
-    """
+def check_problem(problem: ActionProblem) -> None:
+    """Raises SolverError at the first cost, size, limit or graph edge that no solver can use."""
     _check_limits(problem)
     profile = problem.profile
     for block in profile.blocks:
@@ -27,8 +25,8 @@ def check_problem(problem: Problem) -> None:
                         f" {block.name!r}"
                     )
                     _check_number(getattr(option, what), where)
-        # Every transfer is divided by the link's rate, so that a profile without a rate may only
-        # have choices that transfer nothing.
+        # The bytes of every transfer are divided by the link's rate. So a profile without a rate
+        # may only have choices that transfer nothing.
         if (
             any(o.host_bytes for t in block.tags for o in t.options)
             and not profile.link_bytes_per_second > 0
@@ -41,7 +39,7 @@ def check_problem(problem: Problem) -> None:
             )
 
 
-def _check_limits(problem: Problem) -> None:
+def _check_limits(problem: ActionProblem) -> None:
     for name, limit in (("room", problem.room), ("host_room", problem.host_room)):
         if limit is not None and not math.isfinite(limit):
             raise SolverError(f"`{name}` is {limit}; expected bytes, or None for no limit")
@@ -58,10 +56,11 @@ def _check_limits(problem: Problem) -> None:
 
 
 def _check_graph(block: BlockClass) -> None:
-    """Raises SolverError unless every value that is read is an input, free, or made before.
+    """Raises SolverError unless every value that an equation reads is an input, a free value, or
+    the output of an earlier equation.
 
-    The walks in `cost` and `demand` go through the equations once, from the last to the first.
-    So they would miss what is demanded of an equation that stands after its own readers.
+    The loops in `cost` and `demand` go through the equations once, from the last to the first. So
+    they would miss the demand for an equation that is sorted after the equations that read it.
     """
     if block.input_seconds and len(block.input_seconds) != len(block.inputs):
         raise SolverError(

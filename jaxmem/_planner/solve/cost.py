@@ -1,7 +1,7 @@
-"""The price of a given assignment, by an estimate over each block's graph.
+"""The price of a given assignment, computed on each block's graph.
 
-It knows nothing of the mixed-integer program (`program.py`), whose answers it checks: the price of
-a solution is always the one that is told here.
+This cost model shares no code with the mixed-integer program (`program.py`), whose solutions it
+checks. The price of a solution is always the price of this model.
 """
 
 import dataclasses
@@ -13,23 +13,25 @@ from jaxmem.errors import SolverError, TagError
 
 @dataclasses.dataclass(frozen=True)
 class BlockCost:
-    """The cost of one block class under an assignment. Bytes, seconds, FLOPs and counts are those
-    of one layer.
+    """The cost of one block class under an assignment. Bytes, seconds, FLOPs and counts are of one
+    layer.
 
     name: the block's label.
-    recomputed: indices into `BlockClass.equations` of those that the backward repeats, in order.
-    saved: the tags whose tensor the backward reads from where it was stored, with their choices;
-      a name that is stored at several places stands once for each.
-    raw_inputs: those of `BlockClass.inputs` that are kept as they are.
-    device_bytes, host_bytes: what is saved, raw inputs included.
-    doubt_seconds: by how much what is saved with a loss must be faster than anything without.
-    recompute_seconds: what repeating the equations takes.
-    keep_seconds: what writing, reading, encoding and decoding takes of what is saved.
-    exposed_seconds: the part of the transfers that the block's own work does not hide.
-    matmuls, flops: matrix products that are recomputed, and their FLOPs.
+    recomputed: indices into `BlockClass.equations` of the equations that the backward repeats, in
+      order.
+    saved: the tags whose tensor is stored for the backward, with their choices. A name that is
+      stored at several places has one entry for each place.
+    raw_inputs: the values of `BlockClass.inputs` that are kept without a codec.
+    device_bytes, host_bytes: bytes of the saved tensors, raw inputs included.
+    doubt_seconds: the seconds by which the block with its lossy codecs must be faster than the
+      block without a loss.
+    recompute_seconds: seconds to repeat the equations.
+    keep_seconds: seconds to write, read, encode and decode the saved tensors.
+    exposed_seconds: the seconds of transfers that the block's own work does not hide.
+    matmuls, flops: number of recomputed matrix products, and their FLOPs.
     lossy: names of the tags that are saved with a loss.
-    host_seconds: the part of `seconds` that moves tensors to host memory and back, with what is
-      exposed of it.
+    host_seconds: the part of `seconds` that moves tensors to host memory and back, exposed
+      transfers included.
     """
 
     name: str
@@ -49,7 +51,9 @@ class BlockCost:
 
     @property
     def seconds(self) -> float:
-        """Seconds that one run of the block takes on top of an ideal one."""
+        """Seconds that one run of the block takes in addition to an ideal run, which saves for free
+        and recomputes nothing.
+        """
         return self.recompute_seconds + self.keep_seconds + self.exposed_seconds
 
 
@@ -57,14 +61,14 @@ class BlockCost:
 class Cost:
     """The cost of a whole step under an assignment.
 
-    Bytes are those that all layers hold at once. Seconds are on top of a step that saves for free
-    and recomputes nothing.
+    Bytes are the bytes that all layers store at the same time. Seconds are in addition to a step
+    that saves for free and recomputes nothing.
 
-    saved_bytes, host_bytes: what is saved in device memory, and what in host memory.
-    seconds: all that saving, transfers and recomputing take.
+    saved_bytes, host_bytes: bytes of saved tensors in device memory, and in host memory.
+    seconds: seconds of saving, transfers and recomputation.
     recompute_seconds: the part of `seconds` that repeats equations.
-    doubt_seconds: no part of `seconds`: by how much the assignment must be faster than one without
-      its lossy codecs, because times are not known better.
+    doubt_seconds: the seconds by which the assignment must be faster than an assignment without
+      its lossy codecs, because of the error bounds of times. They are not part of `seconds`.
     blocks: the costs of the block classes, aligned with `Profile.blocks`.
     host_seconds: the part of `seconds` that moves tensors to host memory and back.
     """
@@ -79,14 +83,17 @@ class Cost:
 
     @property
     def cautious_seconds(self) -> float:
-        """What assignments are ranked by: seconds, with lossy codecs at their longest. Of two whose
-        times are equal as far as they are known, the one that loses nothing ranks first.
+        """The seconds by which assignments are ranked: `seconds`, with lossy codecs at the upper
+        end of their error bounds. If two assignments are equally fast within the error bounds, the
+        lossless assignment ranks first.
         """
         return self.seconds + self.doubt_seconds
 
     @property
     def is_lossy(self) -> bool:
-        """Whether the backward reads other numbers than the forward made, without need."""
+        """Whether a codec changes the numbers that the backward reads, although a lossless choice
+        was open.
+        """
         return any(block.lossy for block in self.blocks)
 
 
@@ -94,20 +101,21 @@ def evaluate(profile: Profile, actions: Actions) -> Cost:
     """Prices `actions` (block label -> tag -> choice; an absent tag is recomputed) on the profiled
     step.
 
-    A value is demanded if the backward reads it, or if something recomputed does. A demanded tag is
-    saved if its choice says so, and demands nothing further; a saved tag that nothing demands costs
-    nothing, since partial evaluation drops it. In each run of a layer, transfers of the forward are
-    hidden by `forward_seconds`, those of the backward by `backward_seconds` and by what is
-    recomputed.
+    A value is demanded if the backward reads it, or if a recomputed equation reads it. A demanded
+    tag whose choice saves it is saved, and demands no other value. A tag that is not demanded costs
+    nothing, whatever its choice, since partial evaluation drops it. In each run of a layer,
+    transfers of the forward are hidden by `forward_seconds`, and transfers of the backward by
+    `backward_seconds` and by the recomputation.
 
-    Raises TagError if `actions` names a block, tag or choice that the profile lacks, SolverError if
-    a demanded value has no origin.
+    Raises TagError if `actions` names a block, tag or choice that the profile lacks. Raises
+    SolverError if no equation and no input makes a demanded value.
     """
     _check_names(profile, actions)
     link = profile.link_bytes_per_second
     costs = tuple(_block_cost(b, actions.get(b.name, {}), link) for b in profile.blocks)
-    # Bytes count layers that are alive at once, seconds count runs: under gradient accumulation a
-    # layer runs once a microbatch, and holds the tensors of one microbatch at a time.
+    # Bytes count the layers whose tensors are alive at the same time, and seconds count runs. Under
+    # gradient accumulation, a layer runs once for each microbatch, and stores the tensors of one
+    # microbatch at a time.
     return Cost(
         saved_bytes=sum(b.layers * c.device_bytes for b, c in zip(profile.blocks, costs)),
         host_bytes=sum(b.layers * c.host_bytes for b, c in zip(profile.blocks, costs)),
@@ -120,21 +128,21 @@ def evaluate(profile: Profile, actions: Actions) -> Cost:
 
 
 def everything(profile: Profile) -> Cost:
-    """Prices the step without any checkpoint: all that the backward reads is kept, nothing is
-    recomputed.
+    """Prices the step without any checkpoint: all tensors that the backward reads are kept, and no
+    equation is recomputed.
     """
     return evaluate(profile, {b.name: {REST: KEEP} for b in profile.blocks})
 
 
 def effective(profile: Profile, actions: Actions, cost: Cost | None = None) -> Actions:
-    """Returns what `actions` amounts to: every tag is listed, one that nothing demands as
-    recomputed. A block in which REST is kept lists REST alone.
+    """Returns the choices of `actions` that take effect: every tag is listed, and a tag that is not
+    demanded is listed as recomputed. A block in which REST is kept lists REST alone.
 
-    `cost` is `evaluate` of the two, for a caller that has it.
+    `cost` is `evaluate(profile, actions)`, if the caller has it.
     """
     cost, result = cost or evaluate(profile, actions), {}
     for block, paid in zip(profile.blocks, cost.blocks):
-        # Classes of one label share this entry: a tag is saved if any of the classes demands it.
+        # Block classes of one label share this entry: a tag is saved if any class demands it.
         choices = result.setdefault(block.name, {})
         if actions.get(block.name, {}).get(REST) == KEEP:
             choices[REST] = KEEP
@@ -146,11 +154,13 @@ def effective(profile: Profile, actions: Actions, cost: Cost | None = None) -> A
 
 
 def tag_at(block: BlockClass, equation: Equation) -> Tag | None:
-    """The entry of `block.tags` that `equation` stands for, or None where it is no tag."""
+    """The entry of `block.tags` whose equation is `equation`; None for an equation that is not a
+    tag.
+    """
     if equation.tag is None:
         return None
-    # A tag's equation is an identity, and `Tag.value` may be either end of it. Of two places of one
-    # name that follow each other, the first one's result is what the second one reads.
+    # A tag's equation is an identity, and `Tag.value` may be its input or its output. If two
+    # equations of one name follow each other, the second one reads the result of the first one.
     places = block.places(equation.tag)
     return next(
         (t for end in (equation.outputs, equation.inputs) for t in places if t.value in end), None
@@ -158,7 +168,7 @@ def tag_at(block: BlockClass, equation: Equation) -> Tag | None:
 
 
 def option_of(block: BlockClass, tag: Tag, choice: Choice) -> Option:
-    """The price of a choice for a tag of the block. Raises TagError where the tag has none."""
+    """The price of a choice for a tag of the block. Raises TagError if the choice has no price."""
     for option in tag.options:
         if option.choice == choice:
             return option
@@ -170,8 +180,8 @@ def option_of(block: BlockClass, tag: Tag, choice: Choice) -> Option:
 
 
 def keep_seconds_per_byte(block: BlockClass) -> float:
-    """Seconds that keeping a byte takes in this block: the mean over its tags' keep options and its
-    raw inputs.
+    """Seconds to keep one byte in this block: the mean over the keep options of its tags, and over
+    its raw inputs.
     """
     kept = [(o.device_bytes, o.seconds) for t in block.tags for o in t.options if o.choice == KEEP]
     kept += [(block.values[v], s) for v, s in zip(block.inputs, block.input_seconds)]
@@ -180,7 +190,9 @@ def keep_seconds_per_byte(block: BlockClass) -> float:
 
 
 def _check_names(profile: Profile, actions: Actions) -> None:
-    """Raises TagError for a label or a tag that the profile lacks. Idle ones may be named."""
+    """Raises TagError for a label or a tag that the profile lacks. Idle blocks and tags may be
+    named.
+    """
     known: dict[str, set[str]] = {label: {REST} for label in profile.idle_blocks}
     for b in profile.blocks:
         known.setdefault(b.name, {REST}).update(t.name for t in b.tags)
@@ -199,8 +211,8 @@ def _check_names(profile: Profile, actions: Actions) -> None:
 def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> BlockCost:
     if choices.get(REST) == KEEP:
         return _everything_cost(block)
-    # First: what is demanded. Equations are in topological order, so that the estimate from the
-    # last one meets every reader of a value before the equation that makes it.
+    # First: which values are demanded. Equations are in topological order, so that the loop from
+    # the last equation meets every reader of a value before the equation that makes the value.
     free = set(block.free)
     demanded = set(block.needed) - free
     recomputed: list[int] = []
@@ -214,7 +226,7 @@ def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> B
         if tag is not None and choice != RECOMPUTE:
             saved.append((tag, option_of(block, tag, choice)))
             continue
-        if equation.tag is None:  # a recomputed tag is an identity: it costs nothing itself
+        if equation.tag is None:  # a recomputed tag is an identity, which costs nothing
             recomputed.append(i)
         demanded.update(v for v in equation.inputs if v not in free)
     recomputed.reverse()
@@ -222,8 +234,8 @@ def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> B
     raw = tuple(v for v in block.inputs if v in demanded)
     _check_origins(block, demanded)
 
-    # Then: what that costs. A tensor crosses the link once each way, and each way is hidden by work
-    # of its own, so that what is exposed of the two adds up.
+    # Then: the cost of the saved and the recomputed values. A tensor crosses the link once in each
+    # direction. Other work hides each direction, so that the exposed seconds of both add up.
     keeping = dict(zip(block.inputs, block.input_seconds))
     host = sum(o.host_bytes for _, o in saved)
     recompute_seconds = sum(block.equations[i].seconds for i in recomputed)
@@ -249,9 +261,10 @@ def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> B
 
 
 def _everything_cost(block: BlockClass) -> BlockCost:
-    """The cost of a block without a checkpoint, where untagged tensors are kept too.
+    """The cost of a block without a checkpoint, in which untagged tensors are kept too.
 
-    These have no option that tells the price of keeping them, so that a mean price serves.
+    Untagged tensors have no option with the price of keeping them. Their price is the mean price of
+    the block.
     """
     size = block.everything_bytes
     raw = tuple(v for v in block.inputs if v in set(block.needed) - set(block.free))
@@ -260,9 +273,11 @@ def _everything_cost(block: BlockClass) -> BlockCost:
 
 
 def _check_origins(block: BlockClass, demanded: set[int]) -> None:
-    """Raises SolverError for a demanded value of no origin, whose bytes would count nowhere."""
-    made = {o for e in block.equations for o in e.outputs} | set(block.inputs)
-    if lost := sorted(demanded - made):
+    """Raises SolverError for a demanded value that no equation and no input makes. Its bytes would
+    not be counted.
+    """
+    available = {o for e in block.equations for o in e.outputs} | set(block.inputs)
+    if lost := sorted(demanded - available):
         raise SolverError(
             f"block {block.name!r}: value {lost[0]} is demanded, and no equation makes it, nor is"
             " it among `inputs` or"

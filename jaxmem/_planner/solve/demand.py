@@ -1,9 +1,9 @@
 """A block's graph reduced for the solver: which recomputations and inputs are needed, as a
 function of the tags' choices.
 
-Between tags nothing is decided: what is demanded of an untagged equation follows from which tags
-after it are recomputed. So the whole graph contracts to its tags, and each cost is attached to the
-set of tags that cause it.
+Only tags have choices: whether an untagged equation is demanded follows from which tags after it
+are recomputed. So the graph contracts to its tags, and each cost belongs to the set of tags that
+cause it.
 """
 
 import dataclasses
@@ -12,23 +12,27 @@ from collections import defaultdict
 from jaxmem._core.profile import BlockClass, Tag
 from jaxmem._planner.solve.cost import tag_at
 
-# When something is demanded: if any of these tags, by position in `Demand.tags`, is demanded and
-# recomputed.
+# The condition under which a value is demanded: any of these tags, by position in `Demand.tags`, is
+# demanded and recomputed.
 When = frozenset[int]
-# The backward itself reads it, whatever the tags' choices. No tag has the position -1.
+# The condition of a value that the backward reads, whatever the tags' choices. No tag has the
+# position -1.
 ALWAYS: When = frozenset({-1})
 
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """A block class as the solver sees it; bytes and seconds are those of one layer.
+    """A block class reduced to its tags, for the solver. Bytes and seconds are of one layer.
 
-    Equations that are always demanded together share one entry, so a chain or a whole operator
-    costs one term.
+    Equations that are demanded under the same condition share one entry, so that a chain of
+    equations costs one term.
 
-    tags: each tag with when it is demanded. A tag comes after those that may pass demand on to it.
-    recompute_seconds: what repeating the equations takes that are demanded then.
-    input_bytes, input_seconds: of the block's inputs that are read raw then.
+    tags: each tag, with the condition under which it is demanded. A tag is listed after the tags
+      that may pass demand on to it.
+    recompute_seconds: for each condition, the seconds to repeat the equations that are demanded
+      under it.
+    input_bytes, input_seconds: for each condition, the bytes of the block's inputs that are read
+      raw under it, and the seconds to keep these inputs.
     """
 
     tags: tuple[tuple[Tag, When], ...]
@@ -38,9 +42,10 @@ class Demand:
 
 
 def demand_of(block: BlockClass) -> Demand:
-    """Reduces a block's graph by one estimate from its last equation to its first."""
+    """Reduces a block's graph in one loop from its last equation to its first."""
     free = set(block.free)
-    demanders: dict[int, set[int]] = defaultdict(set)  # value -> who demands it, as in a When
+    # By value, the tags that demand it, as in a When.
+    demanders: dict[int, set[int]] = defaultdict(set)
     for v in block.needed:
         demanders[v] |= ALWAYS
     tags: list[tuple[Tag, When]] = []
@@ -52,8 +57,8 @@ def demand_of(block: BlockClass) -> Demand:
         tag = tag_at(block, equation)
         if tag is not None:
             tags.append((tag, when))
-            # What lies before the tag is demanded for its sake only if the tag is recomputed. All
-            # that demands the tag is thereby replaced by the tag's own position.
+            # The tag demands the values before it only if the tag is recomputed. So for these
+            # values, the tag's own position replaces the condition of the tag.
             when = frozenset({len(tags) - 1})
         elif equation.tag is None:
             recompute[when] += equation.seconds
@@ -70,6 +75,8 @@ def demand_of(block: BlockClass) -> Demand:
 
 
 def _when(demanders) -> When:
-    """The union of several demands. ALWAYS absorbs the others, so that equal cases have one key."""
+    """The union of several conditions. ALWAYS absorbs the other conditions, so that equal
+    conditions have one key.
+    """
     union = frozenset().union(*demanders)
     return ALWAYS if union >= ALWAYS else union

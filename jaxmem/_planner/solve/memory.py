@@ -1,5 +1,5 @@
-"""A model of working memory (of the head, and of one block): what is expected beforehand, and what
-compiles taught. Saved bytes follow from a plan exactly.
+"""A model of working memory (of the head, and of one block): a prior, and corrections that are
+fitted to compiles. Saved bytes need no model: they follow from a plan exactly.
 """
 
 import dataclasses
@@ -12,18 +12,17 @@ from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import effective
 from jaxmem._planner.solve.problem import Key
 
-# The share of a recomputed tensor's bytes that is expected as working memory, since recomputed
-# tensors live together for a while. Over the plans of benchmarks/time_rank, the error of a
-# prediction from everything kept falls from 4.5 to 2.6 % of the step at the median.
+# The share of a recomputed tensor's bytes that the prior adds to working memory, since recomputed
+# tensors are alive at the same time for a while. Over the plans of the result time_rank, the prior
+# lowers the error of a prediction from everything kept from 4.5 to 2.6 % of the step at the median.
 REPEATED = 1 / 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """Working bytes of a plan: what is known of recomputation beforehand, and what compiles taught
-    on top.
+    """Predicts the working bytes of a plan: a prior for recomputed tags, plus fitted corrections.
 
-    fitted: the model of what the prior leaves unexplained.
+    fitted: the model of the working bytes that the prior leaves unexplained.
     prior: bytes by choice, from `prior_bytes`.
     """
 
@@ -32,14 +31,14 @@ class Expected:
 
     @staticmethod
     def fit(history: Sequence[tuple[Actions, float]], profile: Profile) -> "Expected":
-        """Fits an additive model to what the prior leaves of each plan's measured working bytes."""
+        """Fits an additive model to each plan's measured working bytes less their prior."""
         prior = prior_bytes(profile)
         rest = [(actions, size - _sum(profile, prior, actions)) for actions, size in history]
         return Expected(Additive.fit(rest, profile), prior)
 
     @property
     def reference(self) -> float:
-        """Working bytes, less their prior, of the plan that corrections are counted from."""
+        """Working bytes, less their prior, of the plan from which corrections are counted."""
         return self.fitted.reference
 
     @property
@@ -51,13 +50,15 @@ class Expected:
         return _in_whole_units(self.fitted.profile, sums)
 
     def predict(self, actions: Actions) -> float:
-        """Working bytes of a plan: as measured if it was compiled, else by the fitted sum."""
+        """Working bytes of a plan: the measured bytes if the plan was compiled, else the fitted
+        sum.
+        """
         return self.fitted.predict(actions) + _sum(self.fitted.profile, self.prior, actions)
 
 
 def prior_bytes(profile: Profile) -> dict[Key, int]:
     """Bytes that each recomputed tag is expected to add to the working memory of its block's
-    backward, before any compile has told.
+    backward, before any compile.
     """
     sizes = {
         (b.name, t.name, RECOMPUTE): b.tag_bytes(t.name) for b in profile.blocks for t in b.tags
@@ -66,8 +67,8 @@ def prior_bytes(profile: Profile) -> dict[Key, int]:
 
 
 def _in_whole_units(profile: Profile, sizes: Mapping[Key, float]) -> dict[Key, int]:
-    """Rounds to multiples of the gcd of all savable sizes, so that the solver can keep counting in
-    whole units of it.
+    """Rounds to multiples of the gcd of all savable sizes, so that the solver can count bytes in
+    whole units of this gcd.
     """
     options = [o.device_bytes * b.layers for b in profile.blocks for t in b.tags for o in t.options]
     inputs = [b.layers * b.values[v] for b in profile.blocks for v in b.inputs]

@@ -1,9 +1,10 @@
-"""A profile as a mixed-integer linear program: binary choices, and what follows from them.
+"""A profile as a mixed-integer linear program: binary choices, and continuous variables that follow
+from the choices.
 
-For each (block label, tag, choice) a binary variable says whether the tag takes the choice. All
-other variables are continuous: whether a tag is demanded, whether an equation is recomputed, how
-long transfers are exposed. The constraints leave each of them one value once the choices are fixed,
-or, where time is minimised, one best value.
+For each (block label, tag, choice), a binary variable is 1 if the tag takes the choice. All other
+variables are continuous: whether a tag is demanded, whether an equation is recomputed, and for how
+long transfers are exposed. Once the choices are fixed, the constraints leave each continuous
+variable one value, or, if time is minimised, one best value.
 """
 
 import dataclasses
@@ -15,35 +16,36 @@ from jaxmem._core.actions import RECOMPUTE, Actions, Choice
 from jaxmem._core.profile import BlockClass
 from jaxmem._planner.solve.cost import Cost, option_of
 from jaxmem._planner.solve.demand import ALWAYS, Demand, When, demand_of
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem.errors import SolverError
 
-# Recomputation is priced a hair above its time. At its time, recomputing something useless would
-# hide as many seconds of a transfer as it costs, and look free.
+# Recomputation is priced slightly above its time. At its exact time, a useless recomputation would
+# hide as many seconds of a transfer as it costs, and would seem free.
 RECOMPUTE_PRICE = 1.001
-MOST_UNITS = 1_000_000  # the sizes in a limit add up to at most so many units
-TIE = 1e-7  # the weight of all bytes against all seconds, and the reverse: it only breaks ties
+MOST_UNITS = 1_000_000  # the most units that the sizes in a limit add up to
+# The weight of all bytes relative to all seconds, or the reverse. The second goal only breaks ties.
+TIE = 1e-7
 
 Choices = dict[tuple[str, str], tuple[Choice, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Units in which the bytes of a whole step come to at most 10⁴, and its seconds to 10⁵.
+    """Units in which the bytes of a whole step are at most 10⁴, and its seconds at most 10⁵.
 
-    That is about MiB and µs for a common step. HiGHS's tolerances are absolute, so that a small
-    step and a large one must look alike to it.
+    For a common step, the units are about one MiB and one µs. HiGHS's tolerances are absolute, so
+    that small and large steps must have numbers of similar size.
 
-    bytes, seconds: how many of each make one unit.
+    bytes, seconds: the bytes and the seconds of one unit.
     """
 
     bytes: float
     seconds: float
 
     @staticmethod
-    def of(problem: Problem, choices: Choices) -> "Scale":
-        """Bounds the step's bytes and seconds by the dearest open option of every tag, all inputs
-        kept raw, and every equation recomputed.
+    def of(problem: ActionProblem, choices: Choices) -> "Scale":
+        """Bounds the step's bytes and seconds by the most expensive open option of every tag, all
+        inputs kept raw, and every equation recomputed.
         """
         profile, size, seconds = problem.profile, 0.0, 0.0
         for b in profile.blocks:
@@ -64,33 +66,33 @@ class Scale:
 
 
 def _most(options, what: str) -> float:
-    """The sum over tags of the greatest `what` among each tag's options."""
+    """The sum over tags of the largest attribute `what` among each tag's options."""
     return sum(max((getattr(o, what) for o in tag), default=0) for tag in options)
 
 
 class MixedIntegerProgram:
-    """The mixed-integer program of a profile. Only the choices are binary; what is demanded follows
-    from them, and comes out as 0 or 1 by itself.
+    """The mixed-integer program of a profile. Only the choices are binary. The variables of demand
+    follow from the choices, and are 0 or 1 without an integer constraint.
     """
 
-    def __init__(self, problem: Problem, choices: Choices, scale: Scale):
+    def __init__(self, problem: ActionProblem, choices: Choices, scale: Scale):
         """Builds the program without limits and goal, which `limit` and `minimise` add.
 
-        problem: gives the profile and the working memory of each choice.
-        choices: those open to each (block label, tag), at least one.
+        problem: the profile, and the working memory of each choice.
+        choices: the open choices of each (block label, tag), at least one.
         scale: the units of bytes and seconds.
         """
         self.problem = pulp.LpProblem("plan", pulp.LpMinimize)
         self._scale, self._profile = scale, problem.profile
         self._count = 0
-        # Always 1, for what is demanded whatever is chosen: PuLP does not take an expression of
-        # constants alone for a constraint.
+        # A variable that is always 1, for values that are demanded under every assignment. PuLP
+        # accepts no constraint between constants.
         self._one = self._variable(low=1.0)
         self._pick = {
             (*key, c): self._variable(binary=True) for key, open_ in choices.items() for c in open_
         }
         self._choices = choices
-        # Terms of the sums over the whole step, which `_add_block` fills.
+        # Terms of the sums over the whole step; `_add_block` appends to these lists.
         self._saved, self._host = [], []  # (bytes of all layers, variable)
         # (scaled seconds of all runs, variable)
         self._recompute, self._other, self._doubt = [], [], []
@@ -99,13 +101,14 @@ class MixedIntegerProgram:
         ]
         for key, open_ in choices.items():
             self._add(pulp.lpSum(self._pick[*key, c] for c in open_) == 1)
-        # By (label, tag): for each class of the label, the variable of whether the tag is demanded.
+        # By (label, tag): for each class of the label, the variable that is 1 if the tag is
+        # demanded.
         demanded: dict[tuple[str, str], list] = {key: [] for key in choices}
         for block in problem.profile.blocks:
             self._add_block(block, demand_of(block), demanded)
         for key, when in demanded.items():
-            # A tag that no class demands is recomputed. An action that does nothing would otherwise
-            # be taken where the model says that it lowers working memory.
+            # A tag that no class demands is recomputed. Otherwise the program would take an action
+            # without effect if the memory model predicts that the action lowers working memory.
             # (`in` would compare variables with `==`, which makes a constraint in PuLP 3.)
             if not any(w is self._one for w in when):
                 stored = pulp.lpSum(self._pick[*key, c] for c in choices[key] if c != RECOMPUTE)
@@ -121,8 +124,9 @@ class MixedIntegerProgram:
     def limit(self, room: int | None, host_room: int | None, *, strict: bool = False) -> None:
         """Limits bytes to `room` and `host_room`; None means no limit.
 
-        `strict` rounds sizes up: every remaining assignment fits, but some that fit are lost.
-        Otherwise sizes are rounded down: none that fits is lost, but some that remain may not fit.
+        `strict` rounds sizes up: every remaining assignment fits, but some assignments that fit are
+        excluded. Otherwise sizes are rounded down: no assignment that fits is excluded, but some
+        remaining assignments may not fit.
         """
         if room is not None:
             self._limit(self._saved + self._working, room, strict)
@@ -130,8 +134,9 @@ class MixedIntegerProgram:
             self._limit(self._host, host_room, strict)
 
     def minimise(self, goal: str) -> None:
-        """Sets the goal, "time" or "bytes"; the other one breaks ties. Time is that by which
-        assignments are ranked, with the doubt of lossy codecs.
+        """Sets the goal, "time" or "bytes"; the other quantity breaks ties. Time is the time by
+        which assignments are ranked, and includes the error bounds of lossy codecs
+        (`Cost.cautious_seconds`).
         """
         # All scaled bytes are a tenth of all scaled seconds (`Scale`), hence the factor 10.
         if goal == "time":
@@ -140,16 +145,18 @@ class MixedIntegerProgram:
             self.problem += self._bytes * 10.0 + self._cautious * TIE
 
     def refuse(self, actions: Actions) -> None:
-        """Excludes one assignment that `effective` returned: at least one tag must differ."""
+        """Excludes an assignment that `effective` returned: at least one tag must take another
+        choice.
+        """
         chosen = {(label, tag, c) for label, tags in actions.items() for tag, c in tags.items()}
         picked = [variable for key, variable in self._pick.items() if key in chosen]
-        # If a choice of it is not open, the program cannot return the assignment anyway.
+        # If a choice of the assignment is not open, the program cannot return the assignment.
         if len(picked) == len(self._choices) > 0:
             self._add(pulp.lpSum(picked) <= len(picked) - 1)
 
     def actions(self) -> Actions:
-        """The assignment that was found. A binary variable may come out as 0.9999999, hence the
-        maximum.
+        """The assignment of the solution. HiGHS may return 0.9999999 for a binary variable, hence
+        the maximum.
         """
         result: Actions = self._profile.everything_recomputed
         for (label, name), open_ in self._choices.items():
@@ -159,10 +166,10 @@ class MixedIntegerProgram:
         return result
 
     def agree(self, cost: Cost) -> None:
-        """Raises SolverError unless the program's own sums, minimised for time, are those of the
+        """Raises SolverError unless the program's sums, minimised for time, equal the price on the
         graph, within 1e-5 of the whole step.
 
-        cost: the price of the assignment found, by `evaluate`.
+        cost: the price of the solution's assignment, by `evaluate`.
         """
         seconds = cost.seconds + (RECOMPUTE_PRICE - 1) * cost.recompute_seconds
         for what, got, expected, unit, tolerance in (
@@ -181,14 +188,16 @@ class MixedIntegerProgram:
         """Adds a block class: its constraints, and its terms of the sums.
 
         block: the class.
-        demand: its graph, reduced to tags.
-        demanded: the variable of each tag's demand is appended to its list here.
+        demand: the class's graph, reduced to tags.
+        demanded: lists of variables, by (label, tag). The variable of each tag's demand is appended
+          to the tag's list.
         """
-        # `run` turns seconds of one run into scaled seconds of the step.
+        # `run` converts seconds of one run to scaled seconds of the step.
         label, run, layers = block.name, block.runs / self._scale.seconds, block.layers
         # By position in `demand.tags`: the variable of "demanded and recomputed", which passes
-        # demand on to what lies before the tag; None where the tag may not be recomputed. A tag
-        # comes after those that pass demand on to it, so that theirs stand here when it is reached.
+        # demand on to the values before the tag; None if the tag may not be recomputed. A tag is
+        # listed after the tags that pass demand on to it. So the loop meets a tag after it has
+        # appended the variables of these tags.
         passes: list = []
         known: dict[When, pulp.LpVariable] = {ALWAYS: self._one}
         transfer = []  # (bytes of one run, variable)
@@ -196,16 +205,17 @@ class MixedIntegerProgram:
             key = (label, tag.name)
             wanted = self._any(when, passes, known)
             demanded[key].append(wanted)
-            # `does` says which choice takes effect: the one picked, if the tag is demanded at all.
-            # It is the product of the two, linear since exactly one choice is picked.
-            does = {c: self._pick[*key, c] for c in self._choices[key]}
+            # `effective` has a variable for each choice, which is 1 if the choice takes effect: the
+            # tag takes the choice, and is demanded. It is the product of the two variables. The
+            # product is linear, since the tag takes exactly one choice.
+            effective = {c: self._pick[*key, c] for c in self._choices[key]}
             if when != ALWAYS:
-                picked, does = does, {c: self._variable() for c in does}
-                self._add(pulp.lpSum(does.values()) == wanted)
-                for c, variable in does.items():
+                picked, effective = effective, {c: self._variable() for c in effective}
+                self._add(pulp.lpSum(effective.values()) == wanted)
+                for c, variable in effective.items():
                     self._add(variable <= picked[c])
-            passes.append(does.get(RECOMPUTE))
-            for choice, variable in does.items():
+            passes.append(effective.get(RECOMPUTE))
+            for choice, variable in effective.items():
                 if choice != RECOMPUTE:
                     option = option_of(block, tag, choice)
                     self._saved.append((option.device_bytes * layers, variable))
@@ -225,10 +235,11 @@ class MixedIntegerProgram:
             self._expose(block, transfer, recompute)
 
     def _expose(self, block: BlockClass, transfer, recompute) -> None:
-        """Prices transfers at what the block's own work does not hide, each way.
+        """Prices, for each direction, the seconds of transfers that the block's own work does not
+        hide.
 
-        The forward hides them by itself alone, the backward also by what it recomputes. `exposed`
-        has only a lower bound, the excess (or 0): minimising time makes it tight.
+        The forward's work hides its transfers. In the backward, recomputation hides transfers too.
+        `exposed` has only a lower bound, the excess (or 0): minimising time makes it tight.
         """
         unit, link = self._scale.seconds, self._profile.link_bytes_per_second
         moved = _sum([(size / link / unit, v) for size, v in transfer if size])
@@ -241,23 +252,23 @@ class MixedIntegerProgram:
         """Limits the sum of `terms` (bytes, variable) to `most`, in whole units and half a unit
         away from every assignment.
 
-        HiGHS answers wrongly, with or without presolve, where a sum lies within about 1e-8 of its
-        limit (seen on 1.15). Rounded down, no assignment that fits is lost; one that does not is
-        refused when it is counted exactly.
+        HiGHS returns wrong solutions, with or without presolve, if a sum is within about 1e-8 of
+        its limit (seen on 1.15). With sizes rounded down, no assignment that fits is excluded. An
+        assignment that does not fit is refused when its exact bytes are counted.
         """
-        # Units of the gcd of whole sizes count those exactly. Where that would take too many of
-        # them, units are larger, and sizes are rounded.
-        whole = math.gcd(*(size for size, _ in terms if isinstance(size, int)))
-        unit = max(whole, sum(abs(size) for size, _ in terms) / MOST_UNITS) or 1
+        # Units of the gcd of whole sizes count these sizes exactly. If that would take too many
+        # units, units are larger, and sizes are rounded.
+        gcd = math.gcd(*(size for size, _ in terms if isinstance(size, int)))
+        unit = max(gcd, sum(abs(size) for size, _ in terms) / MOST_UNITS) or 1
         if most < sum(size for size, _ in terms if size > 0):  # else every assignment fits
             rounded = ((-(-size // unit) if strict else size // unit, v) for size, v in terms)
             self._add(_sum(rounded) <= most // unit + 0.5)
 
     def _any(self, when: When, passes: list, known: dict) -> pulp.LpVariable:
-        """The variable of whether any of these tags passes demand on: their logical or.
+        """The variable that is 1 if any of these tags passes demand on: their logical or.
 
         passes: as in `_add_block`.
-        known: variables of the block that were made before; equal demands share one.
+        known: the block's variables by condition; equal conditions share a variable.
         """
         if when not in known:
             variables = [passes[i] for i in sorted(when) if passes[i] is not None]
@@ -283,5 +294,5 @@ class MixedIntegerProgram:
 
 
 def _sum(terms) -> pulp.LpAffineExpression:
-    """The sum of coefficient × variable over `terms`, without those that are 0."""
+    """The sum of coefficient × variable over `terms`, without terms whose coefficient is 0."""
     return pulp.lpSum(c * v for c, v in terms if c)

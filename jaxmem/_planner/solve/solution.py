@@ -1,5 +1,5 @@
-"""An assignment of choices to tags with its price, by the cost model that the mixed-integer program
-does not share.
+"""An assignment of choices to tags with its price. The price comes from the cost model (`cost.py`),
+which shares no code with the mixed-integer program.
 """
 
 import dataclasses
@@ -8,21 +8,21 @@ import math
 from jaxmem._core.actions import RECOMPUTE, Actions
 from jaxmem._core.profile import Profile
 from jaxmem._planner.solve.cost import Cost, effective, evaluate
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 
 ROUNDING = 0.5  # bytes by which rounding may move the working memory of a solution
 
 
 @dataclasses.dataclass(frozen=True)
-class Solution:
+class ActionSolution:
     """An assignment and its price.
 
-    actions: choices for every tag; those that nothing demands are recomputed.
+    actions: choices for every tag. Tags that are not demanded are recomputed.
     cost: the price by `evaluate`.
-    working_bytes: working memory beyond the model's reference; may be negative.
-    solve_seconds: what solving took.
-    gap: by what share of its time the optimum may be faster, of what the solver proved; 0 is an
-      optimum, infinity no proof at all.
+    working_bytes: working memory beyond the memory model's reference; may be negative.
+    solve_seconds: seconds that the solver took.
+    gap: the share of the solution's time by which the optimum may be faster, as proven by the
+      solver: 0 for a proven optimum, infinity if the solver proved no bound.
     """
 
     actions: Actions
@@ -45,56 +45,56 @@ class Solution:
 
     @property
     def cautious_seconds(self) -> float:
-        """What solutions are ranked by."""
+        """The seconds by which solutions are ranked (`Cost.cautious_seconds`)."""
         return self.cost.cautious_seconds
 
     @property
     def bytes(self) -> int:
-        """What `Problem.room` limits: saved bytes and working memory beyond the reference."""
+        """The bytes that `ActionProblem.room` limits: saved bytes, and working memory beyond the
+        reference.
+        """
         return self.saved_bytes + self.working_bytes
 
 
-def priced(problem: Problem, actions: Actions, solve_seconds=0.0, gap=0.0) -> Solution:
-    """Returns any assignment as a Solution, whether it meets the problem's limits or not.
+def priced(problem: ActionProblem, actions: Actions, solve_seconds=0.0, gap=0.0) -> ActionSolution:
+    """Returns an assignment as an ActionSolution, whether or not it meets the problem's limits.
 
-    problem: gives the profile and the working memory of each choice.
+    problem: the profile, and the working memory of each choice.
     actions: the assignment, which need not name every tag.
-    solve_seconds, gap: what the Solution says of its solving.
+    solve_seconds, gap: the fields of the ActionSolution.
 
-    Raises TagError if the assignment names what the profile lacks.
+    Raises TagError if the assignment names a block, tag or choice that the profile lacks.
     """
     cost = evaluate(problem.profile, actions)
     actions = effective(problem.profile, actions, cost)
     keys = ((b, t, c) for b, tags in actions.items() for t, c in tags.items())
     # fsum rounds once, so that the sum does not depend on the order of the tags.
     extra = math.fsum(problem.working.get(key, 0.0) for key in keys)
-    return Solution(actions, cost, round(extra), solve_seconds, gap)
+    return ActionSolution(actions, cost, round(extra), solve_seconds, gap)
 
 
-def corrected_seconds(problem: Problem, solution: Solution) -> float:
-    """Returns the seconds of a solution with what its choices take longer by the problem's
-    corrections.
-    """
+def corrected_seconds(problem: ActionProblem, solution: ActionSolution) -> float:
+    """Returns the seconds of a solution plus the problem's corrections of its choices."""
     keys = ((b, t, c) for b, tags in solution.actions.items() for t, c in tags.items())
     return math.fsum([solution.seconds, *(problem.corrections.get(key, 0.0) for key in keys)])
 
 
-def fits(solution: Solution, problem: Problem) -> bool:
+def fits(solution: ActionSolution, problem: ActionProblem) -> bool:
     """Whether the solution is within the problem's `room` and `host_room`."""
     room, host_room = problem.room, problem.host_room
     over = room is not None and solution.bytes > room + ROUNDING
     return not over and (host_room is None or solution.host_bytes <= host_room)
 
 
-def demanded(profile: Profile, solution: Solution, block: str, tag: str) -> bool:
-    """Whether the tag's tensor is saved, or would be if its choice were another.
+def demanded(profile: Profile, solution: ActionSolution, block: str, tag: str) -> bool:
+    """Whether the tag's tensor is saved, or would be saved under another choice.
 
-    A tag that is recomputed looks the same whether its choice says so or nothing demands it. What
-    tells the two apart is whether another choice would take effect.
+    The effective choice is RECOMPUTE both for a tag whose choice is RECOMPUTE and for a tag that is
+    not demanded. Only a demanded tag is saved under another choice.
     """
     if solution.actions[block][tag] != RECOMPUTE:
         return True
-    options = Problem(profile).open_choices()[block, tag]
+    options = ActionProblem(profile).open_choices()[block, tag]
     other = next((c for c in options if c != RECOMPUTE), None)
     if other is None:
         return False

@@ -1,4 +1,4 @@
-"""Finds the assignment of choices to tags that costs least time within a number of bytes, by a
+"""Finds the assignment of choices to tags that takes the least time within byte limits, by a
 mixed-integer linear program.
 """
 
@@ -12,40 +12,42 @@ import pulp
 from jaxmem._core.actions import Choice
 from jaxmem._planner.solve.check import check_problem
 from jaxmem._planner.solve.cost import effective
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.program import MixedIntegerProgram, Scale
-from jaxmem._planner.solve.solution import Solution, corrected_seconds, demanded, fits, priced
+from jaxmem._planner.solve.solution import ActionSolution, corrected_seconds, demanded, fits, priced
 from jaxmem.errors import SolverError, TagError
 
-# How many assignments are refused because the exact count finds them too large, before the limits
-# of the program are rounded to the careful side.
+# How many assignments are refused because their exact bytes exceed a limit, before the program
+# rounds sizes up.
 ATTEMPTS = 20
 FEASIBLE = 2  # HiGHS's number for a solution that meets every limit
 
 
-def solve(problem: Problem) -> Solution | None:
-    """Returns the assignment of least time that meets the problem's limits, or None if there is
-    none. Lossy codecs count at their longest (`Cost.cautious_seconds`).
+def solve(problem: ActionProblem) -> ActionSolution | None:
+    """Returns the assignment of least time that meets the problem's limits, or None if no
+    assignment meets them. Lossy codecs count at the upper end of their error bounds
+    (`Cost.cautious_seconds`).
 
-    Adacc eq. 4-8 with five actions, on the block's graph: recomputation is paid once per equation,
-    whoever shares it.
+    The program is Adacc eq. 4-8 with five actions, on the block's graph: each recomputed equation
+    is paid once, however many tags need it.
 
-    Raises SolverError on numbers that cannot be used, or if `time_limit` runs out before anything
-    is found. `Solution.gap` says whether the optimum was proven.
+    Raises SolverError for numbers that the solver cannot use, and if `time_limit` runs out before
+    the solver finds an assignment. `ActionSolution.gap` is 0 if the optimum was proven.
     """
     return _search(problem, "time")
 
 
-def least_bytes(problem: Problem) -> Solution | None:
-    """Returns the assignment of fewest saved and working bytes, and of those the one of least time.
+def least_bytes(problem: ActionProblem) -> ActionSolution | None:
+    """Returns the assignment of fewest saved and working bytes. Among several such assignments, it
+    returns the fastest.
 
-    The problem's `room` does not count. Raises as `solve`.
+    The problem's `room` is ignored. Raises as `solve` does.
     """
     least = _search(problem.within(None), "bytes")
     if least is None:
         return None
-    # The first run weighs time too little to find its optimum, so a second one looks for it within
-    # the least bytes.
+    # In the first run, the weight of time is too small for its optimum. So a second run minimises
+    # time within the least bytes.
     best = _search(problem.within(least.bytes), "time")
     if best is None:
         return least
@@ -53,19 +55,19 @@ def least_bytes(problem: Problem) -> Solution | None:
 
 
 def runner_up(
-    problem: Problem, solution: Solution, block: str, tag: str
+    problem: ActionProblem, solution: ActionSolution, block: str, tag: str
 ) -> tuple[Choice, float] | None:
-    """Returns the next best choice for one tag, and the seconds that a step takes longer with it:
-    less than 0 for a lossy choice that gains less than times are known to.
+    """Returns the next best choice for one tag, and the seconds by which a step with this choice is
+    slower: less than 0 for a lossy choice whose gain is within the error bounds of times.
 
-    All other tags are decided anew. The result is None if no other choice fits, or if nothing
-    demands the tag, so that every choice is the same.
+    The solver decides all other tags again. The result is None if no other choice fits, or if the
+    tag is not demanded, so that all its choices cost the same.
 
-    problem: what `solution` was solved for.
+    problem: the problem of `solution`.
     solution: the best assignment.
     block, tag: the label and the name of the tag.
 
-    Raises TagError if the solution has no such tag, and as `solve`.
+    Raises TagError if the solution has no such tag, and raises as `solve` does.
     """
     if tag not in solution.actions.get(block, {}):
         raise TagError(
@@ -77,16 +79,16 @@ def runner_up(
     other = solve(problem.without(block, tag, solution.actions[block][tag]))
     if other is None:
         return None
-    longer = corrected_seconds(problem, other) - corrected_seconds(problem, solution)
-    doubted = other.cost.doubt_seconds > solution.cost.doubt_seconds
-    return other.actions[block][tag], longer if doubted else max(0.0, longer)
+    slower = corrected_seconds(problem, other) - corrected_seconds(problem, solution)
+    is_less_certain = other.cost.doubt_seconds > solution.cost.doubt_seconds
+    return other.actions[block][tag], slower if is_less_certain else max(0.0, slower)
 
 
-def _search(problem: Problem, goal: str) -> Solution | None:
-    """Returns the best assignment by `goal` ("time" or "bytes") that fits by the exact count.
+def _search(problem: ActionProblem, goal: str) -> ActionSolution | None:
+    """Returns the best assignment by `goal` ("time" or "bytes") whose exact bytes meet the limits.
 
-    The program counts bytes in rounded units, so that its answer may exceed a limit by less than a
-    unit for each term. Such an answer is refused, and the program is run again.
+    The program counts bytes in rounded units, so that its solution may exceed a limit by less than
+    a unit for each term. Such a solution is refused, and the solver runs again.
     """
     check_problem(problem)
     choices = problem.open_choices()
@@ -99,57 +101,60 @@ def _search(problem: Problem, goal: str) -> Solution | None:
     for actions in problem.excluded:
         program.refuse(effective(problem.profile, actions))
     for attempt in range(ATTEMPTS + 1):
-        # Thousands of assignments may lie a hair over the room. The last run rounds sizes up, and
-        # so finds none of them.
+        # Thousands of assignments may exceed the room by a few bytes. The last run rounds sizes up,
+        # and so returns none of them.
         if attempt == ATTEMPTS:
             program.limit(problem.room, problem.host_room, strict=True)
         gap = _run(program.problem, problem.time_limit)
         if gap is None and attempt < ATTEMPTS:
-            return None  # rounded down, no assignment that fits is lost: there is none
-        if gap is None:
-            break  # rounded up, one that fits may have been lost
-        found = priced(problem, program.actions(), time.perf_counter() - started, gap)
-        if fits(found, problem):
-            # Under the other goal seconds only break ties, too weakly to be exact.
-            if goal == "time":
-                program.agree(found.cost)
-            return found
-        if not choices:  # the one assignment there is does not fit
+            # Sizes are rounded down, which excludes no assignment that fits. So none fits.
             return None
-        program.refuse(found.actions)
-    if goal == "bytes" and problem.room is None:  # as below already
+        if gap is None:
+            break  # sizes are rounded up, which may have excluded an assignment that fits
+        solution = priced(problem, program.actions(), time.perf_counter() - started, gap)
+        if fits(solution, problem):
+            # Under the goal "bytes", the weight of seconds is too small for exact seconds.
+            if goal == "time":
+                program.agree(solution.cost)
+            return solution
+        if not choices:  # the only assignment does not fit
+            return None
+        program.refuse(solution.actions)
+    if goal == "bytes" and problem.room is None:  # the search below would be this search
         return None
-    # Both roundings failed to decide. The smallest assignment is slow, but it fits if any does.
+    # Neither rounding found an assignment. The smallest assignment is slow, but it fits if any
+    # assignment fits.
     least = _search(problem.within(None), "bytes")
     return least if least is not None and fits(least, problem) else None
 
 
 def solved(problem: pulp.LpProblem, time_limit: float = 10.0) -> bool:
-    """Solves a program, whose variables then have values; whether there is an answer. Raises
-    SolverError where the time runs out before one is found.
+    """Solves a program, and returns whether it is feasible. The variables then have values. Raises
+    SolverError if the time runs out before the solver finds a solution.
     """
     return _run(problem, time_limit) is not None
 
 
 def _run(problem: pulp.LpProblem, time_limit: float) -> float | None:
-    """Solves, and returns the relative gap, or None if infeasible. What was found when the time ran
-    out has a gap; nothing found is an error.
+    """Solves a program, and returns the relative gap, or None if the program is infeasible. A
+    solution at the time limit has a gap. No solution at the time limit is an error.
 
-    PuLP 3 returns a status and PuLP 4 an object: neither is read, since both leave HiGHS's own
-    model on the problem.
+    PuLP 3 returns a status and PuLP 4 an object. Neither is read, since both versions leave HiGHS's
+    own model on the problem.
     """
-    # By default a solver stops within a small gap; 0 asks for a proven optimum.
+    # By default, a solver stops within a small gap. With 0 it proves the optimum.
     problem.solve(pulp.HiGHS(msg=False, gapRel=0.0, timeLimit=time_limit))
     highs: Any = problem.solverModel
     status = highs.modelStatusToString(highs.getModelStatus())
     if "infeasible" in status.lower():
         return None
-    found = highs.getInfo().primal_solution_status == FEASIBLE
-    if status != "Optimal" and not (status == "Time limit reached" and found):
+    is_feasible = highs.getInfo().primal_solution_status == FEASIBLE
+    if status != "Optimal" and not (status == "Time limit reached" and is_feasible):
         raise SolverError(
             f"the solver stopped with status {status!r} and no assignment; `time_limit` is"
             f" {time_limit} s: raise it, or leave out codecs or actions"
         )
     gap = highs.getInfo().mip_gap
-    # A program without whole numbers has no gap; one whose time ran out may have no bound yet.
+    # A program without integer variables has no gap. At the time limit, the solver may have no
+    # bound yet.
     return 0.0 if status == "Optimal" and not math.isfinite(gap) else gap

@@ -1,4 +1,6 @@
-"""Tells which tags are saved in vain, and between which tags products are repeated all the same."""
+"""Finds tags that are saved in vain, and tags between which matrix products are recomputed although
+the tags are saved.
+"""
 
 from collections.abc import Iterator
 
@@ -10,8 +12,8 @@ from jaxmem._planner.solve.cost import BlockCost, evaluate, option_of
 
 def warnings(profile: Profile, actions: Actions) -> tuple[str, ...]:
     """Sentences for the user about tags that are saved in vain under `actions`, and about products
-    that are repeated although the tag after them is saved. Tags that `jaxmem.auto` chose are left
-    out: the solver does not save what spares nothing, and the user can move none of them.
+    that are recomputed although the tag after them is saved. Tags that `jaxmem.auto` chose are left
+    out: the solver saves no tag in vain, and the user cannot move these tags.
     """
     in_vain = wasted(profile, actions)
     vain = [
@@ -34,81 +36,85 @@ def warnings(profile: Profile, actions: Actions) -> tuple[str, ...]:
 
 
 def wasted(profile: Profile, actions: Actions) -> tuple[tuple[str, str], ...]:
-    """The (block label, tag) pairs that are saved under `actions` and spare nothing worth a tag.
+    """The (block label, tag) pairs that are saved under `actions`, and that spare no recomputation
+    worth a tag.
 
-    What the backward repeats is compared with and without the tag saved. A tag that spares a matrix
-    product is worth saving, whatever else is repeated: one after an attention without tags spares
-    the attention's last product, though the others are repeated for its derivative. Where blocks
-    of several classes share a label, a tag is wasted only if every class that saves it wastes it.
+    The equations that the backward repeats with the tag saved are compared with the equations that
+    it repeats without. A tag that spares a matrix product is worth saving, whatever other products
+    are repeated: a tag after an attention without tags spares the attention's last product, though
+    the attention's other products are repeated for its derivative. If block classes share a label,
+    a tag is wasted only if every class that saves the tag wastes it.
 
-    Raises TagError as `evaluate`.
+    Raises TagError as `evaluate` does.
     """
-    # By place, whether each class that saves the tag wastes it. A dict keeps the order.
-    found: dict[tuple[str, str], list[bool]] = {}
+    # By (label, tag), whether each class that saves the tag wastes it. A dict keeps the order.
+    wasted_by_class: dict[tuple[str, str], list[bool]] = {}
     for i, block, tag, paid in _saved(profile, actions):
         without = actions | {block.name: actions[block.name] | {tag: RECOMPUTE}}
         other = evaluate(profile, without).blocks[i]
-        verdict = _spares_nothing(block, tag, paid, other)
-        found.setdefault((block.name, tag), []).append(verdict)
-    return tuple(place for place, verdicts in found.items() if all(verdicts))
+        is_wasted = _spares_nothing(block, tag, paid, other)
+        wasted_by_class.setdefault((block.name, tag), []).append(is_wasted)
+    return tuple(key for key, is_wasted in wasted_by_class.items() if all(is_wasted))
 
 
 def gaps(profile: Profile, actions: Actions) -> dict[tuple[str, str], int]:
-    """(block label, tag) -> how many matrix products that lead to the tag from the tags before it
-    are repeated although the tag is saved. A product that the backward reads itself does not count:
-    it is repeated for that reader, wherever the tag stands.
+    """(block label, tag) -> the number of matrix products between the tags before it and the tag
+    that are repeated although the tag is saved. A product that the backward reads itself does not
+    count: the product is repeated for the backward, wherever the tag is.
     """
-    found: dict[tuple[str, str], int] = {}
+    counts: dict[tuple[str, str], int] = {}
     for _, block, tag, paid in _saved(profile, actions):
         if count := sum(e.matmuls for e in _repeated(block, _lead(block, tag), paid)):
-            found[block.name, tag] = max(count, found.get((block.name, tag), 0))
-    return found
+            counts[block.name, tag] = max(count, counts.get((block.name, tag), 0))
+    return counts
 
 
 def _saved(profile: Profile, actions: Actions) -> Iterator[tuple[int, BlockClass, str, BlockCost]]:
-    """Every saved tag of every class, with the class's index and its price."""
+    """Every saved tag of every block class, with the class's index and price."""
     for i, (block, paid) in enumerate(zip(profile.blocks, evaluate(profile, actions).blocks)):
         for tag in dict(paid.saved):
             yield i, block, tag, paid
 
 
 def _spares_nothing(block: BlockClass, tag: str, saved: BlockCost, without: BlockCost) -> bool:
-    """Whether saving the tag spares no product, and no time worth a tag.
+    """Whether saving the tag spares no matrix product, and no time worth a tag.
 
     saved, without: the block's price with the tag saved, and with it recomputed.
     """
     kept = {name for name, _ in saved.saved}
     if saved.raw_inputs != without.raw_inputs or not kept.issuperset(dict(without.saved)):
-        return False  # it stands for an input, or another tag, which need not be saved then
+        return False  # the tag replaces an input or another tag, which need not be saved then
     if saved.recomputed == without.recomputed:
         return True
-    # The lead of a tag in the wrong place holds a product that is repeated for another value. That
-    # is a waste where the tag spares no other product, and less time than keeping it takes, or than
-    # half of what making it does.
+    # The lead of a tag in the wrong place has a product that is repeated for another value. Such a
+    # tag is wasted if it spares no other product, and if it spares less time than its tensor takes
+    # to keep, or less than half of the time that its tensor takes to compute.
     lead = _lead(block, tag)
-    making = sum(block.equations[i].seconds for i in lead)
+    computing = sum(block.equations[i].seconds for i in lead)
     choice = dict(saved.saved)[tag]
     keeping = sum(option_of(block, place, choice).seconds for place in block.places(tag))
     spared = without.recompute_seconds - saved.recompute_seconds
-    cheap = saved.matmuls == without.matmuls and spared <= max(keeping, making / 2)
-    return cheap and bool(_repeated(block, lead, saved))
+    spares_little = saved.matmuls == without.matmuls and spared <= max(keeping, computing / 2)
+    return spares_little and bool(_repeated(block, lead, saved))
 
 
 def _lead(block: BlockClass, tag: str) -> set[int]:
-    """Indices of the equations between the tags before `tag` and itself."""
+    """Indices of the equations between the tags before `tag` and `tag`."""
     made_by = {o: i for i, e in enumerate(block.equations) for o in e.outputs}
-    found: set[int] = set()
+    lead: set[int] = set()
     todo = [v for e in block.equations if e.tag == tag for v in e.inputs]
     while todo:
         e = made_by.get(todo.pop())
-        if e is not None and e not in found and block.equations[e].tag is None:
-            found.add(e)
+        if e is not None and e not in lead and block.equations[e].tag is None:
+            lead.add(e)
             todo += block.equations[e].inputs
-    return found
+    return lead
 
 
 def _repeated(block: BlockClass, lead: set[int], cost: BlockCost) -> list[Equation]:
-    """The equations with products in a tag's `lead` that are repeated for what is made of them."""
+    """The equations with matrix products in a tag's `lead` that the backward repeats for values
+    that are computed from the products.
+    """
     needed = set(block.needed)
     again = [block.equations[i] for i in sorted(lead & set(cost.recomputed))]
     return [e for e in again if e.matmuls and needed.isdisjoint(e.outputs)]

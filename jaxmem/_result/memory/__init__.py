@@ -1,1 +1,1 @@
-"""What a compiled step holds in memory, as data, text and JSON. This part imports no JAX."""
+"""The memory of a compiled step, as data, text and JSON. This folder imports no JAX."""

@@ -15,7 +15,7 @@ KEY = "░ arguments, outputs   ▒ saved for the backward   █ the rest   ↻ 
 def chart(live: Live, top: int) -> list[str]:
     """The lines of a chart.
 
-    top: the bytes at its upper edge, so that charts may be compared.
+    top: the bytes at the upper edge, so that charts can be compared.
     """
     points = live.coarser(COLUMNS)
     wide = COLUMNS / len(points)  # 1, or more where there are fewer points than columns
@@ -24,7 +24,7 @@ def chart(live: Live, top: int) -> list[str]:
     cells = [columns[int(i / wide)] for i in range(COLUMNS)]
     fullest = math.ceil(points.index(live.peak) * wide)
     said = f"▼ {show_bytes(totals[live.peak])}"
-    # The words stand on the side of the mark where there is room for them.
+    # The text is on the side of the mark that has enough columns.
     if fullest + len(said) > len(cells):
         said = f"{said[2:]} ▼".rjust(fullest + 1)
     else:
@@ -39,8 +39,8 @@ def chart(live: Live, top: int) -> list[str]:
 
 
 def _column(total: int, stays: int, saved: int, top: int) -> str:
-    """A column from below. Its whole cells show what lies in their middle; above them stands the
-    rest of the height, in eighths.
+    """A column, from the bottom to the top. A whole cell shows the kind of bytes at its middle. The
+    cell above the whole cells shows the rest of the height, in eighths.
     """
     eighths = min(8 * ROWS, -(-8 * ROWS * total // max(1, top)))  # rounded up
     height = lambda size: ROWS * size / max(1, top)
@@ -56,7 +56,7 @@ def _column(total: int, stays: int, saved: int, top: int) -> str:
 
 
 def _words(live: Live, points: list[int], wide: float) -> str:
-    """The names of the phases under their columns; a name that has no room is left out."""
+    """The names of the phases under their columns. A name that is too long is left out."""
     line = ""
     for phase in live.phases:
         columns = [i for i, at in enumerate(points) if phase.first <= at <= phase.last]

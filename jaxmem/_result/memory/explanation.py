@@ -145,10 +145,10 @@ def _times(item: Item) -> str:
 
 
 def load(path: str | os.PathLike) -> Explanation:
-    """Reads what `jaxmem explain --json` printed, or `Record.explained` wrote. Unknown fields are
-    ignored, and fields that older versions lack may be missing.
+    """Reads an explanation that `jaxmem explain --json` printed, or that `Record.explained` wrote.
+    Unknown fields are ignored, and fields that older versions lack may be missing.
 
-    Raises PlanFileError, naming the field, if the file is broken.
+    Raises PlanFileError, which names the field, if the file is broken.
     """
     wrote, mend = (
         "a file that jaxmem explain --json wrote",
@@ -159,7 +159,7 @@ def load(path: str | os.PathLike) -> Explanation:
 
 
 def _explanation(value: Any, read: Callable[[Any], Explanation]) -> Explanation:
-    """One explanation is beside another, and none beside that one: so the reader goes no deeper."""
+    """Reads an explanation. Its `beside` may be an explanation, whose own `beside` is null."""
     beside = value.get("beside") if isinstance(value, dict) else None
     if isinstance(beside, dict) and beside.get("beside") is not None:
         raise Broken(beside["beside"], "null", "beside.beside")

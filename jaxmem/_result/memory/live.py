@@ -1,4 +1,4 @@
-"""Live bytes: what is in device memory over a compiled step's schedule."""
+"""Live bytes: the bytes in device memory over a compiled step's schedule."""
 
 import dataclasses
 import itertools
@@ -7,8 +7,8 @@ from typing import Annotated
 
 from jaxmem._core.reader import one_of
 
-# Kinds of parts, from the one at the bottom of a figure: what is there for the whole step, then
-# what waits for the backward, then what comes and goes.
+# Kinds of parts, from the bottom of a figure to the top: parts that exist during the whole step,
+# then parts that are saved for the backward, then temporary parts.
 KINDS = (
     *("arguments", "outputs", "saved", "untagged"),
     *("gradients", "layer", "outside", "other"),
@@ -99,9 +99,9 @@ class Live:
 def phases(ops: Sequence[str], loops: Sequence[tuple[str, ...]]) -> tuple[Phase, ...]:
     """Divides points into phases.
 
-    ops: the JAX operation of each point, "" where XLA names none. JAX writes its transformations
-      into the names: "jvp(" is in a differentiated forward, "transpose(" in a backward.
-    loops: the names of the loops round each.
+    ops: the JAX operation of each point, "" if XLA names none. JAX writes its transformations into
+      the names: "jvp(" is in a differentiated forward, "transpose(" in a backward.
+    loops: the names of the loops that contain each point.
     """
     words = [_phase(op) for op in ops]
     begins = words.index("forward") if "forward" in words else 0
@@ -123,7 +123,7 @@ def phases(ops: Sequence[str], loops: Sequence[tuple[str, ...]]) -> tuple[Phase,
 
 
 def _phase(op: str) -> str:
-    """The name of the phase that an operation is of, "" where its name tells none."""
+    """The name of the phase of an operation, "" if the operation's name tells no phase."""
     if "transpose(" in op:
         return "backward"
     if "jvp(" in op:

@@ -1,4 +1,4 @@
-"""What a step moves between device and host memory: the rows, and their table as text."""
+"""The host transfers of a step: the rows, and their table as text."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -38,26 +38,26 @@ class Moved:
 
 
 def by_direction(moved: Sequence[Moved]) -> list[tuple[str, list[Moved]]]:
-    """The rows to the device and those to host memory, under the names of the directions; without
-    those that have none.
+    """The rows to the device, and the rows to host memory, under the names of the directions.
+    Directions without rows are left out.
     """
     both = [(DIRECTIONS[way], [m for m in moved if m.to_host == way]) for way in DIRECTIONS]
     return [(name, rows) for name, rows in both if rows]
 
 
 def share_beside(rows: Sequence[Moved]) -> str:
-    """Which part of the bytes moves while matrix products start, such as "97%"."""
+    """The share of the bytes during whose transfer matrix products start, such as "97%"."""
     total = sum(m.bytes for m in rows)
     return f"{100 * sum(m.beside for m in rows) / total:.0f}%" if total else "–"
 
 
 def way_of(row: Moved) -> str:
-    """How a row is moved, and whether in a loop."""
+    """The method of a row's transfers, and whether they are in a loop."""
     return f"{HOW[row.how]}, {'in loops' if row.in_loop else 'once'}"
 
 
 def table(moved: Sequence[Moved]) -> list[str]:
-    """The lines of a table; none where nothing is moved."""
+    """The lines of a table. Empty without transfers."""
     if not moved:
         return []
     width = max(len(way_of(m)) for m in moved)

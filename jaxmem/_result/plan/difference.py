@@ -1,4 +1,4 @@
-"""Tells what differs between two plans: the whole step's figures, then the choice for each tag."""
+"""The differences of two plans: the figures of the whole step, then the choices for tags."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ def difference(first: Plan, second: Plan) -> Difference:
         {(b, t): choice for b, tags in plan.actions.items() for t, choice in tags.items()}
         for plan in (first, second)
     ]
-    # Every (block, tag) of either plan, those of the first in its order and then the others.
+    # Every (block, tag) of either plan: first the tags of the first plan, in its order.
     choices = {
         place: (chosen[0].get(place), chosen[1].get(place)) for place in {**chosen[0], **chosen[1]}
     }

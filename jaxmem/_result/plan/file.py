@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from jaxmem._core.actions import Action, Choice
 from jaxmem._core.files import read_json
 from jaxmem._core.reader import Broken, Reader, is_size, named
-from jaxmem._model.codecs.forms import parse
+from jaxmem._model.codecs.registry import parse
 from jaxmem._model.states.places import DEVICE, HOST, Places
 from jaxmem._result.plan.rows import NAMED_ACTIONS, Bytes
 from jaxmem._result.plan.timeline import Pass
@@ -21,33 +21,37 @@ _WROTE, _MEND = "a file that Plan.save wrote", "plan again, or mend the file"
 
 
 def write(plan: Any) -> dict[str, Any]:
-    """Returns what a plan's file holds."""
+    """Returns the content of a plan's file."""
     always = {name: _READER.plain(getattr(plan, name)) for name in _ALWAYS}
     return {"schema": SCHEMA} | _READER.plain(plan) | always
 
 
 def load(kind: type[T], path: str | os.PathLike) -> T:
-    """Returns the plan, of the class `kind`, that a file holds. Raises PlanFileError, naming the
-    field, where one is broken.
+    """Reads a plan, of the class `kind`, from a file. Raises PlanFileError, which names the field,
+    if a field is broken.
     """
     with named("Plan.load:", path, _WROTE, _MEND):
         return _plan(kind, read_json(path))
 
 
 def read(kind: type[T], data: Any, path: str) -> T:
-    """Returns the plan that `data` stands for, the content of a plan's file or of another one.
+    """Returns the plan in `data`, the content of a plan's file or a part of another file.
 
-    `path` is named in errors. Raises PlanFileError, naming the field, where one is broken.
+    path: the name of the file in errors.
+
+    Raises PlanFileError, which names the field, if a field is broken.
     """
     with named("Plan.load:", path, _WROTE, _MEND):
         return _plan(kind, data)
 
 
 def read_assignment(data: Any, path: str) -> dict[str, dict[str, Choice]]:
-    """Returns the actions of an assignment that was written by hand, or those of a plan, from what
-    its file holds: block -> tag -> the name of an action, or an object as in a plan.
+    """Returns the actions of an assignment that was written by hand, or the actions of a plan, from
+    the content of its file: block -> tag -> the name of an action, or an object as in a plan.
 
-    `path` is named in errors. Raises PlanFileError, naming the field, where one is broken.
+    path: the name of the file in errors.
+
+    Raises PlanFileError, which names the field, if a field is broken.
     """
     if isinstance(data, dict) and "schema" in data:
         data = data.get("actions")

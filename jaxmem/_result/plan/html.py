@@ -2,12 +2,12 @@
 states are placed the lanes of the step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._result.plan.timeline import PLACED, Timeline, named, summary
 from jaxmem._result.plan.timeline_figure import Panel, colour, panels, places
-from jaxmem._result.svg import element, escape
+from jaxmem._result.svg import element, escape, grid
 
 _NUMBERS = ("before", "after", "ms")  # set flush right
 
@@ -24,16 +24,17 @@ def html(
     below: the lines of text under the table.
     timeline: the lanes of the step, or None.
     """
-    names = "".join(_cell("th", column, column) for column in head)
-    rows = (
-        "".join(_cell("td", column, text) for column, text in zip(head, line)) for line in cells
+    cell = lambda kind, column, text: element(
+        kind, escape(text), style=f"text-align:{'right' if column in _NUMBERS else 'left'}"
     )
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    lines = "<br>".join(map(escape, below))
-    return (
-        f"<div><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>"
-        f"<p>{lines}</p>{'' if timeline is None else _lanes(timeline)}</div>"
-    )
+    names = (cell("th", column, column) for column in head)
+    rows = ((cell("td", column, text) for column, text in zip(head, line)) for line in cells)
+    lanes = "" if timeline is None else _lanes(timeline)
+    return element("div", grid(names, rows) + _lines(below) + lanes)
+
+
+def _lines(texts: Iterable[str]) -> str:
+    return element("p", "<br>".join(map(escape, texts)))
 
 
 def _lanes(timeline: Timeline) -> str:
@@ -44,10 +45,9 @@ def _lanes(timeline: Timeline) -> str:
         f" device, {show_bytes(there)} in host memory"
         for place, start, count, here, there in timeline.by_place()
     )
-    below = "<br>".join(map(escape, summary(timeline)))
     drawn = "".join(map(_panel, panels(timeline)))
     strip = _row("states of layers", places(timeline), "Where the states of each layer lie")
-    return f"{strip}<p>{key}</p>{drawn}<p>{below}</p>"
+    return f"{strip}<p>{key}</p>{drawn}{_lines(summary(timeline))}"
 
 
 def _panel(panel: Panel) -> str:
@@ -58,14 +58,9 @@ def _panel(panel: Panel) -> str:
 
 
 def _row(name: str, marks: str, said: str | None = None) -> str:
-    """A name and the marks beside it."""
+    """A row of a figure: a name and marks."""
     role = {"aria_hidden": "true"} if said is None else {"role": "img", "aria_label": said}
     size = {"width": "100%", "height": "15", "style": "overflow:visible"}
     style = "display:grid;grid-template-columns:8em 1fr;align-items:center"
     inner = element("span", escape(name)) + element("svg", marks, **size, **role)
     return element("div", inner, style=style)
-
-
-def _cell(kind: str, column: str, text: str) -> str:
-    side = "right" if column in _NUMBERS else "left"
-    return element(kind, escape(text), style=f"text-align:{side}")

@@ -23,7 +23,7 @@ from jaxmem.errors import PlanFileError, StepError, TargetError
 HEAD = ("tensor", "kind", "action", "codec", "before", "after", "ms", "why")
 AS_WRITTEN = "the step is left as it is written: the checkpoints of its own decide it"
 
-# What tells the seconds of the step with everything kept, in words.
+# Sources of the seconds of the step with everything kept, in words.
 SOURCES = {"measured": "measured", "xla": "XLA's estimate", "pieces": "the sum of its pieces"}
 
 
@@ -318,7 +318,7 @@ def of_each(plan: Plan) -> str:
         return ""
     try:
         devices = Target.parse(plan.target).devices
-    except TargetError:  # a file of another version of jaxmem may name what this one does not know
+    except TargetError:  # a file of another version of jaxmem may name an unknown target
         return ""
     return f", on each of {devices} devices" if devices > 1 else ""
 

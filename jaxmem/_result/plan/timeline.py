@@ -40,7 +40,7 @@ LANES = (
     Lane("waited", "waited for", beside=False),  # collectives too
 )
 COPIES = tuple(lane for lane in LANES if lane is not WORK)
-# Where the states of a layer lie, in words.
+# The places of a layer's states, in words.
 PLACED = {
     "resident": "on the device",
     "copied": "in host memory, a copy on the device",
@@ -296,7 +296,7 @@ def _lanes(one: Pass, longest: float) -> Iterator[str]:
     """A line for each busy lane: a bar over the time in which it is busy, and its milliseconds."""
     scale = COLUMNS / longest if longest else 0.0
     waits, name = one.exposed_by(), 1 + max(len(lane.name) for lane in LANES)
-    late = one.work  # when the work, and all that runs beside it, is done
+    late = one.work  # the end of the work and of all lanes that overlap with it
     for lane in LANES:
         seconds = one.of(lane)
         if not seconds and lane is not WORK:
@@ -304,7 +304,7 @@ def _lanes(one: Pass, longest: float) -> Iterator[str]:
         start = 0.0 if lane.beside else late
         late += 0.0 if lane.beside else seconds
         begin, end = round(scale * start), round(scale * (start + seconds))
-        # What takes any time has a mark.
+        # A lane with any time has a mark.
         bar = " " * min(begin, COLUMNS - 1) + "█" * max(end - begin, 1 if seconds else 0)
         wait = f", {_ms(waits[lane])} exposed" if lane in waits else ""
         yield f"    {lane.name:{name}}{bar:{COLUMNS}} {_ms(seconds):>8}{wait}"

@@ -1,14 +1,14 @@
-"""The marks of a timeline's figure, which a page and a notebook show round different words.
+"""The marks of a timeline's figure, for pages and notebooks, which add their own texts.
 
-Positions are percent, so that a figure stretches and its text keeps its size. Colours and sizes
-stand in the marks themselves, since a notebook has no style sheet; where there is one, it has the
-last word.
+Positions are percent, so that a figure stretches and its text keeps its size. The marks have
+attributes for colours and sizes, because a notebook has no style sheet. A page's style sheet
+overrides these attributes.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._result.plan.timeline import (
@@ -26,10 +26,11 @@ from jaxmem._result.svg import axis, boxes, element, escape, percent, upright
 
 CELLS = 48  # at most, of a group of layers in one pass; where there are more they share cells
 EXPOSED = "exposed"
-# Of lanes in their order, as the style sheet's lines have them, and of what is exposed.
+# Colours of the lanes in their order, equal to the lines' colours in the style sheet, and the
+# colour of exposed time.
 _COLOURS = ("#0072b2", "#d55e00", "#0f9d78", "#a8508a", "#8a6d00", "#56748f")
 _RED = "#b3261e"
-# Of places, darker for what takes more of the device.
+# Colours of places: darker for more bytes on the device.
 _PLACES = {"resident": "#1f3a6e", "copied": "#4f7fc9", "buffered": "#8fb0e0", "streamed": "#d3e1fa"}
 
 
@@ -37,12 +38,12 @@ _PLACES = {"resident": "#1f3a6e", "copied": "#4f7fc9", "buffered": "#8fb0e0", "s
 class Panel:
     """Microbatches that run alike.
 
-    title: which ones.
-    rows: the name of each lane, and the SVG marks that fill its row; below the lanes, where compute
-      waits.
+    title: the name of the microbatches.
+    rows: the name of each lane, and the SVG marks of its row. The last row is the time in which
+      compute waits.
     head: the names of the forward and the backward, as SVG, over the rows.
     ticks: milliseconds, as SVG, under the rows.
-    said: what a screen reader says.
+    said: the text for screen readers.
     """
 
     title: str
@@ -50,21 +51,6 @@ class Panel:
     head: str
     ticks: str
     said: str
-
-
-class _Cell(NamedTuple):
-    """A cell of a figure: some layers of one pass, as wide as their time.
-
-    start: seconds from the left edge of the panel.
-    layers: number of layers.
-    one: the pass of one layer.
-    group: the number of the layers' group and pass.
-    """
-
-    start: float
-    layers: int
-    one: Pass
-    group: int
 
 
 def panels(timeline: Timeline) -> list[Panel]:
@@ -87,6 +73,7 @@ def panels(timeline: Timeline) -> list[Panel]:
 
 
 _Run = Sequence[tuple[int, PlacedLayers, Pass]]  # groups in the order in which they run
+_Placed = tuple[float, int, Pass]  # a group: its start in seconds, its layers, and one layer's pass
 
 
 def _seconds(run: _Run) -> float:
@@ -95,22 +82,23 @@ def _seconds(run: _Run) -> float:
 
 def _panel(title: str, there: _Run, back: _Run, longest: float, said: str) -> Panel:
     scale = 100 / longest
-    cells, words, at = [], [], 0.0
+    groups: list[_Placed] = []
+    words, at = [], 0.0
     turn, end = scale * _seconds(there), scale * (_seconds(there) + _seconds(back))
     phases = ((turn / 2, "forward"), ((turn + end) / 2, "backward"))
     for (_, phase), run in zip(phases, (there, back)):
         for start, group, one in run:
             words.append(f"{phase}, {named(start, group.count)}, {PLACED[group.place]}")
-            cells += _cells(at, group.count, one, len(words) - 1)
+            groups.append((at, group.count, one))
             at += group.count * one.seconds
-    edges = _edges([scale * at for at in _starts(cells)])
+    edges = _edges(scale * start for start, *_ in groups[1:])
     rows = [
-        (lane.name, _lane(lane, i, cells, words, scale) + edges)
+        (lane.name, _lane(lane, i, groups, words, scale) + edges)
         for i, lane in enumerate(LANES)
-        if lane is WORK or any(cell.one.of(lane) for cell in cells)
+        if lane is WORK or any(one.of(lane) for *_, one in groups)
     ]
-    waits = ((c.start + c.layers * c.one.of(WORK), c.layers * c.one.exposed) for c in cells)
-    idle = boxes(((scale * at, scale * width) for at, width in waits), "waiting", fill=_RED)
+    waits = (_bars(group, group[-1].of(WORK), group[-1].exposed, scale) for group in groups)
+    idle = boxes(itertools.chain(*waits), "waiting", fill=_RED)
     rows.append((EXPOSED, idle + edges))
     milliseconds = axis(0.0, 1e3 * longest)
     ticks = ((milliseconds.percent(value), text) for value, text in milliseconds.ticks)
@@ -125,32 +113,32 @@ def _labels(texts: Iterable[tuple[float, str]]) -> str:
     )
 
 
-def _cells(start: float, layers: int, one: Pass, group: int) -> Iterator[_Cell]:
-    each = -(-layers // CELLS)  # layers to a cell, rounded up
+def _bars(
+    group: _Placed, begin: float, seconds: float, scale: float
+) -> Iterator[tuple[float, float]]:
+    """The bars of some work of a group, as left and width in percent: a bar for each layer, or for
+    several layers together.
+
+    begin, seconds: the work in the pass of one layer.
+    """
+    start, layers, one = group
+    each = -(-layers // CELLS)  # layers to a bar, rounded up
     for first in range(0, layers, each):
-        yield _Cell(start + first * one.seconds, min(each, layers - first), one, group)
+        many = min(each, layers - first)
+        yield scale * (start + first * one.seconds + many * begin), scale * many * seconds
 
 
-def _starts(cells: Sequence[_Cell]) -> list[float]:
-    """The start of each group but the first, in seconds."""
-    starts: dict[int, float] = {}
-    for cell in cells:
-        starts.setdefault(cell.group, cell.start)
-    return list(starts.values())[1:]
-
-
-def _lane(lane: Lane, i: int, cells: Sequence[_Cell], words: Sequence[str], scale: float) -> str:
+def _lane(lane: Lane, i: int, groups: Sequence[_Placed], words: Sequence[str], scale: float) -> str:
     """The marks of one lane, a path for each group and pass."""
     drawn = []
-    for number, text in enumerate(words):
-        own = [c for c in cells if c.group == number and c.one.of(lane)]
-        if not own:
+    for group, text in zip(groups, words):
+        *_, one = group
+        if not one.of(lane):
             continue
-        one = own[0].one
         begin = 0.0 if lane.beside else _before(lane, one)
-        at = ((scale * (c.start + c.layers * begin), scale * c.layers * one.of(lane)) for c in own)
         title = f"{text}: {lane.name} {1e3 * one.of(lane):,.3f} ms a layer"
         colour = i % len(_COLOURS)
+        at = _bars(group, begin, one.of(lane), scale)
         drawn.append(boxes(at, f"lane s{colour}", title, _COLOURS[colour]))
     return "".join(drawn)
 

@@ -1,5 +1,5 @@
 """Reads XLA's buffer assignment: allocations, the slices of them that buffers lie in, and the heap
-simulation that tells when each buffer is alive.
+simulation that tells when each buffer is alive; sums up the bytes that a program takes by memory.
 
 Field numbers are those of xla/service/hlo.proto.
 """
@@ -7,10 +7,19 @@ Field numbers are those of xla/service/hlo.proto.
 import collections
 import itertools
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxmem._target.buffers.module import Module, Place
 from jaxmem._target.buffers.proto import Message
+from jaxmem._target.hlo.text import HOST
+from jaxmem.errors import StepError
+
+# Fields of BufferAllocationProto. THREAD_LOCAL: it is on no heap. LIVE_OUT: the step may return the
+# values stored there. COLOR: the memory of the allocation. ALIASED: it is an argument's memory,
+# into which an output is written.
+INDEX, SIZE, THREAD_LOCAL, IS_ARGUMENT, LIVE_OUT, COLOR = 1, 2, 3, 5, 7, 8
+IS_TUPLE, CONSTANT, ALIASED = 11, 12, 13
+DEVICE = 0  # a colour, as HOST; a TPU's others are memories of its cores
 
 _ALLOC, _FREE = 0, 1  # of HeapSimulatorTrace.Event.Kind; the third, 2, shares a buffer's memory
 
@@ -168,3 +177,43 @@ def schedule(message: Message, module: Module) -> dict[str, int]:
                 # A loop's body stands before its condition, which runs first.
                 todo += [(called, True) for called in module.instructions[i].called]
     return order
+
+
+def bytes_of_memories(hlo_proto: bytes) -> dict[str, Any]:
+    """Returns the fields of bytes of a `Compiled`, by the buffer assignment in a serialized
+    `HloProto` of a TPU's. Thread-local allocations are on no heap, and count nowhere.
+
+    Raises StepError if there is no buffer assignment in it.
+    """
+    try:
+        assignment = BufferAssignment(Message(hlo_proto).message(3))
+        if not assignment.allocations:
+            raise ValueError("there is no buffer assignment in it")
+        host = _bytes_in(assignment, HOST)["total_bytes"]
+        return _bytes_in(assignment, DEVICE) | {"host_bytes": host}
+    except (ValueError, KeyError, IndexError) as error:
+        raise StepError(
+            f"the TPU compiler's buffer assignment ({len(hlo_proto)} bytes) cannot be read:"
+            f" {type(error).__name__}: {error}; expected a serialized HloProto: this version of"
+            " libtpu may write another, the one that jax asks for is known to work"
+        ) from error
+
+
+def on_core(allocation: Message) -> bool:
+    """Whether a TPU's allocation is in memory of its cores, which no budget is about."""
+    return allocation.number(COLOR) not in (DEVICE, HOST)
+
+
+def _bytes_in(assignment: BufferAssignment, color: int) -> dict[str, int]:
+    """The fields of bytes of a `Compiled`, in one memory."""
+    allocations = [
+        a for a in assignment.allocations if a.number(COLOR) == color and not a.number(THREAD_LOCAL)
+    ]
+    total = lambda counts: sum(a.number(SIZE) for a in allocations if counts(a))
+    return {
+        "total_bytes": total(lambda a: True),
+        "argument_bytes": total(lambda a: a.number(IS_ARGUMENT)),
+        "output_bytes": total(lambda a: a.number(LIVE_OUT)),
+        "alias_bytes": total(lambda a: a.number(IS_ARGUMENT) and a.number(LIVE_OUT)),
+        "temp_bytes": total(lambda a: not a.number(IS_ARGUMENT) and not a.number(LIVE_OUT)),
+    }

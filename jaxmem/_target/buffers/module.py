@@ -9,52 +9,17 @@ import collections
 import dataclasses
 
 from jaxmem._target.buffers.proto import Message
+from jaxmem._target.hlo.text import Array
 
 _PRIMITIVE_TYPES = (  # xla.PrimitiveType, from 1
-    *(
-        "pred",
-        "s8",
-        "s16",
-        "s32",
-        "s64",
-        "u8",
-        "u16",
-        "u32",
-        "u64",
-        "f16",
-        "f32",
-        "f64",
-        "tuple",
-        "opaque",
-        "c64",
-        "bf16",
-    ),
-    *(
-        "token",
-        "c128",
-        "f8e5m2",
-        "f8e4m3fn",
-        "s4",
-        "u4",
-        "f8e4m3b11fnuz",
-        "f8e5m2fnuz",
-        "f8e4m3fnuz",
-        "s2",
-        "u2",
-    ),
-    *("f8e4m3", "f8e3m4", "s1", "u1", "f4e2m1fn", "f8e8m0fnu"),
-)
+    "pred", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f16", "f32", "f64", "tuple",
+    "opaque", "c64", "bf16", "token", "c128", "f8e5m2", "f8e4m3fn", "s4", "u4", "f8e4m3b11fnuz",
+    "f8e5m2fnuz", "f8e4m3fnuz", "s2", "u2", "f8e4m3", "f8e3m4", "s1", "u1", "f4e2m1fn",
+    "f8e8m0fnu",
+)  # fmt: skip
 # What these give is their first operand, in another form or at another place.
-_VIEWS = (
-    "bitcast",
-    "copy",
-    "reshape",
-    "transpose",
-    "convert",
-    "reduce-precision",
-    "copy-start",
-    "copy-done",
-)
+_VIEWS = ("bitcast", "copy", "reshape", "transpose", "convert", "reduce-precision")
+_VIEWS += ("copy-start", "copy-done")
 
 Place = tuple[int, tuple[int, ...]]  # an instruction's id, and an index into its result
 
@@ -138,23 +103,16 @@ class Module:
                 for operand in init.operands:
                     self._readers[self._handed_on(operand, ())].append(at)
 
-    def shape(self, place: Place) -> tuple[str, tuple[int, ...]]:
-        """Returns the dtype, as XLA writes it, and the dimensions."""
-        found = self._shape(place)  # ShapeProto: element_type is 2, dimensions 3
-        kind = found.number(2)
-        known = 0 < kind <= len(_PRIMITIVE_TYPES)
-        return _PRIMITIVE_TYPES[kind - 1] if known else f"type{kind}", tuple(found.numbers(3))
-
-    def space(self, place: Place) -> int:
-        """Returns the number of the memory space that the layout names, 0 for the device's own."""
-        # ShapeProto's field 5 is the layout, whose field 8 is the memory space.
-        return self._shape(place).message(5).number(8)
-
-    def _shape(self, place: Place) -> Message:
+    def array(self, place: Place) -> Array:
+        """Returns the type of a value, with the layout's memory space alone."""
         shape = self.instructions[place[0]].shape
-        for i in place[1]:  # field 4: the shapes of a tuple's elements
+        for i in place[1]:  # ShapeProto: the shapes of a tuple's elements are field 4
             shape = list(shape.messages(4))[i]
-        return shape
+        kind = shape.number(2)  # element_type; 3 are the dimensions
+        known = 0 < kind <= len(_PRIMITIVE_TYPES)
+        dtype = _PRIMITIVE_TYPES[kind - 1] if known else f"type{kind}"
+        # Field 5 is the layout, whose field 8 is the memory space.
+        return Array(dtype, tuple(shape.numbers(3)), f"S({shape.message(5).number(8)})")
 
     def loops(self, at: int) -> list[str]:
         """Returns the names of the loops round an instruction, innermost first."""

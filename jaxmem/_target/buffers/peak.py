@@ -12,6 +12,14 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from jaxmem._target.buffers.assignment import (
+    ALIASED,
+    CONSTANT,
+    INDEX,
+    IS_ARGUMENT,
+    IS_TUPLE,
+    LIVE_OUT,
+    SIZE,
+    THREAD_LOCAL,
     BufferAssignment,
     Moment,
     Stay,
@@ -20,10 +28,8 @@ from jaxmem._target.buffers.assignment import (
 )
 from jaxmem._target.buffers.held import POINTS, BufferHistory, Held, Life, Peak
 from jaxmem._target.buffers.module import Module, Place
-from jaxmem._target.buffers.proto import Message, read
+from jaxmem._target.buffers.proto import Message
 from jaxmem.errors import StepError
-
-_HOST_SPACE = 5  # xla::Layout::kHostMemorySpace
 
 
 def peak(hlo_proto: bytes, leave_out: Callable[[Message], bool] = lambda _: False) -> Peak:
@@ -36,7 +42,7 @@ def peak(hlo_proto: bytes, leave_out: Callable[[Message], bool] = lambda _: Fals
     Raises StepError if the bytes are no such message, or lack its module or its buffer assignment.
     """
     try:
-        message = read(hlo_proto)  # HloProto: the module is field 1, the assignment field 3
+        message = Message(hlo_proto)  # HloProto: the module is field 1, the assignment field 3
         module, assignment = Module(message.message(1)), BufferAssignment(message.message(3))
         if not (module.instructions and assignment.allocations):
             raise ValueError("there is no module or no buffer assignment in it")
@@ -49,12 +55,6 @@ def peak(hlo_proto: bytes, leave_out: Callable[[Message], bool] = lambda _: Fals
             " expected a serialized HloProto, as xla_dump_hlo_as_proto writes it; this version of"
             " jaxlib may write another"
         ) from error
-
-
-# Fields of BufferAllocationProto (xla/service/hlo.proto). _LIVE_OUT: the step may return what lies
-# there. _ALIASED: it is an argument's memory, into which an output is written.
-_INDEX, _SIZE, _THREAD_LOCAL, _IS_ARGUMENT, _LIVE_OUT = 1, 2, 3, 5, 7
-_IS_TUPLE, _CONSTANT, _ALIASED = 11, 12, 13
 
 
 def _peak(module: Module, assignment: BufferAssignment, order: Mapping[str, int]) -> Peak:
@@ -72,28 +72,28 @@ def _peak(module: Module, assignment: BufferAssignment, order: Mapping[str, int]
     # The largest temporary allocation of the device: the step's peak is where that one is fullest.
     at, fullest = None, -1
     for a in assignment.allocations:
-        size, slices = a.number(_SIZE), assignment.slices[a.number(_INDEX)]
-        if a.number(_THREAD_LOCAL) or a.number(_CONSTANT) or not size:
+        size, slices = a.number(SIZE), assignment.slices[a.number(INDEX)]
+        if a.number(THREAD_LOCAL) or a.number(CONSTANT) or not size:
             continue  # temp + arguments + outputs count none of these
         places = [assignment.places[b] for b in slices]
-        host = any(module.space(place) == _HOST_SPACE for place in places)
-        if a.number(_IS_ARGUMENT):
+        host = any(module.array(place).host for place in places)
+        if a.number(IS_ARGUMENT):
             # A donated argument's memory later holds an output too: name it after the argument.
             own = [p for p in places if p[0] in module.parameters]
             held.append(_held(module, "argument", size, host, own or places))
-        if a.number(_LIVE_OUT) and not a.number(_ALIASED):  # not in a donated argument's memory
+        if a.number(LIVE_OUT) and not a.number(ALIASED):  # not in a donated argument's memory
             outputs = [i for i, place in enumerate(module.outputs) if place in places]
-            if a.number(_IS_TUPLE):
+            if a.number(IS_TUPLE):
                 # Pointers to the outputs, where a step has several.
                 held.append(Held("output", size, host, "tuple", op="the table of outputs"))
             else:
                 held.append(
                     _held(module, "output", size, host, places[-1:], outputs[0] if outputs else -1)
                 )
-        if a.number(_IS_ARGUMENT) or a.number(_LIVE_OUT):
+        if a.number(IS_ARGUMENT) or a.number(LIVE_OUT):
             continue
         # What remains are temporaries.
-        live, instruction = assignment.fullest(a.number(_INDEX))
+        live, instruction = assignment.fullest(a.number(INDEX))
         if size > fullest and not host:
             at, fullest = instruction, size
         free = size
@@ -104,7 +104,7 @@ def _peak(module: Module, assignment: BufferAssignment, order: Mapping[str, int]
         if free:
             held.append(Held("packing", free, host))
         if not host:
-            stayed, seen = assignment.stays(a.number(_INDEX), order)
+            stayed, seen = assignment.stays(a.number(INDEX), order)
             stays, moments = stays + stayed, moments | seen
             if not stayed:  # no trace tells its history
                 always += [at_peak[b] for b in live]
@@ -168,14 +168,14 @@ def _held(
     that of the last one for which XLA names any.
     """
     origins = [o for place in places for o in module.origins(place)]
-    dtype, shape = module.shape(places[-1])
+    array = module.array(places[-1])
     ops = [module.instructions[at].op for at, _ in places]
     return Held(
         kind=kind,
         bytes=size,
         host=host,
-        dtype=dtype,
-        shape=shape,
+        dtype=array.dtype,
+        shape=array.shape,
         op=next((op for op in reversed(ops) if op), ""),
         sources=tuple(dict.fromkeys(o.op for o in origins if o.op)),
         loops=tuple(module.loops(places[-1][0])),

@@ -5,18 +5,34 @@ format by their numbers. That format does not tell a nested message from a text 
 numbers: all are bytes, and whoever reads a field says what it is.
 """
 
-import dataclasses
 from collections.abc import Iterator
 
 
-@dataclasses.dataclass
 class Message:
-    """One protobuf message.
+    """One protobuf message, read from its bytes. Raises ValueError if the bytes are none.
 
     fields: the values of each field by its number, as int or bytes, in the order of the bytes.
     """
 
-    fields: dict[int, list]
+    def __init__(self, data: bytes):
+        self.fields: dict[int, list] = {}
+        at = 0
+        while at < len(data):
+            key, at = _varint(data, at)
+            field, wire = key >> 3, key & 7
+            # Wire types: 0 is an integer, 2 begins with its length, 1 and 5 have 8 and 4 bytes.
+            # proto3, of which XLA's messages are, has no others.
+            if wire == 0:
+                value, at = _varint(data, at)
+            elif wire in (1, 2, 5):
+                size, at = _varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
+                value = data[at : at + size]
+                at += size
+            else:
+                raise ValueError(f"wire type {wire} at byte {at}")
+            if field == 0 or at > len(data):
+                raise ValueError(f"field {field} ends at byte {at} of {len(data)}")
+            self.fields.setdefault(field, []).append(value)
 
     def number(self, field: int, default: int = 0) -> int:
         """The field as an integer. As in all protobufs the last value counts; where none is
@@ -48,11 +64,11 @@ class Message:
         for value in self.fields.get(field, []):
             if not isinstance(value, bytes):
                 raise ValueError(f"field {field} is a number, and not a message")
-            yield read(value)
+            yield Message(value)
 
     def message(self, field: int) -> "Message":
         """The field's first message, an empty one where it is not written."""
-        return next(iter(self.messages(field)), Message({}))
+        return next(self.messages(field), Message(b""))
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -69,26 +85,3 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 128:
             return value, at
-
-
-def read(data: bytes) -> Message:
-    """The fields of one serialized message. Raises ValueError if the bytes are none."""
-    fields: dict[int, list] = {}
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        field, wire = key >> 3, key & 7
-        # Wire types: 0 is an integer, 2 begins with its length, 1 and 5 have 8 and 4 bytes.
-        # proto3, of which XLA's messages are, has no others.
-        if wire == 0:
-            value, at = _varint(data, at)
-        elif wire in (1, 2, 5):
-            size, at = _varint(data, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
-            value = data[at : at + size]
-            at += size
-        else:
-            raise ValueError(f"wire type {wire} at byte {at}")
-        if field == 0 or at > len(data):
-            raise ValueError(f"field {field} ends at byte {at} of {len(data)}")
-        fields.setdefault(field, []).append(value)
-    return Message(fields)

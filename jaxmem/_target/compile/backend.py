@@ -19,15 +19,13 @@ from jax.sharding import Sharding
 from jaxmem._core.database import Database, Timing
 from jaxmem._core.versions import installed
 from jaxmem._core.warn import warn
+from jaxmem._target.buffers.assignment import on_core
 from jaxmem._target.buffers.held import Peak
-from jaxmem._target.buffers.memories import on_core
 from jaxmem._target.buffers.peak import peak
-from jaxmem._target.compile.kernels import kernel_flops
-from jaxmem._target.compile.link import measured_link
 from jaxmem._target.compile.options import options_of, tuned_alone
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compile.running import CannotRun, StepRun, fits, in_turns, obstacle
-from jaxmem._target.compile.timing import measure_all
+from jaxmem._target.compile.timing import measure_all, measured_link
 from jaxmem._target.compiled.compiled import (
     Compiled,
     check_arguments,
@@ -39,6 +37,7 @@ from jaxmem._target.compiled.tpu import compile_for_tpu
 from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._target.devices.rates import rates_of
 from jaxmem._target.devices.target import Target
+from jaxmem._target.hlo.kernels import kernel_flops
 from jaxmem._trace.arguments import on_host, shard_bytes
 from jaxmem._trace.export import export_flat
 from jaxmem._trace.job import Job

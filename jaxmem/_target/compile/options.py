@@ -2,13 +2,14 @@
 with compute.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import on_host
-from jaxmem._trace.jaxpr import subjaxprs
+from jaxmem._trace.jaxpr import JaxprEqn, equations, inside
 from jaxmem._trace.step import trace_step
 from jaxmem.errors import StepError
 
@@ -55,7 +56,7 @@ def options_of(platform: str, traced: jax.stages.Traced) -> dict[str, Any]:
     that follow each other without a loop then keep on the device what they offload.
     """
     jaxpr = traced.jaxpr.jaxpr
-    crosses = platform == "cuda" and (_copies(jaxpr, in_loop=False) or _gathers(jaxpr))
+    crosses = platform == "cuda" and (_copies(jaxpr) or _gathers(jaxpr))
     return {HIDING: True} if crosses else {}
 
 
@@ -70,28 +71,15 @@ def tuned_alone(platform: str) -> dict[str, Any]:
 
 def _gathers(jaxpr) -> bool:
     """Whether a loop of the program gathers beside matrix products."""
-    loops = (e for e in _equations(jaxpr) if e.primitive.name in LOOPS)
-    names = (
-        {e.primitive.name for inner in subjaxprs(loop) for e in _equations(inner)} for loop in loops
-    )
+    names = ({e.primitive.name for e in inside(loop)} for loop in _loops(jaxpr))
     return any({"all_gather", "dot_general"} <= found for found in names)
 
 
-def _equations(jaxpr):
-    """All equations, of every depth."""
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for inner in subjaxprs(eqn):
-            yield from _equations(inner)
-
-
-def _copies(jaxpr, in_loop: bool) -> bool:
+def _copies(jaxpr) -> bool:
     """Whether a loop of the program reads or makes an array in host memory."""
-    for eqn in jaxpr.eqns:
-        hosted = any(on_host(v.aval) for v in (*eqn.invars, *eqn.outvars))
-        if in_loop and hosted:
-            return True
-        inside = in_loop or eqn.primitive.name in LOOPS
-        if any(_copies(inner, inside) for inner in subjaxprs(eqn)):
-            return True
-    return False
+    within = (eqn for loop in _loops(jaxpr) for eqn in inside(loop))
+    return any(on_host(v.aval) for eqn in within for v in (*eqn.invars, *eqn.outvars))
+
+
+def _loops(jaxpr) -> Iterator[JaxprEqn]:
+    return (eqn for eqn in equations(jaxpr) if eqn.primitive.name in LOOPS)

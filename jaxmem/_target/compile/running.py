@@ -13,7 +13,7 @@ from jax.sharding import Sharding
 from jaxmem._target.compile.timing import sample
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target, free_bytes
-from jaxmem._trace.rewrite import equations
+from jaxmem._trace.jaxpr import equations
 
 LEAST, MOST = 2, 30  # rounds
 SMALL = 0.02  # of the numbers in arguments that are made: those of parameters are about so large

@@ -3,7 +3,7 @@
 One compile gives both bytes and time. XLA writes its time estimates into the text of the same
 program whose bytes are read; the option `xla_gpu_collect_cost_model_stats` changes no byte. XLA has
 no estimate for matrix products in Triton's fusions before they are tuned. A formula prices these
-products. It is fitted to XLA's table of measured products (`benchmarks/product_times.py`).
+products. It is fitted to XLA's table of measured products (`benchmarks/estimates.py`).
 
 The alternative was a second compile without Triton's products. It took as long again, and described
 a program that does not run.

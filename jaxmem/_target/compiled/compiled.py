@@ -11,9 +11,8 @@ import jax
 from jaxmem._target.devices.rates import Rates
 from jaxmem._target.devices.support import misreading
 from jaxmem._target.devices.target import Target
-from jaxmem._target.hlo.aliases import misplaced
 from jaxmem._target.hlo.costs import hlo_costs
-from jaxmem._target.hlo.transfers import Transfer, fault, transfers
+from jaxmem._target.hlo.transfers import Transfer, fault, misplaced, transfers
 from jaxmem._trace.arguments import on_host
 from jaxmem.errors import StepError, TargetError
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from jaxmem._target.buffers.memories import memories
+from jaxmem._target.buffers.assignment import bytes_of_memories
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.compiled.dumped import without_cache
 from jaxmem._target.hlo.roofline import TpuRates, tpu_costs
@@ -54,15 +54,9 @@ def compile_for_tpu(
                 raise
         proto, text = (_largest(folder, pattern) for pattern in (_PROTO, _TEXT))
     seconds = time.perf_counter() - start
-    device, host = memories(proto)
     costs = tpu_costs(text.decode(), rates or TpuRates(1.0, 1.0, 1.0, 0.0, 0.0), kernels)
     read = Compiled(
-        total_bytes=device.total,
-        argument_bytes=device.arguments,
-        temp_bytes=device.rest,
-        output_bytes=device.outputs,
-        alias_bytes=device.aliased,
-        host_bytes=host.total,
+        **bytes_of_memories(proto),
         xla_seconds=costs.seconds if rates else None,
         matmul_flops=costs.matmul_flops,
         matmuls=costs.matmuls,

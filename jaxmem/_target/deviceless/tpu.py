@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
-from jaxmem._target.buffers.memories import on_core
+from jaxmem._target.buffers.assignment import on_core
 from jaxmem._target.buffers.peak import peak
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.compiled.tpu import compile_for_tpu

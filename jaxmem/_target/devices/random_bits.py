@@ -3,8 +3,7 @@
 import math
 
 from jaxmem._target.devices.target import Target
-from jaxmem._trace.jaxpr import Jaxpr
-from jaxmem._trace.rewrite import equations
+from jaxmem._trace.jaxpr import Jaxpr, equations
 
 MANY = 2**20  # random numbers of one array: of fewer nothing is told
 THREEFRY = "key<fry>"  # the dtype of JAX's default generator's keys

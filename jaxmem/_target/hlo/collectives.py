@@ -1,10 +1,10 @@
-"""Tells how long what moves between devices takes in an optimized TPU module: over a ring of all of
-them, or to neighbours alone.
+"""Estimates the seconds of transfers between devices in an optimized TPU module: over a ring of all
+devices, or to neighbours alone.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from jaxmem._target.hlo.text import Array, Instruction
+from jaxmem._target.hlo.text import Array, HloModule, Instruction
 
 # Bytes that cross to other devices, as a share of the larger of operand and result: in a ring over
 # n devices (n-1)/n, which is taken as 1, and twice that for a reduction whose result all hold.
@@ -15,18 +15,16 @@ _CROSSING |= {"all-reduce": 2, "ragged-all-to-all": 1, "collective-broadcast": 1
 class Collectives:
     """The collectives of a module.
 
-    computations: the module's, by their names.
+    module: the module.
     ring: of a ring over the devices, B/s each way; 0 where there is one device.
     neighbours: of the links to both neighbours along an axis together, B/s.
     """
 
-    def __init__(
-        self, computations: Mapping[str, Sequence[Instruction]], ring: float, neighbours: float
-    ):
-        self._of, self._ring, self._neighbours = computations, ring, neighbours
+    def __init__(self, module: HloModule, ring: float, neighbours: float):
+        self._module, self._ring, self._neighbours = module, ring, neighbours
 
     def seconds(self, i: Instruction) -> float:
-        """What a collective takes; of one that is started and waited for, its start has all."""
+        """The seconds of a collective. Of an asynchronous collective, the start has all seconds."""
         if i.opcode.endswith("-done") or not self._ring:
             return 0.0
         # Products that are cut along a ring send one way and the other at once, by two permutes,
@@ -40,16 +38,12 @@ class Collectives:
         return {_kind(j) for j in self._within(i)}
 
     def seconds_within(self, i: Instruction) -> float:
-        """What those collectives take together."""
+        """The seconds of the collectives in a fusion or a wrapped operation together."""
         return sum(map(self.seconds, self._within(i)))
 
     def _within(self, i: Instruction) -> Iterator[Instruction]:
-        """The collectives in what an instruction calls, and in what that calls."""
-        for j in (j for name in i.runs for j in self._of.get(name, [])):
-            if is_collective(j):
-                yield j
-            else:
-                yield from self._within(j)
+        """The collectives in the computations that an instruction calls, at every depth."""
+        return filter(is_collective, self._module.within(i, lambda j: not is_collective(j)))
 
 
 def is_collective(i: Instruction) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from jaxmem._target.devices.rates import Rates
 from jaxmem._target.hlo.products import arithmetic_seconds, flops_of, is_mispriced, product_seconds
-from jaxmem._target.hlo.text import Instruction, parse
+from jaxmem._target.hlo.text import HloModule, Instruction
 
 # XLA's estimates by each of its models, as JSON: [{"name": ..., "exec_time_us": ...}, ...].
 _COST = re.compile(r'"reification_cost":(\[\{.*?\}\])')
@@ -48,17 +48,15 @@ def hlo_costs(text: str, rates: Rates | None = None) -> HloCosts:
     Triton kernels of ours are then priced as codecs: they read and write all that they are given,
     once.
     """
-    computations, entry = parse(text)
+    module = HloModule(text)
     done: dict[str, HloCosts] = {}  # a computation that several instructions call is read once
 
     def cost(name: str) -> HloCosts:
         if name not in done:
-            done[name] = _total(
-                [_instruction_cost(i, cost, rates) for i in computations.get(name, [])]
-            )
+            done[name] = _total([_instruction_cost(i, cost, rates) for i in module.body(name)])
         return done[name]
 
-    return cost(entry)
+    return cost(module.entry)
 
 
 def _total(costs: list[HloCosts], times: int = 1) -> HloCosts:

@@ -6,7 +6,6 @@ XLA's name of the operation. XLA names the operation after the loop around it, a
 same for all arrays of a layer.
 """
 
-import re
 from collections.abc import Sequence
 
 from jaxmem._target.hlo.text import Instruction
@@ -14,9 +13,6 @@ from jaxmem._target.hlo.text import Instruction
 # An argument's name, as XLA's metadata has it; "" for an array that is none; of a tuple, those of
 # its elements.
 Origin = str | tuple["Origin", ...]
-
-_PARAMETER = re.compile(r"parameter\((\d+)\)")
-_ELEMENT = re.compile(r"\bindex=(\d+)")
 
 
 def origins(body: Sequence[Instruction], given: Sequence[Origin] | None) -> dict[str, Origin]:
@@ -51,12 +47,12 @@ def _origin(i: Instruction, found: dict[str, Origin], given: Sequence[Origin] | 
     if i.opcode == "parameter":
         if given is None:
             return i.op
-        number = int(m[1]) if (m := _PARAMETER.search(i.text)) else 0
+        number = i.parameter or 0
         return given[number] if number < len(given) else ""
     if i.opcode == "tuple":
         return tuple(operands)
     if i.opcode == "get-tuple-element" and operands:
-        (whole,), at = operands, int(m[1]) if (m := _ELEMENT.search(i.text)) else 0
+        (whole,), at = operands, i.element or 0
         if isinstance(whole, str):
             return whole
         return whole[at] if at < len(whole) else ""

@@ -11,13 +11,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jaxmem._target.hlo.collectives import Collectives, is_collective
-from jaxmem._target.hlo.convolutions import convolution_flops
 from jaxmem._target.hlo.costs import HloCosts
 from jaxmem._target.hlo.kernels import Kernels
-from jaxmem._target.hlo.products import flops_of
-from jaxmem._target.hlo.text import Array, Instruction, parse, turns_of
+from jaxmem._target.hlo.products import dilated_flops, flops_of
+from jaxmem._target.hlo.text import Array, HloModule, Instruction
 
-# Handed on, or made of nothing: no byte of it moves.
+# These pass values on, or make values of nothing: no byte moves.
 _FREE = frozenset(
     ("parameter", "tuple", "get-tuple-element", "bitcast", "constant", "after-all", "opt-barrier")
     + ("partition-id", "replica-id", "add-dependency", "async-update", "copy-done")
@@ -26,7 +25,7 @@ _FREE = frozenset(
 _MOVES = frozenset(("copy-start", "slice-start", "dynamic-slice-start", "async-start"))
 _SLICES = frozenset(("dynamic-slice", "slice", "gather"))
 _UPDATES = frozenset(("dynamic-update-slice", "scatter"))
-# What rearranges numbers, and computes none.
+# These rearrange numbers, and compute none.
 _PLACED = _FREE | _MOVES | _SLICES | _UPDATES | {"broadcast", "reshape", "transpose", "copy"}
 _PLACED |= {
     "iota",
@@ -39,8 +38,8 @@ _PLACED |= {
     "conditional",
     "custom-call",
 }
-# Operations a number of what a core computes by several. Its unit for these makes one result where
-# the others make four.
+# By opcode: the arithmetic operations that one result costs, where a core needs several. The unit
+# for special functions makes one result while the other units make four.
 _SPECIAL = ("exponential", "log", "tanh", "logistic", "rsqrt", "sqrt", "divide")
 _DEAR: dict[str, int] = dict.fromkeys(_SPECIAL, 4)
 _DEAR |= dict.fromkeys(("exponential-minus-one", "log-plus-one", "cosine", "sine", "erf"), 16)
@@ -50,13 +49,14 @@ _IN_PLACE = "output_to_operand_aliasing={{}: (0, {})}"
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Seconds of a kernel or of several that run one after the other.
+    """Seconds of a kernel, or of several kernels that run one after the other.
 
-    busy: in which each is at one of its limits.
-    idle: of `busy`, those in which the memory has nothing to do.
-    moved: of copies beside them between the device's memory and its cores'.
-    crossed: of what moves between devices beside them.
-    flops, products: of matrix products, and their number.
+    busy: seconds in kernels.
+    idle: the part of `busy` during which the device's memory is unused, where copies can hide.
+    moved: seconds of copies between the device's memory and the memory of its cores, which overlap
+      with the kernels.
+    crossed: seconds of transfers between devices, which overlap with the kernels.
+    flops, products: FLOPs of matrix products, and their number.
     """
 
     busy: float = 0.0
@@ -79,13 +79,14 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class TpuRates:
-    """What a TPU's time is reckoned by.
+    """The rates by which the time of a TPU's program is estimated.
 
-    bandwidth: of its memory, B/s.
-    products: of matrix products, FLOP/s.
-    vector: of other operations on numbers, 1/s.
-    ring: of a ring over the devices, B/s each way; 0 where there is one device.
-    neighbours: of the links to both neighbours along an axis together, B/s; 0 likewise.
+    bandwidth: the rate of the device's memory, B/s.
+    products: the rate of matrix products, FLOP/s.
+    vector: the rate of other arithmetic operations, 1/s.
+    ring: the rate of a ring over the devices, B/s each way; 0 for one device.
+    neighbours: the rate of the links to both neighbours along an axis together, B/s; 0 for one
+      device.
     """
 
     bandwidth: float
@@ -99,36 +100,34 @@ def tpu_costs(text: str, rates: TpuRates, kernels: Sequence[Sequence] = ()) -> H
     """Returns the costs of the optimized TPU module in `text`, without copies to host memory and
     back.
 
-    A loop counts as often as its condition says, once where that is not a constant; a conditional
-    as its dearest branch.
+    A loop counts as often as its condition says, or once if the condition compares with no
+    constant. A conditional counts as its most expensive branch.
 
-    kernels: what the trace told of Pallas kernels, as `Kernels` takes it.
+    kernels: the FLOPs of Pallas kernels, as `kernel_flops` returns them.
     """
-    computations, entry = parse(text)
-    program = _Program(computations, rates, kernels)
-    work = program.sequence(entry)
+    module = HloModule(text)
+    work = _Program(module, rates, kernels).sequence(module.entry)
     return HloCosts(work.flops, work.products, work.seconds)
 
 
 class _Program:
     """A module's computations, each of which is worked out once."""
 
-    def __init__(self, computations: dict[str, list[Instruction]], rates: TpuRates, kernels):
-        self._of, self._rates = computations, rates
+    def __init__(self, module: HloModule, rates: TpuRates, kernels):
+        self._module, self._rates = module, rates
         self._kernels = Kernels(kernels)
-        self._collectives = Collectives(computations, rates.ring, rates.neighbours)
-        self._named = {i.name: i for body in computations.values() for i in body}
+        self._collectives = Collectives(module, rates.ring, rates.neighbours)
         self._known: dict[str, Work] = {}
 
     def sequence(self, name: str) -> Work:
         """A computation whose instructions run one after the other."""
         if name not in self._known:
-            self._known[name] = total(self._beside_loops(self._of.get(name, [])))
+            self._known[name] = total(self._beside_loops(self._module.body(name)))
         return self._known[name]
 
     def _beside_loops(self, body: Sequence[Instruction]) -> Iterator[Work]:
-        """The work of each instruction. What is copied beside a whole loop, from before it until
-        after it, hides where the loop's turns leave the memory idle.
+        """The work of each instruction. A copy that starts before a loop and ends after it hides
+        where the loop's iterations leave the memory idle.
         """
         going: dict[str, float] = {}  # copies that were started and not waited for
         for i in body:
@@ -151,7 +150,7 @@ class _Program:
     def _one(self, i: Instruction) -> Work:
         if i.opcode == "while":
             body = total([self.sequence(name) for name in i.runs])
-            turns = turns_of(i, self._of, self._named)
+            turns = self._module.turns(i)
             # Turns wait for each other: what does not hide in one is not hidden by the next.
             seconds, idle = turns * body.seconds, turns * body.unused
             return Work(seconds, idle, flops=turns * body.flops, products=turns * body.products)
@@ -177,7 +176,7 @@ class _Program:
         if i.opcode == "fusion" and i.name.startswith("async-collective-"):
             started = i.name.startswith("async-collective-start")
             return Work(crossed=self._collectives.seconds_within(i) if started else 0.0)
-        inner = self._of.get(i.runs[0], []) if i.opcode == "fusion" and i.runs else [i]
+        inner = self._module.body(i.runs[0]) if i.opcode == "fusion" and i.runs else [i]
         if _carries(i):
             inner = [j for j in inner if not is_collective(j)]
         flops, products, operations = self._arithmetic(inner)
@@ -198,7 +197,7 @@ class _Program:
         operations = 0.0
         for i in body:
             if i.opcode == "fusion":
-                inner = self._arithmetic([j for name in i.runs for j in self._of.get(name, [])])
+                inner = self._arithmetic(self._module.run_by(i))
                 flops, products, operations = (
                     flops + inner[0], products + inner[1], operations + inner[2]
                 )  # fmt: skip
@@ -223,7 +222,7 @@ class _Program:
             if i.opcode == "custom-call" and '"AllocateBuffer"' in i.text:
                 return 0
             return sum(map(_bytes, (*i.operands, *i.results)))
-        given = {int(m[1]): j for j in body if (m := re.match(r".*parameter\((\d+)\)", j.text))}
+        given = {j.parameter: j for j in body if j.opcode == "parameter"}
         read = sum(
             self._read(given[k], body, a) if k in given else _bytes(a)
             for k, a in enumerate(i.operands)
@@ -265,10 +264,9 @@ class _Program:
             elif j.opcode in _UPDATES and used == [0]:
                 continue  # updated in place
             elif j.opcode == "fusion" and j.runs:
-                inner = self._of.get(j.runs[0], [])
+                inner = self._module.body(j.runs[0])
                 for k in used:
-                    text = f"parameter({k})"
-                    inside = next((p for p in inner if text in p.text), None)
+                    inside = next((p for p in inner if p.parameter == k), None)
                     total += (
                         array.tiled_bytes if inside is None else self._read(inside, inner, array)
                     )
@@ -302,7 +300,7 @@ def _updates(i: Instruction) -> Sequence[Array]:
 
 
 def _flops(i: Instruction) -> int | None:
-    return convolution_flops(i) if i.opcode == "convolution" else flops_of(i)
+    return dilated_flops(i) if i.opcode == "convolution" else flops_of(i)
 
 
 def _behind_views(i: Instruction | None, made: dict[str, Instruction]) -> Instruction | None:
@@ -322,7 +320,7 @@ def _padded(array: Array) -> int:
 
 
 def total(works: Iterable[Work]) -> Work:
-    """Several that run one after the other."""
+    """The work of kernels that run one after the other."""
     known = list(works)
     add: Callable[[str], float] = lambda name: math.fsum(getattr(w, name) for w in known)
     return Work(

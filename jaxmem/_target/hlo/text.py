@@ -9,9 +9,10 @@ The text is of computations, one instruction a line:
 """
 
 import dataclasses
+import functools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 # A computation's first line: whether it is the entry, and its name.
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -26,6 +27,8 @@ _TILE = re.compile(r"([\d,]*):T\(([\d,]+)\)")  # axes, and the outermost tile
 _NAME = re.compile(r"%?([A-Za-z_][\w.\-]*)(?:#(\d+))?(?:,|$)")
 _QUOTED = re.compile(r'"(?:\\.|[^"\\])*"')
 _OP = re.compile(r'op_name="([^"]*)"')
+_PARAMETER = re.compile(r"\bparameter\((\d+)\)")
+_ELEMENT = re.compile(r"get-tuple-element\(.*?\), index=(\d+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CALLED = re.compile(r"\b(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
@@ -131,6 +134,16 @@ class Instruction:
         return m[1] if (m := _OP.search(self.text)) else ""
 
     @property
+    def parameter(self) -> int | None:
+        """The number of the parameter that it is."""
+        return int(m[1]) if (m := _PARAMETER.search(self.text)) else None
+
+    @property
+    def element(self) -> int | None:
+        """The number of the element that it takes out of a tuple."""
+        return int(m[1]) if (m := _ELEMENT.search(self.text)) else None
+
+    @property
     def runs(self) -> list[str]:
         """The computations that it runs, but for the branches of a conditional by number."""
         return _CALLED.findall(self.text)
@@ -142,82 +155,105 @@ class Instruction:
         return [*self.runs, *(name for group in branches for name, _ in group)]
 
 
-def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
-    """Returns the instructions of each computation by its name, and the name of the entry."""
-    computations: dict[str, list[Instruction]] = {}
-    entry = ""
-    for is_entry, name, lines in _computations(text):
-        # Results by name, since operands are given by name alone.
-        arrays: dict[str, tuple[Array, ...]] = {}
-        computations[name] = []
-        for line in lines:
-            if not (found := _INSTRUCTION.match(line)):
-                continue
-            instruction = _instruction(found[1], found[2], arrays)
-            arrays[found[1]] = instruction.results
-            computations[name].append(instruction)
-        entry = name if is_entry else entry
-    return computations, entry
+class HloModule:
+    """The computations of a module, from its text.
 
-
-def turns_of(
-    loop: Instruction,
-    computations: Mapping[str, Sequence[Instruction]],
-    named: Mapping[str, Instruction],
-) -> int:
-    """Returns how often a loop turns whose counter rises to a constant; 1 where that is not to be
-    seen, and XLA's own count where it has one.
-
-    computations: those of the module.
-    named: every instruction by its name.
+    computations: the instructions of each computation, by its name.
+    entry: the name of the computation that the module runs.
     """
-    found = re.search(r"condition=%?([\w.\-]+)", loop.text)
-    condition = computations.get(found[1], ()) if found else ()
-    root = condition[-1] if condition else None
-    if loop.trips > 1 or root is None:
-        return loop.trips
-    if root.opcode in ("or", "and", "select", "fusion"):
-        # Counters of 64 bits are two of 32 on a TPU, and so is what they are compared with.
-        inner = [j for name in root.runs for j in computations.get(name, ())]
-        return max((n for j in (*condition, *inner) if (n := _whole(j)) is not None), default=1)
-    if root.opcode != "compare" or "direction=LT" not in root.text or len(root.operand_names) < 2:
-        return 1
-    counter, bound = (named.get(name) for name in root.operand_names[:2])
-    own = re.search(r"compare\(%?[\w.\-]+#(\d+)", root.text)
-    stop, at = _whole(_source(bound, named)), int(own[1]) if own else _index(counter)
-    if stop is None:
-        return 1
-    start, step = 0, 1
-    state = _source(named.get(loop.operand_names[0]), named) if loop.operand_names else None
-    body = computations.get(loop.runs[0], ()) if loop.runs else ()
-    if at is not None and state is not None and state.opcode == "tuple":
-        first = _whole(_source(named.get(state.operand_names[at]), named))
-        start = 0 if first is None else first
-    if at is not None and body and body[-1].opcode == "tuple":
-        rise = _source(named.get(body[-1].operand_names[at]), named)
-        if rise is not None and rise.opcode == "add":
-            parts = (_whole(_source(named.get(name), named)) for name in rise.operand_names)
-            step = next((n for n in parts if n), 1)
-    return max(1, -(-(stop - start) // step))
+
+    def __init__(self, text: str):
+        self.computations: dict[str, list[Instruction]] = {}
+        self.entry = ""
+        for is_entry, name, lines in _computations(text):
+            # Results by name, since operands are given by name alone.
+            arrays: dict[str, tuple[Array, ...]] = {}
+            body = self.computations[name] = []
+            for line in lines:
+                if not (found := _INSTRUCTION.match(line)):
+                    continue
+                instruction = _instruction(found[1], found[2], arrays)
+                arrays[found[1]] = instruction.results
+                body.append(instruction)
+            self.entry = name if is_entry else self.entry
+
+    @functools.cached_property
+    def named(self) -> dict[str, Instruction]:
+        """Every instruction by its name."""
+        return {i.name: i for body in self.computations.values() for i in body}
+
+    def body(self, name: str) -> list[Instruction]:
+        """The instructions of a computation; none of a computation that the text lacks."""
+        return self.computations.get(name, [])
+
+    def run_by(self, i: Instruction) -> list[Instruction]:
+        """The instructions of the computations that an instruction runs, but for the branches of a
+        conditional by number.
+        """
+        return [j for name in i.runs for j in self.body(name)]
+
+    def within(
+        self, i: Instruction, enters: Callable[[Instruction], bool] = lambda i: True
+    ) -> Iterator[Instruction]:
+        """The instructions of the computations that an instruction calls, and of those that these
+        call, where `enters` allows.
+        """
+        for name in i.called:
+            for j in self.body(name):
+                yield j
+                if enters(j):
+                    yield from self.within(j, enters)
+
+    def turns(self, loop: Instruction) -> int:
+        """Returns how often a loop turns whose counter rises to a constant; 1 where that is not to
+        be seen, and XLA's own count where it has one.
+        """
+        found = re.search(r"condition=%?([\w.\-]+)", loop.text)
+        condition = self.body(found[1]) if found else []
+        root = condition[-1] if condition else None
+        if loop.trips > 1 or root is None:
+            return loop.trips
+        if root.opcode in ("or", "and", "select", "fusion"):
+            # Counters of 64 bits are two of 32 on a TPU, and so is what they are compared with.
+            bounds = (_whole(j) for j in (*condition, *self.run_by(root)))
+            return max((n for n in bounds if n is not None), default=1)
+        if root.opcode != "compare" or "direction=LT" not in root.text:
+            return 1
+        if len(root.operand_names) < 2:
+            return 1
+        counter, bound = (self.named.get(name) for name in root.operand_names[:2])
+        own = re.search(r"compare\(%?[\w.\-]+#(\d+)", root.text)
+        at = int(own[1]) if own else None if counter is None else counter.element
+        stop = self._constant(bound)
+        if stop is None:
+            return 1
+        start, step = 0, 1
+        state = self._source(self.named.get(loop.operand_names[0])) if loop.operand_names else None
+        body = self.body(loop.runs[0]) if loop.runs else []
+        if at is not None and state is not None and state.opcode == "tuple":
+            start = self._constant(self.named.get(state.operand_names[at])) or 0
+        if at is not None and body and body[-1].opcode == "tuple":
+            rise = self._source(self.named.get(body[-1].operand_names[at]))
+            if rise is not None and rise.opcode == "add":
+                parts = (self._constant(self.named.get(name)) for name in rise.operand_names)
+                step = next((n for n in parts if n), 1)
+        return max(1, -(-(stop - start) // step))
+
+    def _constant(self, i: Instruction | None) -> int | None:
+        """The whole number that an instruction is, or copies."""
+        return _whole(self._source(i))
+
+    def _source(self, i: Instruction | None) -> Instruction | None:
+        """What an instruction copies, or itself."""
+        while i is not None and i.opcode in ("copy", "bitcast", "convert") and i.operand_names:
+            i = self.named.get(i.operand_names[0])
+        return i
 
 
 def _whole(i: Instruction | None) -> int | None:
     """The value of a constant that is one whole number."""
     found = None if i is None else re.match(r"[su]\d+\[\]\S* constant\((-?\d+)\)", i.text)
     return int(found[1]) if found else None
-
-
-def _index(i: Instruction | None) -> int | None:
-    """Which element of a tuple an instruction takes."""
-    found = None if i is None else re.search(r"get-tuple-element\(.*?\), index=(\d+)", i.text)
-    return int(found[1]) if found else None
-
-
-def _source(i: Instruction | None, named: Mapping[str, Instruction]) -> Instruction | None:
-    """What an instruction copies, or itself."""
-    while i is not None and i.opcode in ("copy", "bitcast", "convert") and i.operand_names:
-        i = named.get(i.operand_names[0])
-    return i
 
 
 def _computations(text: str) -> Iterator[tuple[bool, str, list[str]]]:

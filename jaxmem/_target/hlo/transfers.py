@@ -4,6 +4,10 @@ kernels that read and write host memory themselves; beside products, or alone.
 XLA:GPU copies a slice of a stack by DMA where it knows the slice's offset in every turn of the
 loop. It writes the offset into the slicing operation's configuration, and nowhere else. A slice
 without it becomes a kernel, which keeps multiprocessors waiting for the host's memory.
+
+JAX pairs donated arguments with results of the same shape and dtype, in order. Where the memory of
+one of them is unknown to JAX, it pairs all of them without comparing memories (jax 0.10.2 to
+0.11.2): a result in device memory may then take the buffer of an argument in host memory.
 """
 
 import dataclasses
@@ -12,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxmem._target.hlo.origins import Origin, host_operand, origins, passed_on
 from jaxmem._target.hlo.products import flops_of
-from jaxmem._target.hlo.text import NOTHING, Array, Instruction, parse
+from jaxmem._target.hlo.text import HOST, NOTHING, Array, HloModule, Instruction
 
 _OFFSET_KNOWN = '"dynamic_slice_config"'
 _SLICES = ("dynamic-slice", "dynamic-update-slice")
@@ -22,6 +26,11 @@ _PASSED = ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "call"
 _PASSED += ("opt-barrier", "async-update")
 _ALLOCATES = 'custom_call_target="AllocateBuffer"'  # memory for a stack, which nothing fills
 _OPERAND = re.compile(r"-done\(%?([\w.\-]+)")
+# {3}: (1, {}, may-alias) where the module returns a tuple, {}: (1, {}, ...) where it does not
+_ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}")
+_ALIASES = re.compile(r"input_output_alias=\{ (.*?) \}[,\n]")
+_LAYOUT = re.compile(r"entry_computation_layout=\{\((.*?)\)->\(?(.*)")
+_ARRAY = re.compile(r"(\w+\[[\d,<=]*\])(?:\{([^}]*)\})?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +65,10 @@ def transfers(text: str) -> tuple[Transfer, ...]:
     """Returns the transfers of the module in `text` (`compiled.as_text()` of XLA:GPU), in the order
     of its schedule, a loop's at the loop's place.
     """
-    computations, entry = parse(text)
-    if not any(a.host for body in computations.values() for i in body for a in i.results):
+    module = HloModule(text)
+    if not any(a.host for i in module.named.values() for a in i.results):
         return ()
-    return tuple(_transfers(entry, computations, None, 1, False))
+    return tuple(_transfers(module.entry, module, None, 1, False))
 
 
 def fault(found: tuple[Transfer, ...]) -> str | None:
@@ -85,7 +94,7 @@ def fault(found: tuple[Transfer, ...]) -> str | None:
 
 def _transfers(
     name: str,
-    computations: dict[str, list[Instruction]],
+    module: HloModule,
     given: Sequence[Origin] | None,
     runs: int,
     in_loop: bool,
@@ -94,18 +103,18 @@ def _transfers(
 
     given: where its parameters come from; None for the module's entry.
     """
-    body = computations.get(name, [])
+    body = module.body(name)
     found = origins(body, given)
-    products = [_is_product(i, computations) for i in body]
+    products = [_is_product(i, module) for i in body]
     done = {m[1]: at for at, i in enumerate(body) if (m := _OPERAND.search(i.text))}
     for at, i in enumerate(body):
         if i.opcode in ("while", "call", "conditional"):
             loop = in_loop or i.opcode == "while"
             for called, passed in zip(i.called, passed_on(i, found)):
-                yield from _transfers(called, computations, passed, runs * i.trips, loop)
+                yield from _transfers(called, module, passed, runs * i.trips, loop)
         if i.opcode in _PASSED or i.opcode.endswith("-done") or _ALLOCATES in i.text:
             continue
-        if (kind := _kind(i, computations)) is None:
+        if (kind := _kind(i, module)) is None:
             continue
         to_host, how, nbytes = kind
         beside = sum(products[at : done.get(i.name, at)])
@@ -113,9 +122,7 @@ def _transfers(
         yield Transfer(i.name, i.op, to_host, how, nbytes, runs, in_loop, beside, argument)
 
 
-def _kind(
-    i: Instruction, computations: dict[str, list[Instruction]]
-) -> tuple[bool, str, int] | None:
+def _kind(i: Instruction, module: HloModule) -> tuple[bool, str, int] | None:
     """Whether an instruction writes host memory, by which way, and how many bytes; None where it
     touches none.
     """
@@ -125,7 +132,7 @@ def _kind(
         if not to.host and not given.host:
             return None
         return to.host, "stack" if to.host and given.host else "dma", to.nbytes
-    inner = list(_within(i, computations)) or [i]
+    inner = list(module.within(i)) or [i]
     reads = [a for e in inner if e.opcode == "parameter" for a in e.results if a.host]
     reads += [a for a in i.operands if a.host]
     writes = [a for e in inner if e.opcode != "parameter" for a in e.results if a.host]
@@ -145,12 +152,23 @@ def _moved(slices: list[Instruction], reads: list[Array], writes: list[Array]) -
     return sum(a.nbytes for a in parts)
 
 
-def _within(i: Instruction, computations: dict[str, list[Instruction]]) -> Iterator[Instruction]:
-    """The instructions of all that an instruction calls."""
-    for called in i.called:
-        for inner in computations.get(called, []):
-            yield from [inner, *_within(inner, computations)]
+def _is_product(i: Instruction, module: HloModule) -> bool:
+    return any(flops_of(e) is not None for e in (i, *module.within(i)))
 
 
-def _is_product(i: Instruction, computations: dict[str, list[Instruction]]) -> bool:
-    return any(flops_of(e) is not None for e in (i, *_within(i, computations)))
+def misplaced(text: str) -> tuple[str, ...]:
+    """Returns the types, such as "f32[6,256]", of results that share a buffer with an argument in
+    another memory, host or device.
+
+    text: that of an optimized module, `compiled.as_text()`.
+    """
+    head = text.partition("\n")[0]
+    pairs, layout = _ALIASES.search(head + "\n"), _LAYOUT.search(head)
+    if pairs is None or layout is None:
+        return ()
+    arguments, results = (
+        [(m[1], f"S({HOST})" in (m[2] or "")) for m in _ARRAY.finditer(side)]
+        for side in (layout[1], layout[2])
+    )
+    found = ((int(m[1] or 0), int(m[2])) for m in _ALIAS.finditer(pairs[1]))
+    return tuple(results[to][0] for to, of in found if results[to][1] != arguments[of][1])

@@ -1,9 +1,10 @@
-"""Groups the equations of a traced program into kernels, as XLA fuses them: only what a kernel
-hands to another one is written to memory.
+"""Groups the equations of a traced program into kernels, as XLA fuses them. Only values that one
+kernel makes and another kernel reads are written to memory.
 
-XLA fuses a pointwise operation into every kernel that reads its result. It does not where that
-would repeat something dear, such as an exponential, unless those kernels can be one. Matrix
-products, loops and whatever else is not known here stand alone, and read from memory.
+XLA fuses a pointwise operation into every kernel that reads its result. If that would repeat a
+costly operation, such as an exponential, XLA writes the result instead, unless the kernels that
+read it can be one kernel. Matrix products, loops and unknown operations are kernels of their own,
+and read their operands from memory.
 """
 
 import dataclasses
@@ -12,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxmem._trace.arguments import on_host
-from jaxmem._trace.jaxpr import Flat
 from jaxmem._trace.primitives import IN_PLACE, POINTWISE, POINTWISE_DEAR, REDUCTIONS, REMAT, RENAMED
+from jaxmem._trace.rewrite import Program
 
 BARRIERS = REMAT | {"optimization_barrier"}
 SLICED = "sliced"  # a turn's slice of what a loop slices, which is no equation of the loop's body
@@ -21,14 +22,13 @@ SLICED = "sliced"  # a turn's slice of what a loop slices, which is no equation 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """What XLA runs as one.
+    """Operations that XLA runs as one.
 
-    primitive: of the equation that makes its results.
-    eqn: JAX's equation of it; None for `SLICED`.
-    reads: the written values that it reads, and inputs of the program, in order.
-    writes: the values that it makes; RENAMED ones go by the number of their origin.
-    overwrites: of what it reads, what its result may take the memory of, if nothing reads that
-      later.
+    primitive: JAX's name of the operation that makes the results.
+    eqn: JAX's equation of that operation; None for `SLICED`.
+    reads: the values that the kernel reads from memory, in order.
+    writes: the values that the kernel writes. A renamed value has the number of its origin.
+    overwrites: operands whose buffer the result may reuse if no later kernel reads them.
     """
 
     primitive: str
@@ -42,10 +42,10 @@ class Kernel:
 class Body:
     """A program as kernels.
 
-    kernels: in the program's own order.
-    avals: of each value.
+    kernels: the kernels in the program's own order.
+    avals: the shape and dtype of each value.
     inputs: the program's inputs and constants.
-    outputs: its outputs by the number of their origin; None for a literal.
+    outputs: for each output the number of its origin; None for a literal.
     """
 
     kernels: tuple[Kernel, ...]
@@ -55,17 +55,19 @@ class Body:
 
 
 def device_bytes(aval) -> int:
-    """Bytes of a value on the device: none of what lies in host memory, or is no array."""
+    """Bytes of a value in device memory; 0 for a value in host memory, and for a value that is no
+    array.
+    """
     if not hasattr(aval, "shape") or on_host(aval):
         return 0
     return math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 0)
 
 
-def kernels_of(flat: Flat, sliced: int, on_gpu: bool) -> Body:
+def kernels_of(flat: Program, sliced: int, on_gpu: bool) -> Body:
     """Fuses a program.
 
     flat: the program.
-    sliced: how many of its last inputs are slices that a loop takes.
+    sliced: the number of its last inputs that are slices, where the program is a loop's body.
     on_gpu: whether XLA:GPU compiles it. XLA:CPU makes random bits by a loop, has no kernels of
       several results, and writes what is read in many places rather than what it is made from.
     """
@@ -75,7 +77,7 @@ def kernels_of(flat: Flat, sliced: int, on_gpu: bool) -> Body:
     return Body(tuple(fusion.kernels()), avals, inputs, outputs)
 
 
-def _nodes(flat: Flat, sliced: int) -> tuple[list[Kernel], list, tuple[int | None, ...]]:
+def _nodes(flat: Program, sliced: int) -> tuple[list[Kernel], list, tuple[int | None, ...]]:
     """The equations that lead to an output, with the avals of values and the program's outputs."""
     avals, nodes = list(flat.avals), []
     origin: dict[int, int] = {}
@@ -90,7 +92,7 @@ def _nodes(flat: Flat, sliced: int) -> tuple[list[Kernel], list, tuple[int | Non
         avals.append(avals[v])
         origin[v] = len(avals) - 1
         nodes.append(Kernel(SLICED, None, (v,), (origin[v],)))
-    for e in flat.equations:
+    for e in flat.nodes:
         name, pairs = e.eqn.primitive.name, list(zip(e.reads, e.outputs))
         barriers = [behind[v] for v in e.reads if v in behind]
         reads = tuple(dict.fromkeys((*map(of, e.reads), *barriers)))
@@ -142,7 +144,9 @@ class _Fusion:
             self._merge_siblings(dear)
 
     def _write_what_is_dear(self) -> list[int]:
-        """Has results written that several kernels would else compute anew, and returns them."""
+        """Marks results as written that several kernels would otherwise compute again, and returns
+        the costly ones.
+        """
         kernels = self._kernels_that_run()
         dear = [False] * len(self.nodes)  # whether the node repeats something dear where it is run
         read: list[frozenset[int]] = [frozenset()] * len(self.nodes)  # what it reads from memory
@@ -167,7 +171,7 @@ class _Fusion:
         return found
 
     def _kernels_that_run(self) -> list[frozenset[int]]:
-        """By node: the nodes that write a result for which it is run."""
+        """By node: the written nodes whose kernels run it."""
         found: list[frozenset[int]] = [frozenset()] * len(self.nodes)
         for i in range(len(self.nodes) - 1, -1, -1):
             found[i] = frozenset((i,)) if self.written[i] else self._read_by(i, found)
@@ -177,8 +181,8 @@ class _Fusion:
         return frozenset().union(*(found[r] for r in self.readers[i]))
 
     def _merge_siblings(self, dear: Iterable[int]) -> None:
-        """Leaves a dear result unwritten where all kernels that read it can be one: they are
-        pointwise, and none waits for another.
+        """Leaves a costly result unwritten if all kernels that read it can be one kernel: all are
+        pointwise, and none depends on another.
         """
         dear = list(dear)
         if not dear:
@@ -210,7 +214,7 @@ class _Fusion:
                 yield Kernel(node.primitive, node.eqn, tuple(here), node.writes, over)
 
     def _overwrites(self, i: int, v: int) -> bool:
-        """Whether the result of node `i` may lie where `v` lies."""
+        """Whether the result of node `i` may reuse the buffer of `v`."""
         node = self.nodes[i]
         if node.primitive in IN_PLACE:
             return v in node.reads
@@ -227,7 +231,7 @@ class _Fusion:
         return True
 
     def _fused_readers(self, i: int) -> set[int]:
-        """The nodes that read node `i` in kernels of their own, through those written nowhere."""
+        """The nodes that read node `i`, directly or through nodes that are not written."""
         found, todo = set(), list(self.readers[i])
         while todo:
             if (r := todo.pop()) not in found:

@@ -1,8 +1,8 @@
 """The orders in which XLA's schedulers would run kernels.
 
-XLA computes several and takes the one whose program needs the least memory. `ORDERS` are its
-depth-first ones. A third one of XLA's runs next what frees most, which comes near to the program's
-own order where that is good.
+XLA computes several orders, and takes the order whose program needs the least memory. `ORDERS` are
+XLA's depth-first orders. A third scheduler of XLA always runs the kernel next that frees the most
+memory. Its order is close to the program's own order if the latter is good.
 """
 
 from collections import Counter
@@ -21,15 +21,15 @@ def as_written(body: Body, size: Callable[[int], int]) -> list[int]:
 
 
 def post_order(body: Body, size: Callable[[int], int]) -> list[int]:
-    """Positions of kernels: each after what it reads, the first output's first."""
+    """Positions of kernels, depth first from the outputs: each kernel follows its operands."""
     return _depth_first(_operands(body), _roots(body))
 
 
 def by_users(body: Body, size: Callable[[int], int]) -> list[int]:
-    """Positions of kernels: of what a kernel reads, that first which most others read too, then
-    what follows from the most bytes.
+    """Positions of kernels, depth first from the outputs. Of the operands of a kernel, the operand
+    with the most readers comes first, then the operand that depends on the most bytes.
 
-    size: bytes of a value.
+    size: returns the bytes of a value.
     """
     operands = _operands(body)
     readers = Counter(j for those in operands for j in those)
@@ -47,10 +47,10 @@ ORDERS = (post_order, by_users)
 
 
 def with_fetches_first(body: Body, order: Sequence[int]) -> list[int]:
-    """The order with copies out of host memory first, each with what it waits for, as XLA's
-    scheduler that hides latencies starts them: beside most work.
+    """The order with copies out of host memory first, each after its operands. XLA's
+    latency-hiding scheduler starts these copies early, so that they overlap with most work.
 
-    A copy that waits for work, such as one behind a barrier, stays where it was.
+    A copy that depends on work, such as a copy behind a barrier, keeps its position.
 
     order: positions of kernels.
     """
@@ -67,7 +67,7 @@ def with_fetches_first(body: Body, order: Sequence[int]) -> list[int]:
 
 
 def _before(operands: Sequence[Sequence[int]], kernels: Sequence[int]) -> set[int]:
-    """These kernels, and all that they wait for."""
+    """These kernels, and all kernels that they depend on."""
     found: set[int] = set()
     todo = list(kernels)
     while todo:
@@ -78,13 +78,13 @@ def _before(operands: Sequence[Sequence[int]], kernels: Sequence[int]) -> set[in
 
 
 def _operands(body: Body) -> list[list[int]]:
-    """By kernel: the kernels that make what it reads, in the program's order."""
+    """By kernel: the kernels that make its operands, in the program's order."""
     made_by = {v: i for i, k in enumerate(body.kernels) for v in k.writes}
     return [sorted({made_by[v] for v in k.reads if v in made_by}) for k in body.kernels]
 
 
 def _roots(body: Body) -> list[int]:
-    """The kernels that make the outputs, in the order of these."""
+    """The kernels that make the outputs, in the order of the outputs."""
     made_by = {v: i for i, k in enumerate(body.kernels) for v in k.writes}
     return [made_by[v] for v in body.outputs if v in made_by]
 

@@ -1,17 +1,26 @@
-"""Walks through a traced step as XLA would schedule it, and tells the most bytes that are alive at
-once.
+"""The liveness estimate: runs through a traced step as XLA would schedule it, and returns the most
+bytes that are alive at the same time.
 
-What the walk tells is an estimate, and no bound: XLA fuses by a cost model and has schedules of its
-own. `benchmarks/walk.py` holds it against compiled steps.
+The result is an estimate, and no bound: XLA fuses by a cost model, and has schedules of its own.
+`benchmarks/estimates.py` compares the estimate with compiled steps.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Collection
 
-from jaxmem._trace.jaxpr import Flat, Jaxpr, Scan, as_loop, call_body, flatten, subjaxprs
+from jaxmem._trace.jaxpr import (
+    Jaxpr,
+    Scan,
+    as_loop,
+    call_body,
+    equations,
+    per_device,
+    subjaxprs,
+)
 from jaxmem._trace.liveness.kernels import Body, Kernel, device_bytes, kernels_of, partial_sums
 from jaxmem._trace.liveness.order import ORDERS, as_written, with_fetches_first
 from jaxmem._trace.primitives import RENAMED
+from jaxmem._trace.rewrite import Program, flatten
 from jaxmem_kernels import reference_of
 
 INSIDE = ("cond", "shard_map")  # whose bodies hold values, beside loops
@@ -23,15 +32,16 @@ Order = Callable[[Body, Callable[[int], int]], list[int]]
 def temporary_bytes(
     jaxpr, donated: Collection[int], *, on_gpu: bool, shards: int = 1, divided: bool = False
 ) -> int:
-    """Returns the bytes that a step is expected to take on a device beside its arguments:
-    temporaries, and results that take no argument's memory.
+    """Returns the bytes that a step is expected to take on a device in addition to its arguments:
+    temporaries, and results that reuse no argument's buffer.
 
     jaxpr: the step's, closed.
-    donated: positions of the arguments whose memory results may take.
-    on_gpu: whether it is compiled for a GPU.
-    shards: over how many devices values are divided. Inside `jax.shard_map` they are already.
-    divided: whether the codecs' kernels run on divided arrays too. On devices that are not there
-      the partitioner does not ask how to divide a kernel, so that the references are compiled.
+    donated: positions of the arguments whose buffers results may reuse.
+    on_gpu: whether the step is compiled for a GPU.
+    shards: the number of devices that divide values. Inside `jax.shard_map` values are divided
+      already.
+    divided: whether the codecs' kernels run on divided arrays too. Without the hardware, the
+      partitioner does not ask how to divide a kernel, so the references are compiled instead.
     """
     jaxpr, donated, shards = _on_one_device(jaxpr, donated, shards)
     walks = [_Walk(order, on_gpu, divided) for order in ORDERS]
@@ -44,27 +54,25 @@ def temporary_bytes(
 
 
 def _on_one_device(jaxpr, donated: Collection[int], shards: int):
-    """A step that is one `jax.shard_map` as what one device runs of it, with the positions of its
-    donated arguments there, so that results are seen to take their memory; another as it is.
+    """If a step is one `jax.shard_map`, returns the program of one device, the positions of the
+    donated arguments in this program, and 1 for the shards. Any other step is returned unchanged.
     """
     flat = flatten(jaxpr)
-    if [e.eqn.primitive.name for e in flat.equations] != ["shard_map"]:
+    if [e.eqn.primitive.name for e in flat.nodes] != ["shard_map"]:
         return jaxpr, donated, shards
-    (mapped,) = flat.equations
+    (mapped,) = flat.nodes
     position = {v: i for i, v in enumerate(mapped.inputs) if isinstance(v, int)}
     given = [flat.inputs[i] for i in donated]
     return mapped.eqn.params["jaxpr"], [position[v] for v in given if v in position], 1
 
 
 def runs_references(jaxpr) -> bool:
-    """Whether a program that is compiled for devices that are not there has a codec on arrays that
-    XLA divides among them, so that its reference runs in place of its kernel.
+    """Whether a program that is compiled without the hardware has a codec on arrays that XLA
+    divides among devices. The codec's reference then runs in place of its kernel.
     """
     inner = getattr(jaxpr, "jaxpr", jaxpr)
-    divides = (e for e in inner.eqns if e.primitive.name != "shard_map")
-    return any(
-        reference_of(e) is not None or any(map(runs_references, subjaxprs(e))) for e in divides
-    )
+    divides = equations(inner, lambda eqn: eqn.primitive.name != "shard_map")
+    return any(reference_of(eqn) is not None for eqn in divides)
 
 
 # Where the program's own order takes less than this share of a depth-first one, XLA takes one like
@@ -73,26 +81,27 @@ FAR_LESS = 0.75
 
 
 class _Walk:
-    """One walk, by one order. Bodies of loops are walked through once each."""
+    """One estimate, by one order of kernels. The body of each loop is estimated once."""
 
     def __init__(self, order: Order, on_gpu: bool, divided: bool):
         self._order, self._on_gpu, self._divided = order, on_gpu, divided
         # The jaxpr stands beside its result, so that no other one takes its id.
         self._known: dict[tuple[int, int], tuple[Jaxpr, int]] = {}
 
-    def flat(self, jaxpr, shards: int) -> Flat:
-        """The program with its calls inlined; where GPUs divide its arrays and no kernel runs on
-        divided ones, also with codecs' references in place of kernels. Elsewhere a codec stands for
-        one kernel, on a CPU too, of whose fusions a walk would know less.
+    def flat(self, jaxpr, shards: int) -> Program:
+        """The program with its calls inlined. If GPUs divide its arrays and no kernel runs on
+        divided arrays, codecs are replaced by their references. Otherwise a codec is one kernel,
+        also on a CPU, whose fusions an estimate knows less well.
         """
         if not self._on_gpu or shards == 1 or self._divided:
             return flatten(jaxpr, barriers=True)
         body_of = lambda eqn: call_body(eqn) or reference_of(eqn)
         return flatten(jaxpr, barriers=True, body_of=body_of)
 
-    def step(self, flat: Flat, donated: Collection[int], shards: int, order: Order) -> int:
-        """The most bytes beside the arguments, with the step's own kernels in another order than
-        those of loops.
+    def step(self, flat: Program, donated: Collection[int], shards: int, order: Order) -> int:
+        """The most bytes in addition to the arguments.
+
+        order: the order of the step's own kernels, which may differ from the order inside loops.
         """
         body = kernels_of(flat, 0, self._on_gpu)
         # Results take the memory of donated arguments of their shape, as JAX pairs them.
@@ -109,7 +118,7 @@ class _Walk:
         return self._most(body, _with_carried(body, placed), shards, order)
 
     def _inside(self, jaxpr: Jaxpr, loop: Scan | None, shards: int) -> int:
-        """The most bytes that a loop's body takes beside what it is given and carries."""
+        """The most bytes that a loop's body takes in addition to its inputs and carried values."""
         key = id(jaxpr), shards
         if key not in self._known:
             flat = self.flat(jaxpr, shards)
@@ -124,10 +133,10 @@ class _Walk:
         return self._known[key][1]
 
     def _in_place(self, body: Body, carried: dict[int, int]) -> set[int]:
-        """Values that a loop carries on in the memory in which they came.
+        """The carried values that a loop updates in place.
 
-        carried: by carried output, the input that it replaces. It may take its place if it is made
-          when that is read no more.
+        carried: by carried output, the input that it replaces. The output may reuse the input's
+          buffer if it is made after the last read of the input.
         """
         last: dict[int, int] = {}
         order = self._positions(body, self._order, _size_in(body, 1))
@@ -147,9 +156,9 @@ class _Walk:
         return with_fetches_first(body, found) if self._on_gpu else found
 
     def _most(self, body: Body, placed: Collection[int], shards: int, order: Order) -> int:
-        """The most bytes alive at once of what the program makes.
+        """The most bytes of values that the program makes and that are alive at the same time.
 
-        placed: values that take memory which is counted elsewhere.
+        placed: values whose memory is counted elsewhere.
         """
         size = _size_in(body, shards)
         positions = self._positions(body, order, size)
@@ -177,7 +186,7 @@ class _Walk:
         return most
 
     def _within(self, kernel: Kernel, loop: Scan | None, shards: int) -> int:
-        """Bytes that a kernel takes while it runs, or a loop's body."""
+        """Bytes that a kernel, or the body of a loop, takes while it runs."""
         if loop is not None:
             return self._inside(loop.jaxpr, loop, shards)
         if kernel.primitive == "dot_general" and self._on_gpu and shards == 1:
@@ -189,14 +198,13 @@ class _Walk:
 
 
 def _size_in(body: Body, shards: int) -> Callable[[int], int]:
-    """Tells the bytes of a value on one device."""
-    return lambda v: -(-device_bytes(body.avals[v]) // shards)
+    """A function that returns the bytes of a value on one device."""
+    return lambda v: per_device(device_bytes(body.avals[v]), shards)
 
 
 def _with_carried(body: Body, placed: set[int]) -> set[int]:
-    """Adds to `placed` the values that loops carry on to it, in the memory in which they came, and
-    those that are reduced over devices in it: moments that one loop after the other folds into are
-    never held twice.
+    """Adds to `placed` the values whose buffers loops and reductions over devices reuse for values
+    in `placed`. So moments that several loops update one after the other are stored once.
     """
     last = {v: k for k, kernel in enumerate(body.kernels) for v in kernel.reads}
     kind = lambda v: str(body.avals[v])  # an equation's constant has none
@@ -215,7 +223,7 @@ def _with_carried(body: Body, placed: set[int]) -> set[int]:
 
 
 def _overwritten(kernel: Kernel, loop: Scan | None, dying, alive) -> int:
-    """Bytes of what dies in a kernel and hands its memory to a result."""
+    """Bytes of operands that no later kernel reads and whose buffers the results reuse."""
     over = [v for v in dying if v in kernel.overwrites]
     if loop is None:
         return max((alive[v] for v in over), default=0)
@@ -227,11 +235,11 @@ def _overwritten(kernel: Kernel, loop: Scan | None, dying, alive) -> int:
 
 
 def _stacked_twice(loop: Scan) -> set[int]:
-    """Positions of results that a loop stacks under a second name, or that are the same in every
-    turn: XLA keeps one stack, or none.
+    """Positions of the results that a loop stacks twice, or that are equal in every iteration: XLA
+    keeps one stack, or none.
     """
     flat, origin = flatten(loop.jaxpr), {}
-    for e in flat.equations:
+    for e in flat.nodes:
         if e.eqn.primitive.name in RENAMED and len(e.reads) == len(e.inputs) == len(e.outputs):
             origin.update((o, origin.get(v, v)) for v, o in zip(e.reads, e.outputs))
     seen, found = set(flat.inputs[: loop.consts]), set()

@@ -1,5 +1,5 @@
-"""A run's checkpoints: a folder a step, of which the newest few are kept. orbax writes them while
-training goes on; each counts once its manifest is on the disk.
+"""A run's checkpoints: a folder for each saved step. The newest few are kept. orbax writes them
+during training. A checkpoint is complete once its manifest is on the disk.
 """
 
 import concurrent.futures
@@ -64,15 +64,18 @@ class Checkpoint:
 class Checkpoints:
     """`with Checkpoints(folder, keep) as checkpoints: checkpoints.save(step, state, notes)`.
 
-    folder: where they lie; it is made.
-    keep: how many are kept, the newest. Where it is 1, the one before stays until `sound` is
-      called, since what is newest may have been spoilt by the last update before it.
-    best: a metric; the checkpoint that was noted with its least value is kept beside them.
-    processes: those of the run, each of which stores what its devices hold. They call each method
-      alike, and what fails in one raises RunError in all. The first one does the rest.
+    folder: the folder of the checkpoints. It is made.
+    keep: number of checkpoints that are kept, the newest. With 1, the checkpoint before the newest
+      remains until `sound` is called, because the last update before the newest checkpoint may have
+      damaged its state.
+    best: the name of a metric. The checkpoint whose notes have the least value of the metric is
+      kept in addition.
+    processes: the processes of the run. Each process stores the arrays on its devices, and all call
+      the same methods in the same order. An error in one process raises RunError in all. The first
+      process does all other work.
 
-    What was saved is on the disk once `wait` returns, or the next `save`. Both raise RunError,
-    naming the newest that is whole, where it could not be written.
+    A saved checkpoint is on the disk once `wait`, or the next `save`, returns. If the checkpoint
+    could not be written, both raise RunError, which names the newest complete checkpoint.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class Checkpoints:
     ):
         self.folder, self.keep, self.best = folder.absolute(), keep, best
         self._processes = processes or Channel()
-        self._writing = self._processes.beside("writing")  # of the thread that writes
+        self._writing = self._processes.beside("writing")  # for the thread that writes
         self.whole: int | None = None  # the newest step that is on the disk
         self.at: int | None = None  # the step that was saved last, or gone back to
         self._pending: list[concurrent.futures.Future] = []
@@ -103,7 +106,7 @@ class Checkpoints:
             self._writer.close()
 
     def save(self, step: int, state, notes: Mapping[str, Any]) -> None:
-        """Writes a checkpoint. Returns once the arrays are copied, so that the next step may take
+        """Writes a checkpoint. Returns once the arrays are copied: the next step may then consume
         them.
         """
         self.wait()
@@ -126,10 +129,10 @@ class Checkpoints:
         """Makes the folder of a new checkpoint, and removes checkpoints that are not needed."""
         for left in self.folder.glob(f"{WRITING}*"):  # by a process that was killed
             shutil.rmtree(left)
-        # Of those after the one that the run went on from, none is of what it did since.
+        # A checkpoint after the one that the run resumed from is of steps that run again.
         for later in steps_in(self.folder):
             if self.at is None or later > self.at:
-                _remove(self.folder / f"{later:08d}")
+                _remove(step_folder(self.folder, later))
         self._prune(max(self.keep, 2))  # a run may go on with fewer than it had
         path.mkdir(parents=True)
 
@@ -159,7 +162,7 @@ class Checkpoints:
         """
         with _told(self):
             manifest.write(path, step, leaves, notes, files)
-            whole = self.folder / f"{step:08d}"
+            whole = step_folder(self.folder, step)
             if whole.exists():  # which was not used, as it was changed
                 _remove(whole)
             os.replace(path, whole)
@@ -177,7 +180,7 @@ class Checkpoints:
         best = [step for _, step in noted(self.folder, self.best)[:1]]
         for old in steps_in(self.folder)[keep:]:
             if old not in best:
-                _remove(self.folder / f"{old:08d}")
+                _remove(step_folder(self.folder, old))
 
     def wait(self) -> None:
         """Waits until the saved checkpoints are on the disk."""
@@ -233,15 +236,14 @@ class Checkpoints:
 
 def _opened(folder: pathlib.Path, step: int) -> Checkpoint:
     """Reads a checkpoint that another process has verified."""
-    path = folder / f"{step:08d}"
+    path = step_folder(folder, step)
     try:
-        found = manifest.opened(path, step)
+        return _read(path, manifest.opened(path, step))
     except (ValueError, OSError) as error:
         raise RunError(
             f"train: cannot read the checkpoint {str(path)!r}: {error}; expected a folder that all"
             " processes of the run share"
         ) from error
-    return Checkpoint(step, found.notes, path, found.leaves)
 
 
 def first_whole(folder: pathlib.Path, steps: Sequence[int]) -> Checkpoint | None:
@@ -249,19 +251,21 @@ def first_whole(folder: pathlib.Path, steps: Sequence[int]) -> Checkpoint | None
     it.
     """
     for step in steps:
-        path = folder / f"{step:08d}"
+        path = step_folder(folder, step)
         try:
-            found = manifest.verified(path, step)
+            return _read(path, manifest.verified(path, step))
         except (ValueError, OSError) as error:
             warn(f"train: the checkpoint {str(path)!r} is not used: {error}")
-        else:
-            return Checkpoint(step, found.notes, path, found.leaves)
     return None
+
+
+def _read(path: pathlib.Path, found: manifest.Manifest) -> Checkpoint:
+    return Checkpoint(found.step, found.notes, path, found.leaves)
 
 
 def noted(folder: pathlib.Path, metric: str | None) -> list[tuple[float, int]]:
     """The values of a metric that checkpoints store, with their steps; the least value first."""
-    notes = ((step, manifest.notes(folder / f"{step:08d}", step)) for step in steps_in(folder))
+    notes = ((step, manifest.notes(step_folder(folder, step), step)) for step in steps_in(folder))
     of = ((step, found["best"]) for step, found in notes if metric is not None and "best" in found)
     return sorted((best[metric], step) for step, best in of if metric in best)
 
@@ -287,8 +291,13 @@ def steps_in(folder: pathlib.Path) -> list[int]:
     return sorted((int(name) for name in names if is_name(name)), reverse=True)
 
 
+def step_folder(folder: pathlib.Path, step: int) -> pathlib.Path:
+    """The folder of the checkpoint of a step."""
+    return folder / f"{step:08d}"
+
+
 def is_name(name: str) -> bool:
-    """Whether a name is that of a checkpoint's folder."""
+    """Whether a name is the name of a checkpoint's folder."""
     return name.isdecimal() and name == f"{int(name):08d}"
 
 

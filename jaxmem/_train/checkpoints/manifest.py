@@ -1,5 +1,6 @@
-"""A checkpoint's manifest: which files it has, with their SHA-256 sums, and what they hold. It is
-written last, so that a checkpoint with one is whole, and one whose files are others is found out.
+"""A checkpoint's manifest: the names of its files, their SHA-256 sums, and the arrays in them. The
+manifest is written last, so that a checkpoint with a manifest is complete. The sums detect a file
+that was changed later.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from jaxmem._core.reader import Broken, Reader
 
 NAME = "manifest.json"
 _SCHEMA = 1
-# What systems put beside files unasked: macOS, Windows, NFS for files that are removed while open.
+# Files that systems add to folders: macOS, Windows, and NFS for files that are removed while open.
 _STRAY = ".DS_Store", "._*", "Thumbs.db", "desktop.ini", ".nfs*"
 
 
@@ -24,11 +25,11 @@ _STRAY = ".DS_Store", "._*", "Thumbs.db", "desktop.ini", ".nfs*"
 class Leaf:
     """One array of a state.
 
-    path: where it stands in the tree, as JAX writes it.
-    shape, dtype: those of the array; of a random key, of its data.
-    key: the random keys' implementation, or None for other arrays.
-    kind: "array", of JAX's; "numpy"; or "number", of Python's.
-    weak: whether an array has a weak type.
+    path: the path in the state's tree, as JAX writes it.
+    shape, dtype: the shape and the dtype of the array, or of the data of a random key.
+    key: the implementation of random keys. None for other arrays.
+    kind: "array" for JAX's arrays, "numpy" for NumPy's, "number" for Python's numbers.
+    weak: whether the array has a weak type.
     """
 
     path: str
@@ -41,12 +42,12 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is.
+    """The content of a checkpoint.
 
-    step: how many steps were done.
-    leaves: the arrays of its state, in the tree's order.
-    notes: what else the run needs to go on, as JSON.
-    files: the length and the SHA-256 sum of each file, by its name.
+    step: number of finished steps.
+    leaves: the arrays of the state, in the order of its tree.
+    notes: the other values that a resumed run needs, as JSON.
+    files: name of a file -> its length and its SHA-256 sum.
     """
 
     step: int

@@ -1,5 +1,5 @@
-"""Reads a checkpoint whose layers lay in other stacks than those that it goes on with: all of them
-on the device, or some in host memory.
+"""Reads a checkpoint of a run whose layers were divided into other stacks than the layers of the
+resumed run: all layers on the device, or some in host memory.
 """
 
 import pathlib
@@ -13,17 +13,18 @@ import numpy as np
 from jaxmem._train.checkpoints import stored
 from jaxmem._train.checkpoints.manifest import Leaf
 
-# Where `jaxmem._model.states.stacks` holds a stack, and which of two forms of its parameters.
+# The path of a stack in `jaxmem._model.states.layout`, and the form of its parameters: a copy in
+# the dtype of compute, or the master.
 _PART = re.compile(r"\.parts\[(\d+)\](\.copy|\.master)?")
 Shapes = Sequence[tuple[str, tuple[int, ...]]]
 Like = Sequence[tuple[Any, Any]]  # leaves of a state with their paths
 
 
 def read(folder: pathlib.Path, leaves: Sequence[Leaf], like: Like) -> list:
-    """What a checkpoint holds of each of `like`, as `stored.read` gives it. Arrays of layers are
-    divided anew, where the state divides them otherwise.
+    """Reads the array of each leaf of `like` from a checkpoint, as `stored.read` does. If the state
+    divides layers into other stacks than the checkpoint, the arrays of layers are divided anew.
 
-    Raises RunError, naming an array, where `like` is another state.
+    Raises RunError, which names an array, if `like` is another state.
     """
     paths = [jax.tree_util.keystr(path) for path, _ in like]
     shapes = [(path, np.shape(was)) for path, (_, was) in zip(paths, like, strict=True)]

@@ -1,5 +1,5 @@
-"""A state's arrays as orbax stores them, one by one under numbers, and back in the tree that they
-came from.
+"""Stores the arrays of a state with orbax, one by one under numbers, and restores them into the
+state's tree.
 """
 
 import functools
@@ -91,9 +91,11 @@ def another_state(holds: str) -> RunError:
 
 
 def read(folder: pathlib.Path, leaves: Sequence[Leaf], like: Sequence[tuple[Any, Any]]) -> list:
-    """What a checkpoint holds of each of `like`, the leaves of a state with their paths. Arrays lie
-    where those of `like` do, or say they should: `jax.ShapeDtypeStruct` with a sharding. Of an
-    array that is divided each process reads what its devices hold, however it was divided before.
+    """Reads the array of each leaf of `like` from a checkpoint.
+
+    like: the leaves of a state, or their shapes, with their paths. An array is placed by the
+      sharding of its leaf. Each process reads the parts of a divided array that are on its devices,
+      however the array was divided when it was saved.
     """
     check(leaves, like)
     ocp = orbax()
@@ -134,7 +136,7 @@ def _how(ocp, leaf: Leaf, was):
 
 
 def placed(array, leaf: Leaf, was):
-    """Places an array that was read whole like `was`, and gives it the type that it had."""
+    """Places an array that was read whole like `was`, and restores its type."""
     if isinstance(array, jax.Array):
         return array
     if leaf.kind == "number":

@@ -62,7 +62,7 @@ class Outliers:
         return dataclasses.asdict(self) | {"greatest": greatest}
 
 
-Counts = dict[str, dict[str, list[int]]]  # block -> tag -> those of its tensors, in their order
+Counts = dict[str, dict[str, list[int]]]  # block -> tag -> outlier channels of each of its tensors
 
 
 def counted(found: Iterable[Outliers]) -> Counts:
@@ -74,7 +74,7 @@ def counted(found: Iterable[Outliers]) -> Counts:
 
 
 def greatest(several: Iterable[Counts]) -> dict[str, dict[str, int]]:
-    """The greatest count of each tag: what `jaxmem.plan(..., outliers=)` takes."""
+    """The greatest count of each tag, for `jaxmem.plan(..., outliers=)`."""
     found: dict[str, dict[str, int]] = {}
     for counts in several:
         for block, tags in counts.items():

@@ -1,5 +1,5 @@
-"""What speaks for another plan, and against it: outliers beyond the capacity of codecs, seconds
-that could be gained, and what steps take by the clock.
+"""The facts for a decision about another plan: outliers beyond the capacity of codecs, seconds that
+another plan could save, and measured seconds of steps.
 """
 
 import dataclasses
@@ -11,12 +11,13 @@ from jaxmem._core.actions import Actions
 from jaxmem._core.groups import group_label, ranges, ungrouped
 from jaxmem._model.codecs.outlier import OutlierSeparated
 from jaxmem._model.codecs.registry import parse
+from jaxmem._result.plan.difference import difference
 from jaxmem._result.plan.plan import Plan
 from jaxmem._train.rectifier.counts import Counts
 
-SETTLED = 20  # steps under a plan after which its median is believed
-NOISE = 0.01  # share of a step's seconds by which its median may be off
-SLOWER = 0.02  # share by which the steps of a new plan must be slower for the old one to come back
+SETTLED = 20  # steps under a plan after which the median of their seconds is used
+NOISE = 0.01  # error bound of the median, as a share of a step's seconds
+SLOWER = 0.02  # the previous plan returns if steps are slower by more than this share
 
 
 def rooms(counts: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], int]:
@@ -40,11 +41,12 @@ class Room:
     stop: int
     layers: int
 
-    def beyond(self, counts: Sequence[int]) -> list[int]:
+    def beyond(self, counts: Counts) -> list[int]:
         """The counts of the range's layers that exceed the capacity. Tensors of several
         microbatches are ordered by microbatch, and by layer in each.
         """
-        of = (n for i, n in enumerate(counts) if self.start <= i % self.layers < self.stop)
+        of_tag = counts.get(self.block, {}).get(self.tag, ())
+        of = (n for i, n in enumerate(of_tag) if self.start <= i % self.layers < self.stop)
         return [n for n in of if n > self.capacity]
 
 
@@ -53,9 +55,7 @@ def rooms_of(actions: Actions) -> list[Room]:
     found = []
     for label, choices in actions.items():
         block = ungrouped(label)
-        groups = dict(
-            zip((group_label(block, *g) for g in ranges(actions, block)), ranges(actions, block))
-        )
+        groups = {group_label(block, *group): group for group in ranges(actions, block)}
         start, stop = groups.get(label, (0, 1))
         layers = max((end for _, end in groups.values()), default=1)
         for tag, choice in choices.items():
@@ -69,7 +69,7 @@ def overflows(actions: Actions, several: Sequence[Counts]) -> list[str]:
     """A sentence for each tag whose codec has a smaller capacity than its tensors have outliers."""
     found = {}
     for room in rooms_of(actions):
-        beyond = [n for c in several for n in room.beyond(c.get(room.block, {}).get(room.tag, ()))]
+        beyond = [n for counts in several for n in room.beyond(counts)]
         if beyond:
             has = f"{room.block}/{room.tag} has {max(beyond)} outliers"
             found[room.block, room.tag] = f"{has} and room for {room.capacity}"
@@ -78,9 +78,7 @@ def overflows(actions: Actions, several: Sequence[Counts]) -> list[str]:
 
 def without_room(actions: Actions, counts: Counts) -> int:
     """Number of outlier channels of all tensors that codecs quantize with the other channels."""
-    rooms = rooms_of(actions)
-    each = ((room, room.beyond(counts.get(room.block, {}).get(room.tag, ()))) for room in rooms)
-    return sum(n - room.capacity for room, beyond in each for n in beyond)
+    return sum(n - room.capacity for room in rooms_of(actions) for n in room.beyond(counts))
 
 
 def most_gained(plan: Plan) -> float:
@@ -96,15 +94,10 @@ def planning_seconds(plan: Plan) -> float:
     return plan.profile_seconds + plan.solve_seconds + plan.compile_seconds
 
 
-def changed(actions: Actions, others: Actions) -> dict[str, str]:
+def changed(plan: Plan, other: Plan) -> dict[str, str]:
     """The choices that differ: block/tag -> "this -> that"."""
-    found: dict[str, str] = {}
-    for label in sorted({*actions, *others}):
-        was, is_now = actions.get(label, {}), others.get(label, {})
-        for tag in sorted({*was, *is_now}):
-            if was.get(tag) != is_now.get(tag):
-                found[f"{label}/{tag}"] = f"{was.get(tag, 'absent')} -> {is_now.get(tag, 'absent')}"
-    return found
+    pairs = sorted(difference(plan, other).actions.items())
+    return {f"{b}/{t}": f"{was or 'absent'} -> {now or 'absent'}" for (b, t), (was, now) in pairs}
 
 
 def identity(plan: Plan) -> list:

@@ -1,10 +1,9 @@
-"""Marks the tags whose outlier channels a codec may separate, where a step is traced for it, and
-makes the traced step into a function that returns what is marked. The function computes nothing
-that this does not need: neither the backward nor the update.
+"""Marks the tensors whose outlier channels a codec may separate while a step is traced, and makes
+the traced step into a function that returns the marked tensors. The function computes only the
+values that the marked tensors depend on: neither the backward nor the update.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,21 +17,11 @@ from jaxmem._cost.profile.options import codecs_for
 from jaxmem._model.codecs.outlier import OutlierSeparated
 from jaxmem._model.tags.policy import Policy
 from jaxmem._model.tags.tag import tag_p
-from jaxmem._trace.jaxpr import (
-    ClosedJaxpr,
-    Jaxpr,
-    JaxprEqn,
-    Literal,
-    Scan,
-    as_scan,
-    body,
-    call_body,
-    subjaxprs,
-)
-from jaxmem._trace.rewrite import equations
+from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, Scan, as_scan, call_body, inside
+from jaxmem._trace.rewrite import Node, Program, flatten, run
 from jaxmem.errors import StepError
 
-# An identity that stands where a step's forward computes a tensor, for who reads the trace.
+# An identity that marks, in the trace, the place where a step's forward computes a tensor.
 mark_p = Primitive("jaxmem_outliers")
 mark_p.def_impl(lambda x, **_: x)
 mark_p.def_abstract_eval(lambda x, **_: x)
@@ -40,8 +29,9 @@ mlir.register_lowering(mark_p, lambda ctx, x, **_: [x])
 
 
 def _batched(arguments, dims, *, several, **params):
-    """A vmap over a forward that was already separated from its backward: each example is a tensor
-    with codes of its own, unlike a batch that a tag sees. The examples are moved to the first axis.
+    """The rule for a vmap over a forward that was already separated from its backward. Each example
+    is a tensor with codes of its own, unlike the batch axis of a tagged tensor. The examples are
+    moved to the first axis.
     """
     x = jnp.moveaxis(arguments[0], dims[0], 0)
     return mark_p.bind(x, several=several + 1, **params), 0
@@ -54,7 +44,7 @@ class Marking:
     """A policy source under which every block marks its tensors, and saves none of them. `build`
     receives it in place of a plan.
 
-    codecs: as `jaxmem.plan` takes them.
+    codecs: the codecs that the user passed to `jaxmem.plan`.
     """
 
     def __init__(self, codecs: Any = None):
@@ -67,28 +57,28 @@ class Marking:
         return ()
 
     def policy_for(self, label: str, layers: int) -> Policy:
-        return _MarkingPolicy(label, (), layers, _Codecs(self._codecs))
+        return _MarkingPolicy(label, (), layers, self._codecs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Codecs:
-    """The codecs that the user passed. They need not be hashable, and a policy must be."""
-
-    given: Any
-
-
-@dataclasses.dataclass(frozen=True)
 class _MarkingPolicy(Policy):
     """Recomputes every tensor, and marks a tensor in the forward if a codec of the tensor separates
     outliers.
+
+    codecs: the codecs that the user passed to `jaxmem.plan`.
     """
 
-    codecs: _Codecs = _Codecs(None)
+    codecs: Any = None
+
+    __hash__ = object.__hash__  # by identity: a policy must be hashable, and `codecs` need not be
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
     def __call__(self, primitive, *avals, **params):
         if primitive is not tag_p:
             return False
-        codecs = codecs_for(params["kind"], params["codec"], avals[0].dtype, self.codecs.given)
+        codecs = codecs_for(params["kind"], params["codec"], avals[0].dtype, self.codecs)
         separates = any(isinstance(codec, OutlierSeparated) for codec in codecs)
         inexact = jnp.issubdtype(avals[0].dtype, jnp.floating)
         return _Seen(self.block, params["name"]) if separates and inexact else False
@@ -117,151 +107,127 @@ def reaped(closed: ClosedJaxpr, measure: Callable) -> Callable[..., Found]:
 
     Tensors in the body of a `while` loop, or of a `shard_map`, are left out.
     """
+    program = flatten(closed)
 
-    def run(*arguments) -> Found:
+    def marks(*arguments) -> Found:
         found: Found = []
-        _run(closed.jaxpr, closed.consts, arguments, _wanted(closed.jaxpr, ()), measure, found)
+        _outputs(program, (), arguments, measure, found)
         return found
 
-    return run
+    return marks
 
 
-def _enters(eqn: JaxprEqn) -> bool:
-    return call_body(eqn) is not None or eqn.primitive.name in ("scan", "cond")
+def _holds(node: Node) -> bool:
+    """Whether a node is a mark, or has one in its body at a place that `reaped` searches."""
+    enters = lambda eqn: call_body(eqn) is not None or eqn.primitive.name in ("scan", "cond")
+    return node.eqn.primitive is mark_p or (
+        enters(node.eqn) and any(e.primitive is mark_p for e in inside(node.eqn, enters))
+    )
 
 
-@functools.cache
-def _marks(jaxpr: Jaxpr) -> bool:
-    """Whether a jaxpr has a mark at a place that `reaped` searches."""
-    return any(map(_holds, jaxpr.eqns))
-
-
-def _holds(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a mark, or has one in its body."""
-    return eqn.primitive is mark_p or (_enters(eqn) and any(map(_marks, subjaxprs(eqn))))
-
-
-def _wanted(jaxpr: Jaxpr, outputs: Sequence) -> set:
-    """The variables of a jaxpr that its marks and the given outputs depend on."""
-    wanted = {v for v in outputs if not isinstance(v, Literal)}
-    for eqn in reversed(jaxpr.eqns):
-        if _holds(eqn) or wanted.intersection(eqn.outvars):
-            wanted.update(v for v in _reads(eqn, wanted) if not isinstance(v, Literal))
+def _wanted(program: Program, outputs: Sequence) -> set[int]:
+    """The values of a program that its marks and the given outputs depend on."""
+    wanted = {v for v in outputs if isinstance(v, int)}
+    for node in reversed(program.nodes):
+        if _holds(node) or wanted.intersection(node.outputs):
+            wanted.update(_reads(node, wanted))
     return wanted
 
 
-def _reads(eqn: JaxprEqn, wanted: set) -> Sequence:
-    """The operands of an equation that its wanted outputs and its marks depend on."""
-    inner = body(called) if (called := call_body(eqn)) is not None else None
-    if inner is not None:
-        of = _wanted(inner, [i for i, o in zip(inner.outvars, eqn.outvars) if o in wanted])
-        return [o for o, i in zip(eqn.invars, inner.invars) if i in of]
-    if (scan := as_scan(eqn)) is not None:
-        _, of = _carried(scan, [o in wanted for o in eqn.outvars])
-        return [o for o, i in zip(eqn.invars, scan.jaxpr.invars) if i in of]
-    return eqn.invars
+def _reads(node: Node, wanted: set[int]) -> Sequence[int]:
+    """The values that a node's wanted outputs and its marks depend on."""
+    if (scan := as_scan(node.eqn)) is None:
+        return node.reads
+    body = flatten(node.eqn.params["jaxpr"])
+    _, of = _carried(scan, body, [v in wanted for v in node.outputs])
+    return [v for v, i in zip(node.inputs, body.inputs) if i in of and isinstance(v, int)]
 
 
-def _carried(scan: Scan, outputs: Sequence[bool]) -> tuple[list[bool], set]:
-    """Which carried values of a scan its wanted outputs and its marks depend on, and the variables
-    of its body that are needed.
+def _carried(scan: Scan, body: Program, outputs: Sequence[bool]) -> tuple[list[bool], set[int]]:
+    """Which carried values of a scan its wanted outputs and its marks depend on, and the values of
+    its body that are needed.
     """
-    carry, inner = list(outputs[: scan.carry]), scan.jaxpr
-    stacked = [o for o, w in zip(inner.outvars[scan.carry :], outputs[scan.carry :]) if w]
-    enters = inner.invars[scan.consts : scan.consts + scan.carry]
+    carry = list(outputs[: scan.carry])
+    stacked = [o for o, w in zip(body.outputs[scan.carry :], outputs[scan.carry :]) if w]
+    enters = body.inputs[scan.consts : scan.consts + scan.carry]
     while True:
-        of = _wanted(inner, [*(o for o, w in zip(inner.outvars, carry) if w), *stacked])
+        of = _wanted(body, [*(o for o, w in zip(body.outputs, carry) if w), *stacked])
         more = [w or i in of for w, i in zip(carry, enters)]
         if more == carry:
             return carry, of
         carry = more
 
 
-def _run(jaxpr: Jaxpr, consts, arguments, wanted: set, measure: Callable, found: Found) -> dict:
-    """Evaluates the wanted variables of a jaxpr, and returns the values by variable. Appends the
-    measured marks to `found`.
-
-    Arguments that are not wanted may be None.
-    """
-    values: dict = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, arguments))
-    read = lambda v: v.val if isinstance(v, Literal) else values.get(v)
-    for eqn in jaxpr.eqns:
-        if not (_holds(eqn) or wanted.intersection(eqn.outvars)):
-            continue
-        operands = [read(v) for v in eqn.invars]
-        with eqn.ctx.manager:
-            if eqn.primitive is mark_p:
-                of_each = measure
-                for _ in range(eqn.params["several"]):
-                    of_each = jax.vmap(of_each)
-                found.append(((eqn.params["block"], eqn.params["name"]), of_each(operands[0])))
-                results: Any = operands
-            elif (called := call_body(eqn)) is not None:
-                results = _called(called, eqn, operands, wanted, measure, found)
-            elif (scan := as_scan(eqn)) is not None:
-                results = _scanned(scan, eqn, operands, wanted, measure, found)
-            elif eqn.primitive.name == "cond" and _holds(eqn):
-                results = _branched(eqn, operands, measure, found)
-            else:
-                _refuse_effects(eqn)
-                results = _bound(eqn, operands)
-        values.update(zip(eqn.outvars, results))
-    return values
-
-
-def _called(called, eqn: JaxprEqn, operands, wanted: set, measure: Callable, found: Found) -> list:
-    """The results of a call, whose body is evaluated inline; None for unwanted results."""
-    inner, consts = (
-        (called.jaxpr, called.consts) if isinstance(called, ClosedJaxpr) else (called, ())
-    )
-    of = _wanted(inner, [i for i, o in zip(inner.outvars, eqn.outvars) if o in wanted])
-    values = _run(inner, consts, operands, of, measure, found)
-    return _outputs(inner, values)
-
-
-def _scanned(
-    scan: Scan, eqn: JaxprEqn, operands, wanted: set, measure: Callable, found: Found
+def _outputs(
+    program: Program, wanted: Sequence, arguments: Sequence, measure: Callable, found: Found
 ) -> list:
-    """The results of a scan without the carried values and outputs that are not wanted."""
-    inner, consts = scan.jaxpr, getattr(eqn.params["jaxpr"], "consts", ())
-    outputs = [v in wanted for v in eqn.outvars]
-    carry, of = _carried(scan, outputs)
-    whole, first = operands[: scan.consts], operands[scan.consts : scan.consts + scan.carry]
-    sliced = [
-        x if v in of else None
-        for x, v in zip(
-            operands[scan.consts + scan.carry :], inner.invars[scan.consts + scan.carry :]
-        )
-    ]
+    """The wanted outputs of a program, from the nodes alone that these outputs and the program's
+    marks depend on. Appends the measured marks to `found`.
+
+    Arguments that no such node reads may be None.
+    """
+    values = _wanted(program, wanted)
+    nodes = [n for n in program.nodes if _holds(n) or values.intersection(n.outputs)]
+
+    def results_of(node: Node, operands: Sequence) -> Sequence:
+        has_rule = node.primitive == "scan" or _holds(node)
+        rule = _RULES.get(node.primitive, _bound) if has_rule else _bound
+        with node.eqn.ctx.manager:
+            return rule(node, operands, values, measure, found)
+
+    absent = dict.fromkeys(range(len(program.avals)))
+    given = dict(zip(program.inputs, arguments))
+    made = run(nodes, absent | program.constants | given, results_of)
+    return [v.val if isinstance(v, Literal) else made[v] for v in wanted]
+
+
+# Rules, by primitive: each returns the results of a node. `wanted` are the values of the node's
+# program that are needed; results that are not wanted are None.
+
+
+def _marked(node: Node, operands, wanted: set[int], measure: Callable, found: Found) -> Sequence:
+    params = node.eqn.params
+    for _ in range(params["several"]):
+        measure = jax.vmap(measure)
+    found.append(((params["block"], params["name"]), measure(operands[0])))
+    return operands
+
+
+def _scanned(node: Node, operands, wanted: set[int], measure: Callable, found: Found) -> Sequence:
+    """A scan without the carried values and outputs that are not wanted."""
+    scan = as_scan(node.eqn)
+    assert scan is not None
+    body = flatten(node.eqn.params["jaxpr"])
+    consts, end = scan.consts, scan.consts + scan.carry
+    outputs = [v in wanted for v in node.outputs]
+    carry, of = _carried(scan, body, outputs)
+    stacks = outputs[scan.carry :]
+    returned = [o for o, w in zip(body.outputs, (*carry, *stacks)) if w]
+    sliced = [x if v in of else None for x, v in zip(operands[end:], body.inputs[end:])]
     marks: list = []
 
     def turn(carried, slices):
-        carried = iter(carried)
-        entering = [next(carried) if w else None for w in carry]
-        here: Found = []
-        values = _run(inner, consts, [*whole, *entering, *slices], of, measure, here)
-        made = _outputs(inner, values)
+        entering, here = _filled(carry, carried), []
+        arguments = [*operands[:consts], *entering, *slices]
+        made = _outputs(body, returned, arguments, measure, here)
         marks[:] = [key for key, _ in here]
-        stacked = [x for x, w in zip(made[scan.carry :], outputs[scan.carry :]) if w]
-        return [x for x, w in zip(made, carry) if w], (stacked, [x for _, x in here])
+        return made[: sum(carry)], (made[sum(carry) :], [x for _, x in here])
 
     last, (stacked, measured) = jax.lax.scan(
         turn,
-        [x for x, w in zip(first, carry) if w],
+        [x for x, w in zip(operands[consts:end], carry) if w],
         sliced,
         length=scan.length,
-        reverse=eqn.params["reverse"],
+        reverse=node.eqn.params["reverse"],
     )
     found += list(zip(marks, measured))
-    last, stacked = iter(last), iter(stacked)
-    of_carry = [next(last) if w else None for w in carry]
-    return [*of_carry, *(next(stacked) if w else None for w in outputs[scan.carry :])]
+    return [*_filled(carry, last), *_filled(stacks, stacked)]
 
 
-def _branched(eqn: JaxprEqn, operands, measure: Callable, found: Found) -> list:
-    """The results of a conditional. The marks of branches that do not run are NaN."""
+def _branched(node: Node, operands, wanted: set[int], measure: Callable, found: Found) -> Sequence:
+    """A conditional. The marks of branches that do not run are NaN."""
     index, *arguments = operands
-    pairs = [_branch(closed, measure) for closed in eqn.params["branches"]]
+    pairs = [_branch(flatten(closed), measure) for closed in node.eqn.params["branches"]]
     shapes = [jax.eval_shape(branch, *arguments)[1] for branch, _ in pairs]
 
     def filled(number: int) -> Callable:
@@ -278,40 +244,37 @@ def _branched(eqn: JaxprEqn, operands, measure: Callable, found: Found) -> list:
     return results
 
 
-def _branch(closed: ClosedJaxpr, measure: Callable) -> tuple[Callable, list]:
+def _branch(program: Program, measure: Callable) -> tuple[Callable, list]:
     """A branch as a function that also returns its marks, and a list that receives the keys of the
     marks when the function is traced.
     """
-    inner, keys = closed.jaxpr, []
+    keys: list = []
 
     def call(*arguments):
         here: Found = []
-        values = _run(inner, closed.consts, arguments, _wanted(inner, inner.outvars), measure, here)
+        results = _outputs(program, program.outputs, arguments, measure, here)
         keys[:] = [key for key, _ in here]
-        return _outputs(inner, values), [x for _, x in here]
+        return results, [x for _, x in here]
 
     return call, keys
 
 
-def _outputs(jaxpr: Jaxpr, values: dict) -> list:
-    return [v.val if isinstance(v, Literal) else values.get(v) for v in jaxpr.outvars]
-
-
-def _refuse_effects(eqn: JaxprEqn) -> None:
-    """Raises StepError for a callback that would run twice: in the step, and in the counting
-    program.
+def _bound(node: Node, operands, wanted: set[int], measure: Callable, found: Found) -> Sequence:
+    """Any other node. Raises StepError for a callback that would run twice: in the step, and in the
+    counting program.
     """
-    inner = (e for jaxpr in subjaxprs(eqn) for e in equations(jaxpr))
-    if any(e.primitive.name == "io_callback" for e in (eqn, *inner)):
+    if any(e.primitive.name == "io_callback" for e in (node.eqn, *inside(node.eqn))):
         raise StepError(
             "track: the forward calls jax.experimental.io_callback, which counting would call once"
             " more; expected a forward without"
         )
+    return node.bind(operands)
 
 
-def _bound(eqn: JaxprEqn, operands: Sequence) -> Sequence:
-    bound = eqn.primitive.get_bind_params(eqn.params)
-    # a tuple in some versions of JAX
-    functions, params = bound if isinstance(bound, tuple) else ((), bound)
-    results = eqn.primitive.bind(*functions, *operands, **params)
-    return results if eqn.primitive.multiple_results else (results,)
+_RULES: dict[str, Callable] = {mark_p.name: _marked, "scan": _scanned, "cond": _branched}
+
+
+def _filled(which: Sequence[bool], values) -> list:
+    """The values at the places where `which` is true, and None at the others."""
+    each = iter(values)
+    return [next(each) if one else None for one in which]

@@ -28,7 +28,7 @@ from jaxmem._train.rectifier.replan import Made, Replanner
 from jaxmem._train.rectifier.track import Watch, said
 from jaxmem.errors import BudgetError, StepError
 
-LESS = 0.9  # the share of its bytes that a step which ran out of memory may take
+LESS = 0.9  # after a step ran out of memory: the next budget, as a share of the step's bytes
 Row = dict[str, Any]  # of a decision
 
 
@@ -99,12 +99,14 @@ class Rectifier:
     def begin(self) -> None:
         """Returns to the first plan, and forgets the counts of an earlier training."""
         self.plan, self._step = self._first, None
-        self._budget = self.plan.budget_bytes  # it falls where a step runs out of memory
+        self._budget = self.plan.budget_bytes  # reduced when a step runs out of memory
         self._watch.recent = []
-        self._rooms: dict[tuple[str, str], int] | None = None  # those that were decided about
+        self._rooms: dict[tuple[str, str], int] | None = None  # the capacities of the last decision
         self._made: Made | None = None
         self._times = StepTimes()
-        self._before: Before | None = None  # what the plan's steps are compared with
+        self._before: Before | None = (
+            None  # the plan whose steps are compared with the current plan's
+        )
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
@@ -190,7 +192,7 @@ class Rectifier:
             return None, []
         made, self._made = self._made, None
         step, rows = self._taken(made, number, left)
-        # What was counted meanwhile may ask for other room than it was made for.
+        # Counts since planning began may need another capacity than the plan has.
         if self._watch.recent and rooms(self.counts) != self._rooms:
             rows += self.weigh(number, left)
         return step, rows
@@ -233,7 +235,7 @@ class Rectifier:
         Returns the step function to continue with, and the row of the decision. Raises BudgetError
         if no plan needs less memory; the message names the buffers that hold the memory.
         """
-        self._made = None  # for too much memory; its rooms are asked for here
+        self._made = None  # it needs too much memory; the plan below has its capacities
         self._budget = int(LESS * min(self._budget, self.plan.compiled_bytes))
         first = str(error).splitlines()[0][:300]
         try:
@@ -252,9 +254,7 @@ class Rectifier:
                 least_bytes=none.least_bytes,
             ) from error
         self._rooms = rooms(self.counts) if self._watch.recent else None
-        found = self._swap(number, plan, step, f"out of memory: {first}", for_speed=False)
-        self._before = None
-        return found
+        return self._swap(number, plan, step, f"out of memory: {first}", for_speed=None)
 
     def notes(self) -> dict[str, Any]:
         """Returns the values that a checkpoint stores about the rectifier.
@@ -302,7 +302,7 @@ class Rectifier:
         self._made = None
 
     def _slower(self, number: int) -> tuple[Any, list[Row]] | None:
-        """The step of the plan before, if the new one's steps are slower by the clock."""
+        """Returns to the previous plan if the current plan's steps are slower by the clock."""
         before, now = self._before, self._times.median
         if before is None or now is None:
             return None
@@ -316,20 +316,24 @@ class Rectifier:
             return None
         why = "its steps are slower than those of the plan before, which comes back"
         numbers = {"median": now, "before": before.pace.median}
-        found = self._swap(number, before.plan, before.step, why, for_speed=False, **numbers)
-        self._before = None
-        return found
+        return self._swap(number, before.plan, before.step, why, for_speed=None, **numbers)
 
     def _swap(
-        self, number: int, plan: Plan, step: Any, why: str, *, for_speed: bool, **numbers
+        self, number: int, plan: Plan, step: Any, why: str, *, for_speed: bool | None, **numbers
     ) -> tuple[Any, list[Row]]:
-        """Takes a plan; returns its step, and the decision's row."""
+        """Takes a plan. Returns its step, and the row of the decision.
+
+        for_speed: whether the plan was taken because it was predicted to be faster. None if its
+          steps are not compared with the steps of the current plan.
+        """
         row = self._row(number, True, why, event="swap", **numbers)
-        row["changed"] = changed(self.plan.actions, plan.actions)
-        step_before = self._step
-        if step_before is None and self.plan.is_compiled:
-            step_before = self._again.executable(self.plan)
-        self._before = Before(self.plan, step_before, self._times, for_speed)
+        row["changed"] = changed(self.plan, plan)
+        self._before = None
+        if for_speed is not None:
+            step_before = self._step
+            if step_before is None and self.plan.is_compiled:
+                step_before = self._again.executable(self.plan)
+            self._before = Before(self.plan, step_before, self._times, for_speed)
         self.plan, self._step, self._times = plan, step, StepTimes()
         return step, [row]
 

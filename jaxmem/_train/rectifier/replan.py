@@ -1,4 +1,4 @@
-"""Plans again beside the training, in a thread that sees JAX as the one that trains does."""
+"""Replans during training, in a thread that traces with the settings of the training's thread."""
 
 import concurrent.futures
 import contextlib
@@ -19,20 +19,22 @@ from jaxmem._planner.search.measure import remember_run
 from jaxmem._planner.verify import verify
 from jaxmem._result.plan.plan import Plan
 from jaxmem._trace.step import with_microbatches
+from jaxmem._train.checkpoints.stored import shape
 from jaxmem.errors import JaxmemError, StepError
 
 Made = concurrent.futures.Future[tuple[Plan, Any]]
-# What of `jaxmem.plan` a rectifier decides itself, is of the first plan, or would take the device.
+# Arguments of `jaxmem.plan` that a rectifier sets itself or takes from the first plan. `measure`
+# would run steps on the device, and `fresh` would time pieces on it again.
 NOT_ASKED = ("build", "args", "budget", "target", "outliers", "microbatches", "batch", "sizes")
 NOT_ASKED += ("measure", "fresh")
 
 
 class Replanner:
-    """Makes plans of one step with other room for outliers, or for less memory.
+    """Makes plans of one step with another capacity for outliers, or for less memory.
 
-    build, args: those of `jaxmem.plan`.
-    asked: what else it was given, such as `codecs` and `actions`.
-    wrap: what training makes of a plan's step.
+    build, args: the arguments of `jaxmem.plan`.
+    asked: the other options of `jaxmem.plan`, such as `codecs` and `actions`.
+    wrap: a function from a plan's step to the step that the training runs.
     """
 
     def __init__(self, plan: Plan, build: Callable, args: tuple, asked: dict[str, Any], wrap):
@@ -49,19 +51,20 @@ class Replanner:
                 " given, or their shapes"
             )
         self.build = with_microbatches(build, plan.microbatches)
-        self.args, self._asked, self._wrap = jax.tree.map(_shape, args), asked, wrap
+        # Shapes alone: the arrays may be freed before planning ends.
+        self.args, self._asked, self._wrap = jax.tree.map(shape, args), asked, wrap
         self._first = plan
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._ends = threading.Event()
 
     def begin(self, budget: int, outliers) -> Made:
-        """Starts to make a plan and its executable for this device, in a thread beside the
-        training.
+        """Starts to make a plan and its executable for this device, in a thread, while training
+        continues.
         """
         return self._beside(self.now, budget, outliers)
 
     def _beside(self, function: Callable, *given) -> concurrent.futures.Future:
-        # Read here and not once: a rectifier may be made before the training sets its mesh.
+        # Read for each plan: a rectifier may be made before the training sets its mesh.
         as_in_training = _as_here()
 
         def work():
@@ -124,15 +127,6 @@ class Replanner:
 def _log(done: concurrent.futures.Future) -> None:
     if not done.cancelled() and (error := done.exception()) is not None:
         logging.getLogger("jaxmem").warning("times of steps were not written down: %s", error)
-
-
-def _shape(leaf):
-    """The shape and the placement of an array, which may be freed before planning ends."""
-    if not isinstance(leaf, jax.Array):
-        return leaf
-    place = leaf.sharding if getattr(leaf, "committed", True) else None
-    weak = bool(getattr(leaf, "weak_type", False))
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place, weak_type=weak)
 
 
 def _as_here() -> Callable[[], contextlib.AbstractContextManager]:

@@ -1,7 +1,6 @@
 """Counts the outlier channels of a step's tensors while a model trains (Adacc 3.2, 3.4).
 
-A program of its own counts, beside the step: the model is as it was, and steps that are not tracked
-cost nothing.
+A separate program counts. The model is unchanged, and steps without a count cost nothing.
 """
 
 import math
@@ -11,32 +10,32 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmem._model.codecs.forms import THRESHOLD
-from jaxmem._model.codecs.outlier import z_scores
+from jaxmem._model.codecs.outlier import THRESHOLD, z_scores
 from jaxmem._model.states.places import HOST
+from jaxmem._trace.arguments import shard_bytes
 from jaxmem._trace.filtered import is_array
 from jaxmem._trace.step import trace
 from jaxmem._train.rectifier.counts import Counts, Outliers, counted, greatest
 from jaxmem._train.rectifier.mark import Marking, reaped
 from jaxmem.errors import StepError
 
-RECENT = 2  # tracked steps whose counts room is made for
+RECENT = 2  # counted steps for whose counts codecs get capacity
 
 
 class Tracker:
-    """`tracker(state, batch)` computes the Z-scores of the tensors that a step would compute, by
-    the step's own forward, and `read` counts.
+    """Counts outlier channels. `tracker(state, batch)` starts a program that runs the step's
+    forward, and returns the Z-scores of its tensors. `read` counts the outliers.
 
-    bytes: what is on a device while it runs, all of the step's arguments included; known once
-      `compile` was called.
+    bytes: bytes on a device while the program runs, with all arguments of the step. Known after
+      `compile`.
     """
 
     def __init__(self, build: Callable, args: tuple, codecs: Any = None):
         """Traces the step that `build` returns.
 
-        build, args, codecs: those of `jaxmem.plan`; shapes are enough.
+        build, args, codecs: the arguments of `jaxmem.plan`. Shapes are enough for `args`.
 
-        Raises StepError for a step in which nothing is found to track.
+        Raises StepError if the step has no tensor to count.
         """
         _, traced = trace(build, Marking(codecs), args)
         self._closed = traced.jaxpr
@@ -60,12 +59,16 @@ class Tracker:
             )
 
     def compile(self, *args) -> None:
-        """Compiles the program for arguments with the placement of these."""
+        """Compiles the program for arguments with the placement of `args`."""
         arrays = self._arrays(args)
         self._compiled = self._program.lower(*arrays).compile()
         memory: Any = self._compiled.memory_analysis()
         beside = memory.temp_size_in_bytes + memory.output_size_in_bytes
-        self.bytes = beside + sum(map(_held, arrays))  # also what counting reads nothing of
+        # Arguments that the program does not read are in memory too.
+        on_device = (
+            a for a in arrays if isinstance(a, jax.Array) and a.sharding.memory_kind != HOST
+        )
+        self.bytes = beside + sum(map(shard_bytes, on_device))
 
     def __call__(self, *args) -> list[jax.Array]:
         """Starts to compute the Z-scores, which `read` waits for. Arguments are not donated."""
@@ -97,13 +100,6 @@ class Tracker:
         return arrays
 
 
-def _held(array) -> int:
-    """Bytes of an array in the memory of one device."""
-    if not isinstance(array, jax.Array) or array.sharding.memory_kind == HOST:
-        return 0
-    return array.addressable_shards[0].data.nbytes if array.addressable_shards else 0
-
-
 def _shape(aval) -> jax.ShapeDtypeStruct:
     """The abstract value of an argument for a trace; on an explicit mesh with its sharding."""
     sharding = getattr(aval, "sharding", None)
@@ -132,14 +128,14 @@ class Watch:
     """Counts outliers before steps 1, 2, 4 and so on, and later before every `every`-th step. After
     an error nothing is counted, and the training continues.
 
-    build, args, codecs: those of `jaxmem.plan`.
+    build, args, codecs: the arguments of `jaxmem.plan`.
     recent: the counts of the latest counted steps.
     """
 
     def __init__(self, build: Callable, args: tuple, codecs: Any, every: int):
         self._given, self._every = (build, args, codecs), every
         self._tracker: Tracker | None = None
-        self._scores: dict[int, list[jax.Array]] = {}  # by step; the device need not be waited for
+        self._scores: dict[int, list[jax.Array]] = {}  # by step; still computed on the device
         self._ended = False
         self.recent: list[Counts] = []
 
@@ -170,7 +166,7 @@ class Watch:
                         f" {room:,}"
                     )
             self._scores[number] = self._tracker(*args)
-        except Exception as error:  # whatever it is, it is no reason to train no more
+        except Exception as error:  # no error of counting ends the training
             return self._end(error)
         return None
 

@@ -21,6 +21,7 @@ from jaxmem._result.svg import (
     key,
     legend,
     line,
+    near_scale,
     padded,
     show_ms,
     upright,
@@ -175,18 +176,18 @@ def time_figure(plan: Plan) -> str:
     if plan.written is not None and not plan.as_written:
         marked.append((plan.written.bytes, plan.written.seconds, "hollow", "as written"))
     sizes = [p.bytes for p in points] + [size for size, *_ in marked]
-    near = plan.budget_bytes <= 1.5 * max(sizes)
+    near = near_scale(plan.budget_bytes, max(sizes)) is not None
     x = bytes_axis(*padded([*sizes, *([plan.budget_bytes] if near else [])]))
     edge = lambda p, sign: 1e3 * (p.seconds + sign * p.uncertain_seconds)
     edges = [edge(p, sign) for p in points for sign in (-1, 1)]
     y = axis(*padded([*edges, *(1e3 * seconds for _, seconds, *_ in marked)]))
     stairs = lambda sign: _stairs((x.percent(p.bytes), y.percent(edge(p, sign))) for p in points)
-    # It comes down from the top at the least bytes, and runs on to the right edge.
+    # The curve begins at the top, above the least bytes, and ends at the right edge.
     steps = [(x.percent(points[0].bytes), 100.0), *stairs(0)]
     least = show_bytes(points[0].bytes)
     marks = [box(0, steps[0][0], "nothing", f"no plan is predicted to take less than {least}")]
     marks += [upright(x.percent(plan.budget_bytes), "budget", "budget")] if near else []
-    # What times are uncertain by, as a staircase on each side of it.
+    # The error bound of the times, as a staircase on each side of the curve.
     uncertain = any(p.uncertain_seconds for p in points)
     marks += [band([(stairs(-1), stairs(1))], "s0")] if uncertain else []
     marks.append(line([steps], "s0"))
@@ -194,7 +195,7 @@ def time_figure(plan: Plan) -> str:
     for size, seconds, css, text in marked:
         said = f"{text}: {show_bytes(size)}, {show_ms(1e3 * seconds)}"
         told.append((dot(x.percent(size), y.percent(1e3 * seconds), css, said), css, said))
-    marks += [mark for mark, *_ in reversed(told)]  # the plan's dot lies on top
+    marks += [mark for mark, *_ in reversed(told)]  # the plan's dot is drawn last
     budget = f"budget: {show_bytes(plan.budget_bytes)}" + ("" if near else ", beyond the scale")
     signs = [(key("s0"), "least predicted step time"), (key("budget"), budget)]
     signs += [(key("block s0 faint"), "what the time is uncertain by")] if uncertain else []

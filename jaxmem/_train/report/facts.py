@@ -1,5 +1,5 @@
-"""The numbers of a run: the tiles under its title, what ran, what crosses to host memory, and how
-to make it again.
+"""The numbers of a run: the tiles under its title, the steps that ran, the host transfers, and the
+command that repeats the run.
 """
 
 import json
@@ -18,7 +18,7 @@ SOURCES = {  # of the times of pieces, from which a prediction is made
     "roofline": "pieces estimated by a roofline",
 }
 KEPT = "Step, everything kept"
-Tile = tuple[str, str, str]  # what, how much, and beside what
+Tile = tuple[str, str, str]  # name, size, and a note about the size
 _SETTINGS = 20_000  # characters shown
 
 

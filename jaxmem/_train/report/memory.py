@@ -1,4 +1,4 @@
-"""Shows what holds the memory: as bars on one scale with the budget, and as areas over the schedule
+"""Shows the use of the memory: as bars on one scale with the budget, and as areas over the schedule
 of the compiled step.
 """
 
@@ -24,6 +24,7 @@ from jaxmem._result.svg import (
     key,
     legend,
     named_rows,
+    near_scale,
     percent,
     upright,
 )
@@ -34,8 +35,8 @@ CLASSES = {
     "saved": "saved for the backward",
     "working": "working memory",
 }
-TAGS = 6  # with a colour of their own, the largest; further ones share one
-_KINDS = {  # in the order in which they lie on one another, saved tags after the first two
+TAGS = 6  # the largest tags, with a colour for each; the other tags share a colour
+_KINDS = {  # from the bottom to the top; saved tags come after the first two
     "arguments": "arguments and model states",
     "outputs": "outputs beside the arguments",
     "untagged": "saved without a tag",
@@ -103,8 +104,8 @@ def _bars(bars: Sequence[tuple[str, int, _Parts]], budget: int | None) -> str:
     budget: in bytes; None draws no line.
     """
     most = max(size for _, size, _ in bars) or 1
-    # A budget far beyond every bar would squeeze them, and is told in words instead.
-    near = budget if budget is not None and budget <= 1.5 * most else None
+    # A budget far beyond every bar would make the bars too short. It is written in words instead.
+    near = near_scale(budget, most)
     most = 1.02 * max(most, near or 0)
     at = 100 * near / most if near else 0
     rule = upright(at, "budget", "budget") if near is not None else ""
@@ -145,7 +146,7 @@ def live_figure(found: Explanation, budget: int | None = None) -> str:
     tags = _tags([live for _, live in drawn])
     bands = [_bands(live, tags) for _, live in drawn]
     top = max(live.total_bytes for _, live in drawn)
-    near = budget if budget is not None and budget <= 1.5 * top else None
+    near = near_scale(budget, top)
     y = bytes_axis(0, 1.06 * max(top, near or 0))
     figures = [
         f"<div><h4>{escape(_title(name))}</h4>{_areas(name, live, own, y, near)}</div>"
@@ -203,7 +204,7 @@ def _areas(name: str, live: Live, bands: _Bands, y: Axis, budget: int | None) ->
         if (most := max(sizes)) > sizes[at]:
             title += f", {show_bytes(most)} at most"
         marks.append(area([y.percent(h) for h in heights], css, title))
-    marks.reverse()  # each reaches down to the axis, and those below it lie on top
+    marks.reverse()  # each area reaches down to the axis, so lower areas are drawn later
     edges = {at for phase in named for at in (phase.first, phase.last + 1)} - {0, count}
     marks += [upright(x.percent(edge), "phase") for edge in sorted(edges)]
     if budget:

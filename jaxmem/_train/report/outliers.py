@@ -1,5 +1,5 @@
-"""Draws which channels were outliers at which steps (Adacc's figures 3 and 4), and lists what was
-decided by it.
+"""Draws the outlier channels of tags by step (Adacc's figures 3 and 4), and lists the decisions of
+the rectifier.
 """
 
 import re
@@ -91,6 +91,6 @@ def _ms(seconds: Any) -> str:
 def _changes(changed: Any) -> str:
     if not isinstance(changed, Mapping) or not changed:
         return "–"
-    # Of a codec's fields its room is what a rectifier changes.
+    # A rectifier changes the capacity of a codec only, so the other fields are left out.
     short = lambda what: re.sub(r"group=\d+,scale=\w+,?|\(\)", "", str(what)).replace("()", "")
     return "<br>".join(breakable(f"{tag}: {short(what)}") for tag, what in changed.items())

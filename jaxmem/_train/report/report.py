@@ -1,5 +1,5 @@
-"""report(): writes one HTML file about a plan, a run, or several of them side by side: the words
-about each run, round the figures.
+"""report(): writes one HTML file about a plan, a run, or several runs side by side: figures, and
+the texts about them.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from jaxmem._core.versions import installed
 from jaxmem._result.looks import PATTERNS, STYLE
 from jaxmem._result.memory.explanation import Explanation
 from jaxmem._result.plan.plan import Plan, of_each, pace
-from jaxmem._result.svg import breakable, escape, table
+from jaxmem._result.svg import breakable, element, escape, table
 from jaxmem._train.report.curves import loss_figure, pace_figure, time_figure
 from jaxmem._train.report.facts import (
     KEPT,
@@ -33,7 +33,7 @@ from jaxmem._train.report.tensors import curve_grid, runs_grid, strip_figure, wh
 from jaxmem._train.report.timeline import lanes_figure, places_figure
 from jaxmem._train.runs.read import Run, checked, read, results, told_apart
 
-# What the page says about its figures.
+# Texts of the page about its figures.
 OVER_TIME = (
     "Device bytes in use over the schedule of the compiled step, by XLA's account of it: no"
     " measurement, and not to scale in time."
@@ -119,10 +119,8 @@ def _page(runs: Sequence[Run], command: str) -> str:
     """The whole document. `command` is the command or the call that makes the page anew."""
     many = len(runs) > 1
     title = f"{len(runs)} runs" if many else runs[0].name
-    body = [
-        f'<header><p class="brand">jaxmem report</p><h1>{escape(title)}</h1><p'
-        f' class="lead">{_lead(runs)}</p></header>'
-    ]
+    brand, lead = element("p", "jaxmem report", css="brand"), element("p", _lead(runs), css="lead")
+    body = [element("header", brand + element("h1", escape(title)) + lead)]
     course = _beside(
         _section("Time of a step", pace_figure(runs), PACE), _section("Loss", loss_figure(runs))
     )
@@ -131,7 +129,7 @@ def _page(runs: Sequence[Run], command: str) -> str:
         body += [_compared(runs), _section("Memory of each run", runs_figure(runs), text), course]
         body.append(_section("The plans", runs_grid(runs), "What becomes of each tensor."))
         for run in runs:
-            body.append(f'<h2 class="run">{escape(run.name)}</h2>{tiles(run)}')
+            body += [element("h2", escape(run.name), css="run"), tiles(run)]
             body += [*_memory_and_time(run), *_rest(run)]
     else:
         (run,) = runs
@@ -161,7 +159,7 @@ def _lead(runs: Sequence[Run]) -> str:
         f"A step on {p.target} in {show_bytes(p.compiled_bytes)} of {show_bytes(p.budget_bytes)}:"
         f" {takes}, {pace(p)}."
     )
-    return escape(said).replace(" %", "&nbsp;%")
+    return _sentence(said)
 
 
 def _compared(runs: Sequence[Run]) -> str:
@@ -178,7 +176,7 @@ def _compared(runs: Sequence[Run]) -> str:
         if {fact.get(what, "0 B") for fact in told} != {"0 B"}
     ]  # no host memory anywhere
     rows = ([breakable(fact.get(name, "–")) for name in names] for fact in told)
-    return f'<section class="scroll">{table(names, rows, "compare")}</section>'
+    return element("section", table(names, rows, "compare"), css="scroll")
 
 
 def _told(what: str, size: str, beside: str) -> str:
@@ -232,26 +230,28 @@ def _rest(run: Run) -> Iterable[str]:
     yield _section("Decisions", decided(run), DECIDED)
     lossy = [f"lossy: {plan.lossy}"] if plan and plan.lossy else []
     if notes := [*lossy, *(plan.notes if plan else ())]:
-        yield _section(
-            "Notes", "<ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>"
-        )
+        items = (element("li", escape(note)) for note in notes)
+        yield _section("Notes", element("ul", "".join(items)))
     yield _section("To make it again", again(run))
 
 
 def _made(command: str) -> str:
-    version = installed("jaxmem") or "(not installed)"
-    return (
-        f"<footer><p>This page: jaxmem {escape(version)}</p><pre>{escape(command)}</pre></footer>"
-    )
+    version = f"This page: jaxmem {installed('jaxmem') or '(not installed)'}"
+    return element("footer", element("p", escape(version)) + element("pre", escape(command)))
 
 
 def _beside(one: str, other: str) -> str:
     """Two sections side by side, or the only one."""
-    return f'<div class="pair">{one}{other}</div>' if one and other else one + other
+    return element("div", one + other, css="pair") if one and other else one + other
 
 
 def _section(title: str, content: str, text: str = "") -> str:
     if not content:
         return ""
-    lead = f'<p class="about">{escape(text).replace(" %", "&nbsp;%")}</p>' if text else ""
-    return f"<section><h3>{escape(title)}</h3>{lead}{content}</section>"
+    lead = element("p", _sentence(text), css="about") if text else ""
+    return element("section", element("h3", escape(title)) + lead + content)
+
+
+def _sentence(text: str) -> str:
+    """A text as HTML, without line breaks before a percent sign."""
+    return escape(text).replace(" %", "&nbsp;%")

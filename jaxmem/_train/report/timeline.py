@@ -1,4 +1,4 @@
-"""Draws the lanes of a step layer by layer, and where the states of its layers lie."""
+"""Draws the lanes of a step layer by layer, and the places of its layers' states."""
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._result.plan.plan import Plan

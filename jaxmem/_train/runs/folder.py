@@ -30,11 +30,11 @@ from jaxmem._train.runs.record import EVENTS, TENSORBOARD, Record, is_durable, t
 from jaxmem.errors import RunError
 
 REPORT = "report.html"
-# What belongs to one run; other files in the folder are the user's. The summary is first, since its
-# presence marks the folder as a run's.
+# The files of a run. Other files in the folder belong to the user. The summary is first, because
+# its presence marks the folder of a run that has ended.
 RESULTS = (SUMMARY, METRICS, PLAN, EXPLAINED, SAMPLE, DECISIONS, OUTLIERS, REPORT)
 UNFINISHED, ENDED = "unfinished-", "ended-"
-SHOWN = 30.0  # seconds in which a shared folder is seen by all processes
+SHOWN = 30.0  # seconds until all processes see a new folder on a shared file system
 
 
 def newest(folder: str | os.PathLike) -> Checkpoint:
@@ -159,8 +159,8 @@ def _begun(
     tensorboard: bool,
     held: contextlib.ExitStack,
 ) -> tuple[str, bool]:
-    """Makes and holds the folder until `held` ends. Returns the name of the run's folder in it, and
-    whether a run goes on there.
+    """Makes and locks the folder until `held` ends. Returns the name of the run's folder in it, and
+    whether the run resumes an unfinished run.
     """
     held.enter_context(_made(folder))
     held.enter_context(locked(folder))
@@ -170,15 +170,15 @@ def _begun(
     for name in (CHECKPOINTS,) * resume + (TENSORBOARD,) * tensorboard:
         _refuse_foreign(folder / name)
     left = _unfinished(folder) if resume else None
-    while left is not None and overwrite:  # it would be gone on with the next time
+    while left is not None and overwrite:  # otherwise the next run would resume it
         shutil.rmtree(left / CHECKPOINTS)
         left = _unfinished(folder)
     return (left or _apart(folder)).name, left is not None
 
 
 def _seen(path: pathlib.Path, folder: pathlib.Path) -> None:
-    """Raises RunError if the run's folder, which the first process made, is not here: file systems
-    that are shared may show it a little later.
+    """Raises RunError if this process does not see the run's folder, which the first process made.
+    A shared file system may show the folder a little later.
     """
     end = time.monotonic() + SHOWN
     while not path.is_dir():
@@ -191,12 +191,12 @@ def _seen(path: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def _tell_what_is_left(run: Record, error: BaseException) -> None:
-    """Lets the run's folder go if nothing is in it; else a note on the error says what is."""
+    """Removes the run's folder if it is empty. Otherwise a note on the error names its files."""
     interrupted = isinstance(error, KeyboardInterrupt)
     if run.durable:
         error.add_note(f"the run goes on from its last checkpoint, in {run.path}")
     elif isinstance(error, Interrupted) or not run.writes:
-        pass  # the same lines begin again
+        pass  # the run begins again when the statement runs again
     elif interrupted and (run.steps or (run.path / SUMMARY).exists()):
         _publish(run, interrupted=True)
     elif run.steps:
@@ -206,9 +206,9 @@ def _tell_what_is_left(run: Record, error: BaseException) -> None:
 
 
 def _publish(run: Record, interrupted: bool) -> None:
-    """Lets an earlier run's files go, and moves this one's to their place.
+    """Removes the files of an earlier run, and moves the files of this run to their place.
 
-    The folder is renamed first. A process killed in between leaves what `_finish` goes on with.
+    The folder is renamed first. If the process is killed in between, the next run calls `_finish`.
     """
     with told(run.folder):
         if run.steps and not (run.path / SUMMARY).exists():
@@ -241,20 +241,20 @@ def _finish(folder: pathlib.Path) -> None:
 
 
 def _is_ours(path: pathlib.Path) -> bool:
-    """Whether a folder of checkpoints or events is a run's, and not somebody's own."""
+    """Whether a folder of checkpoints or events belongs to a run, and not to the user."""
     if path.is_symlink() or not path.is_dir():
         return False
     if path.name == TENSORBOARD:
         return all(p.name.startswith(EVENTS) or is_stray(p.name) for p in path.iterdir())
     names = (p for p in path.iterdir() if not is_stray(p.name))
     whole = [p for p in names if not p.name.startswith(WRITING)]
-    # orbax's own managers name folders by steps too, so that names alone do not tell.
+    # orbax's own managers name folders by steps too, so that names alone prove nothing.
     named = all(is_name(p.name) for p in whole)
     return named and (not whole or any((p / MANIFEST).exists() for p in whole))
 
 
 def _refuse_foreign(path: pathlib.Path) -> None:
-    """Raises RunError where something else stands in the place of checkpoints or events."""
+    """Raises RunError if a path for checkpoints or events holds other files."""
     if os.path.lexists(path) and not _is_ours(path):
         raise RunError(
             f"record: {str(path)!r} is not of a run, which would keep its {path.name} there; name"
@@ -280,8 +280,8 @@ def _refuse_finished(folder: pathlib.Path, overwrite: bool) -> None:
 
 
 def _apart(folder: pathlib.Path) -> pathlib.Path:
-    """Makes a folder within `folder`, named after the time, where the results wait. Those that
-    killed processes left empty are removed.
+    """Makes a folder within `folder`, named after the time, for the results until the run ends.
+    Removes empty folders of killed processes.
     """
     with told(folder):
         for old in folder.glob(f"{UNFINISHED}*"):
@@ -300,7 +300,7 @@ def _apart(folder: pathlib.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _made(folder: pathlib.Path) -> Iterator[None]:
-    """Makes the folder and its parents; those made that are empty at the end are removed."""
+    """Makes the folder and its parents. Removes at the end the made folders that are empty."""
     with told(folder):
         missing = [p.absolute() for p in (folder, *folder.parents) if not p.exists()]
         folder.mkdir(parents=True, exist_ok=True)

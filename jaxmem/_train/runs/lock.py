@@ -1,4 +1,4 @@
-"""Holds a run's folder against other processes, and makes its errors those of a run."""
+"""Locks a run's folder against other processes, and converts errors of files to RunError."""
 
 import contextlib
 import os
@@ -17,8 +17,8 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
     """Locks the folder against other processes. The operating system releases the lock when the
     process ends in any way. A file system without locks causes a warning.
     """
-    # Whoever holds the lock removes its file at the end. So a file may be locked here that has no
-    # name any more, and would not keep out the next run: then the lock is taken anew.
+    # The process that holds the lock removes the lock's file at its end. A file that is locked here
+    # may therefore have no name any more. It would not keep out the next run, so another is locked.
     lock = folder.absolute() / LOCK
     while True:
         with told(folder):
@@ -44,7 +44,7 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
             )
         if _is(lock, file.fileno()):
             break
-        file.close()  # who held it has removed it in the meantime
+        file.close()  # the process that held the lock has removed its file
     try:
         with told(folder):
             file.truncate(0)

@@ -4,7 +4,6 @@ stopped, ends after a signal, and goes back if a loss is not finite.
 
 import collections
 import contextlib
-import dataclasses
 import math
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -55,7 +54,7 @@ class Loop:
         self.state: Any = None
         self.done, self.skipped = 0, []
         self._waiting: collections.deque = collections.deque()
-        self._causes: set[int] = set()  # steps left out for what came after them
+        self._causes: set[int] = set()  # steps skipped as the cause of later steps
 
     def start(self, state, steps: int, owned: bool) -> None:
         """Starts from a state, or resumes from the newest checkpoint.
@@ -67,7 +66,7 @@ class Loop:
             raise RunError("train: `state` holds no array with a value; expected what is trained")
         self._like, self.state = [(path, shape(leaf)) for path, leaf in leaves], state
         found = self.checkpoints.newest()
-        if found is None or not found.step:  # nothing was done, so that it may begin otherwise
+        if found is None or not found.step:  # no step was done, so the settings may differ
             self.run.rows_until(0)
             self.revised.back(0, begins=True)
             self._checkpoint()  # for a loss that is not finite before the first save
@@ -78,7 +77,7 @@ class Loop:
                 f"train: the checkpoint is of step {found.step}, and `steps` is {steps}; expected"
                 " as many at least, or another folder"
             )
-        # Only one of the two states is held: the first one is let go before the other is read.
+        # The first state is freed before the other is read, so that only one is in memory.
         for _, leaf in leaves if owned else ():
             if isinstance(leaf, jax.Array):
                 leaf.delete()
@@ -110,13 +109,13 @@ class Loop:
                         self._read(0)
                     due = self.pace.due(self.done) or self.best.is_least
                     due = due and self.done < steps
-                    # Not after a step that was left out: what made it so may be in the state.
+                    # Not after a skipped step: the cause of its fault may be in the state.
                     if due and self.done not in self.skipped:
                         self._save()
                         self.pace.saved()
                 self._save()
                 if self.done == steps:
-                    self.checkpoints.sound(steps)  # no step comes that would say so
+                    self.checkpoints.sound(steps)  # no later step will call it
                 self.checkpoints.wait()
                 self.pace.agree(self.done)
             except NotFinite as found:
@@ -127,7 +126,7 @@ class Loop:
                 self._take_less(error)
             except KeyboardInterrupt:
                 with contextlib.suppress(NotFinite):
-                    self._read(0)  # of the steps that were done
+                    self._read(0)  # the rows of the finished steps
                 raise
             else:
                 break
@@ -196,17 +195,22 @@ class Loop:
         """Returns to a checkpoint before a step whose metrics are not finite, and skips the step,
         or the step that seems to be its cause. Raises NotFiniteError if nothing is left to try.
         """
-        tried = attempt(found.number, self.skipped, self._causes, not_finite)
-        to = self.checkpoints.before(tried.cause or tried.first)
-        if tried.cause is None or to is None:
+        skipped = {*self.skipped, found.number}
+        first = next(n for n in range(found.number, 0, -1) if n - 1 not in skipped)
+        count = found.number - first + 1
+        cause = cause_of(first, count, self._causes, not_finite)
+        to = self.checkpoints.before(cause or first)
+        if cause is None or to is None:
             whole = f"that of step {to.step} is whole" if to else "none from before is whole"
             raise NotFiniteError(
-                f"train: step {found.number}: {found.said}, for the {tried.count}. step in a row;"
+                f"train: step {found.number}: {found.said}, for the {count}. step in a row;"
                 f" of the checkpoints {whole}"
             ) from None
-        self._causes |= {tried.cause} - {tried.first}
+        if cause != first:
+            self._causes.add(cause)
+            skipped = {*skipped.difference(range(first, found.number + 1)), cause}
         self._back(to)
-        self.skipped = sorted(tried.skipped)
+        self.skipped = sorted(skipped)
 
 
 def check_finite(number: int, row: Mapping[str, float]) -> None:
@@ -215,39 +219,17 @@ def check_finite(number: int, row: Mapping[str, float]) -> None:
         raise NotFinite(number, row)
 
 
-@dataclasses.dataclass(frozen=True)
-class Attempt:
-    """The next attempt to continue after steps that are not finite.
+def cause_of(first: int, count: int, causes: Collection[int], not_finite: int) -> int | None:
+    """The step before which the run resumes, if `count` steps in a row, from step `first` on, are
+    not finite. The step is skipped. None if nothing is left to try.
 
-    first, count: the first of the steps in a row that are not finite, and their number.
-    cause: the step that is skipped, and before which the run resumes; None if nothing is left to
-      try.
-    skipped: all steps that are then skipped.
+    causes: the steps that were skipped before as the cause of later steps.
+
+    At first, the steps themselves are skipped. If `not_finite` steps in a row were skipped in vain,
+    the update of the step before them has damaged the state, and the saved states too: the metrics
+    of that step describe the state before its update. That step is then skipped in their place.
     """
-
-    first: int
-    count: int
-    cause: int | None
-    skipped: frozenset[int]
-
-
-def attempt(
-    number: int, skipped: Collection[int], causes: Collection[int], not_finite: int
-) -> Attempt:
-    """Decides how to continue after step `number`, which is not finite.
-
-    skipped: the steps that are already skipped.
-    causes: the steps that were skipped as the cause of later steps.
-
-    The step is skipped too. If `not_finite` steps in a row were skipped in vain, the update of the
-    step before them has damaged the state, and the saved states too: the metrics of that step
-    describe the state before its update. That step is then skipped in their place.
-    """
-    out = frozenset({*skipped, number})
-    first = next(n for n in range(number, 0, -1) if n - 1 not in out)
-    count = number - first + 1
     if count < not_finite:
-        return Attempt(first, count, first, out)
+        return first
     tried = first in causes or len(causes) >= not_finite - 1
-    cause = None if tried or first == 1 else first - 1
-    return Attempt(first, count, cause, out.difference(range(first, number + 1)) | {first - 1})
+    return None if tried or first == 1 else first - 1

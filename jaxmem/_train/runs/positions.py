@@ -1,5 +1,5 @@
-"""What a checkpoint notes beside the state: where the run is in its data (a function of the step's
-number is nowhere, an iterator tells), and its settings.
+"""The notes of a checkpoint about data and settings. An iterator of data has a position. Data that
+are a function of the step's number have none.
 """
 
 import base64
@@ -42,11 +42,12 @@ def check_settings(was: Mapping[str, Any], now: Mapping[str, Any], folder: pathl
 
 
 class Data:
-    """`data(number)` is the batch of step `number`, asked for in order; numbers begin at 1.
+    """The batches of a run. `data(number)` returns the batch of step `number`. Steps are requested
+    in order, from 1.
 
     source: a function of the number, or an iterator with `get_state` and `set_state`, such as
       grain's. Raises RunError for anything else.
-    processes: those that train together, each of which has an iterator of its own.
+    processes: the processes of the run. Each process has an iterator of its own.
     """
 
     def __init__(self, source: Callable[[int], Any] | Any, processes: Channel | None = None):

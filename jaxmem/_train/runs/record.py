@@ -19,10 +19,8 @@ from jaxmem._train.runs.lock import told
 from jaxmem._train.runs.read import EXPLAINED, METRICS, PLAN, SAMPLE, SUMMARY
 from jaxmem.errors import RunError
 
-TENSORBOARD, EVENTS = (
-    "tensorboard",
-    "events.out.tfevents.",
-)  # a folder, and what its files begin with
+TENSORBOARD = "tensorboard"  # a folder
+EVENTS = "events.out.tfevents."  # the beginning of the names of its files
 SHOWN_EVERY = 10  # seconds until TensorBoard can see a row
 
 
@@ -161,7 +159,7 @@ class Record:
 
     def _close(self) -> None:
         if self._rows is not None:
-            with contextlib.suppress(OSError):  # `row` has told what could not be written
+            with contextlib.suppress(OSError):  # `row` has raised the error
                 self._rows.close()
             self._rows = None
         if self._events is not None:
@@ -214,7 +212,7 @@ class Events:
             number = sum(1 for _ in self.folder.glob(f"{EVENTS}*"))  # two may begin in one second
             writer = self._module.event_file_writer.EventsWriter
             self._file = writer(str(self.folder / "events"), f".{number:06d}")
-            if number:  # TensorBoard forgets what earlier files say of these steps
+            if number:  # TensorBoard forgets the rows of these steps in earlier files
                 event_pb2 = self._module.proto.event_pb2
                 start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
                 self._file.write_event(event_pb2.Event(step=self._purge, session_log=start))

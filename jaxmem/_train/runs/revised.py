@@ -1,9 +1,7 @@
-"""What a rectifier does in the loop, and its rows: the decisions, and the outliers that were
-counted.
-"""
+"""Runs a rectifier in the training loop, and writes its rows: decisions and counted outliers."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -12,6 +10,8 @@ from jaxmem._train.rectifier.rectify import Rectifier
 from jaxmem._train.runs.lock import told
 from jaxmem._train.runs.read import DECISIONS, OUTLIERS
 from jaxmem._train.runs.record import Record, lines_of, rows_until
+
+T = TypeVar("T")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -35,7 +35,7 @@ class Revised:
     def look(self, number: int, *args: Any) -> None:
         """Starts to count outliers before a step, if a count is due."""
         if self._rectifier is not None:
-            self._decided(self._rectifier.look(number, *args))
+            self._decided(None, self._rectifier.look(number, *args))
 
     def row(self, number: int, seconds: float | None) -> dict[str, float]:
         """The numbers about outliers for the row of a finished step. Decides whether to replan for
@@ -44,22 +44,18 @@ class Revised:
         if self._rectifier is None:
             return {}
         self._rectifier.told(seconds)
-        found, rows = self._rectifier.seen(number)
-        self._decided(rows)
+        found = self._decided(*self._rectifier.seen(number))
         if not found:
             return {}
         self._append(OUTLIERS, [one.to_json() for one in found])
         numbers = self._rectifier.numbers(found)
-        self._decided(self._rectifier.weigh(number, self._steps - number))
-        return numbers
+        return self._decided(numbers, self._rectifier.weigh(number, self._steps - number))
 
     def step(self, number: int):
         """The step function after step `number`, or None if it does not change."""
         if self._rectifier is None:
             return None
-        step, rows = self._rectifier.ready(number, self._steps - number)
-        self._decided(rows)
-        return step
+        return self._decided(*self._rectifier.ready(number, self._steps - number))
 
     def less(self, number: int, error: RuntimeError):
         """A step function that needs less memory, after a step ran out of memory. Raises the error,
@@ -68,9 +64,7 @@ class Revised:
         if self._rectifier is None:
             error.add_note("train: give it a rectifier, which then plans for less memory")
             raise error
-        step, rows = self._rectifier.less(number, error)
-        self._decided(rows)
-        return step
+        return self._decided(*self._rectifier.less(number, error))
 
     def notes(self) -> Mapping[str, Any] | None:
         """The values that a checkpoint stores about the rectifier."""
@@ -94,8 +88,7 @@ class Revised:
         """
         if self._rectifier is None or notes is None:
             return None
-        found, rows = self._rectifier.restore(step, notes)
-        self._decided(rows)
+        found = self._decided(*self._rectifier.restore(step, notes))
         if found is not None:
             self._run.plan(self._rectifier.plan)
         return found
@@ -104,10 +97,12 @@ class Revised:
         if self._rectifier is not None:
             self._rectifier.close()
 
-    def _decided(self, rows: list[dict[str, Any]]) -> None:
+    def _decided(self, result: T, rows: list[dict[str, Any]]) -> T:
+        """Writes the rows of decisions, and the plan after a swap. Returns `result`."""
         self._append(DECISIONS, rows)
         if self._rectifier is not None and any(row.get("event") == "swap" for row in rows):
             self._run.plan(self._rectifier.plan)
+        return result
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         lines = lines_of(rows)

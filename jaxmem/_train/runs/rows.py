@@ -1,4 +1,4 @@
-"""What the row of a step says: its metrics as numbers, and what was measured beside them."""
+"""The row of a step: its metrics as numbers, its seconds, its rates and the peak of memory."""
 
 import math
 import time
@@ -29,11 +29,11 @@ def _number(value: Any) -> float | None:
 
 
 class StepMeter:
-    """`measured(number)` as the metrics of step `number` were read: the seconds that it took, how
-    much was done in one, and the most bytes that a device has had in use.
+    """Measures steps. `meter(number)`, called when the metrics of step `number` were read, returns
+    the seconds of the step, the units per second, and the peak of device memory.
 
-    units: how many a step has of what, by name: `tokens` makes `tokens_per_second`. Raises RunError
-      for what cannot be counted.
+    units: number of units in a step, by name: `tokens` makes `tokens_per_second`. Raises RunError
+      for a value that is no positive number.
     """
 
     def __init__(self, units: Mapping[str, float]):
@@ -46,13 +46,13 @@ class StepMeter:
         self._units, self._last = dict(units), None
 
     def begin(self) -> None:
-        """Another step than the one that was read last comes next."""
+        """Forgets the last step: the next step does not follow it."""
         self._last = None
 
     def __call__(self, number: int) -> dict[str, float]:
         now, last = time.perf_counter(), self._last
         self._last = number, now
-        if last is None:  # what the first one took is not known
+        if last is None:  # the first step has no beginning that was measured
             return _peak()
         seconds = (now - last[1]) / (number - last[0])
         units = self._units.items() if seconds else ()
@@ -61,11 +61,11 @@ class StepMeter:
 
 
 class Best:
-    """Follows a metric, of which a step may have a value or none.
+    """Follows a metric that some steps have and others lack.
 
-    name: the metric; None where none is followed.
-    least: the least value that a checkpoint was noted with; infinite before there is one.
-    rare: whether the last step that was done has it, and the one before had none.
+    name: the name of the metric. None follows no metric.
+    least: the least value in the notes of a checkpoint; infinite before there is a value.
+    rare: whether the last finished step has the metric, and the step before lacks it.
     """
 
     def __init__(self, name: str | None):
@@ -73,7 +73,7 @@ class Best:
         self.begin(math.inf)
 
     def begin(self, least: float) -> None:
-        """Goes on where the checkpoints' least value is this."""
+        """Resumes from checkpoints whose least value is `least`."""
         self.least, self.rare = least, False
         self._value, self._has = math.inf, False
 

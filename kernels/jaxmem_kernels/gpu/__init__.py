@@ -1,1 +1,1 @@
-"""Kernels for GPUs in Triton, each beside a reference of the package above."""
+"""Kernels for GPUs in Triton. Each computes what a reference of `jaxmem_kernels` computes."""

@@ -1,5 +1,5 @@
-"""Calls jax-triton, whose versions 0.3 and 0.4 spell a call differently. It is imported when a CUDA
-program first asks for a kernel.
+"""Calls jax-triton, whose versions 0.3 and 0.4 have different parameters. jax-triton is imported
+when a CUDA program first needs a kernel.
 """
 
 import functools
@@ -16,11 +16,11 @@ _FALLBACK = (
 
 @functools.cache
 def is_there() -> bool:
-    """Whether jax-triton and Triton can be imported; if not, warns, and by its cache only once."""
+    """Whether jax-triton and Triton can be imported. If not, warns once."""
     try:
         importlib.import_module("triton")
         importlib.import_module("jax_triton")
-    except Exception as error:  # jax-triton also fails where its CUDA plugin does
+    except Exception as error:  # jax-triton also fails if its CUDA plugin fails
         warnings.warn(_FALLBACK.format(error=f"{type(error).__name__}: {error}"), stacklevel=2)
         return False
     return True
@@ -30,12 +30,12 @@ def call(kernel, arrays, results, grid, capability: int, warps: int, **constants
     """Runs a Triton kernel, and returns its results.
 
     kernel: takes pointers to `arrays` and to its results, in this order, then `constants`.
-    arrays: what it reads; Python numbers are passed by value.
-    results: shapes and dtypes of what it writes.
-    grid: how many programs run along each axis.
+    arrays: the operands; Python numbers are passed by value.
+    results: the shapes and dtypes of the results.
+    grid: number of programs along each axis.
     capability: the GPU's compute capability, such as 90.
-    warps: how many warps of 32 threads a program has.
-    constants: what the kernel is compiled for, by name.
+    warps: number of warps of 32 threads of a program.
+    constants: the compile-time constants of the kernel, by name.
 
     Products and sums are not contracted, so that a kernel equals its reference to the last bit.
     """

@@ -1,7 +1,7 @@
-"""Says which arrays a GPU's kernels take; all others go to the reference, as XLA compiles it.
+"""Which arrays a GPU's kernels take. For all other arrays, XLA compiles the reference.
 
-Each public function here is the `takes` of a `dispatch.Kernel`: it is asked with the shapes and
-dtypes of an operation's arrays, and with its parameters.
+Each public function is the `takes` of a `dispatch.Kernel`: a function of the shapes and dtypes of
+an operation's arrays, and of the operation's parameters.
 """
 
 import math
@@ -12,15 +12,15 @@ FLOATS = ("bfloat16", "float16", "float32")
 INTEGERS = "int8", "uint8", "int16", "uint16", "int32", "uint32"
 # 16 to 8192 values: a thread has 16 bytes of neighbours, a program a few thousand values.
 GROUPS = tuple(2**i for i in range(4, 14))
-# A launch takes a few microseconds, in which memory moves this much; and XLA fuses a reference with
-# what is around it.
+# A launch takes a few microseconds, in which memory moves this many values; and XLA fuses a
+# reference with the operations around it.
 LEAST_SIZE = 2**16
-MOST_SLOTS = 255  # a slot's number is a byte in the kernel, and 0 stands for none
+MOST_SLOTS = 255  # a slot's number is a byte in the kernel, and 0 means no slot
 
 
 def _takes(shape, group: int, dtype, dtypes=FLOATS) -> bool:
-    """Whether these are rows of whole groups, or a flat tensor whose last group may be short."""
-    # A dimension is no int where a program is exported for any batch.
+    """Whether the shape has rows of whole groups, or is flat; its last group may then be short."""
+    # A dimension is symbolic if a program is exported for any batch size.
     if (
         not all(isinstance(n, int) for n in shape)
         or math.prod(shape) < LEAST_SIZE
@@ -40,8 +40,8 @@ def decodes(codes, *_, width: int, dtype: str) -> bool:
 
 
 def encodes_by(x, channels, *, group: int, **__) -> bool:
-    """As `encodes`, and `channels` (scales, or marks) has one for each value of a row of whole
-    groups.
+    """As `encodes`, for rows of whole groups and `channels` (scales, or marks) with an entry for
+    each value of a row.
     """
     return encodes(x, group=group) and channels.shape == x.shape[-1:] and x.shape[-1] % group == 0
 
@@ -64,7 +64,7 @@ def packs(x, _, *, group: int) -> bool:
 
 
 def never(*_, **__) -> bool:
-    """Takes no array: a mask is unpacked where it is used, since XLA's fusion then reads a bit a
-    value and writes no unpacked mask.
+    """Takes no array: XLA fuses the unpacking of a mask with its use, and writes no unpacked
+    mask.
     """
     return False

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jaxmem_kernels.gpu import adapter
 from jaxmem_kernels.rounding import salt_of
 
-# Values that a program takes, and its warps of 32 threads: 32 values to a thread, loaded 16 bytes
-# at a time.
+# Number of values of a program, and of its warps of 32 threads: a thread has 32 values, and loads
+# 16 bytes at a time.
 TILE, WARPS = (
     4096,
     4,
@@ -95,7 +95,7 @@ def dequantize_offset(capability, codes, scales, offsets, *, width, dtype):
 
 def dequantize_with(capability, codes, scales, values, slots, *, width, dtype):
     room = values.shape[-1]
-    # The kernel reads slots as bytes, one more than their number: 0 stands for none.
+    # The kernel reads slots as bytes: the number of the slot plus one, and 0 for no slot.
     which = jnp.where(slots < room, slots + 1, 0).astype(jnp.uint8)
     return _decode(
         "decode_with",
@@ -148,23 +148,24 @@ def _decode(name, capability, arrays, width, dtype, **constants):
 def _run(file, name, capability, arrays, results, group, **constants):
     """Runs kernel `name` of `file`.
 
-    arrays: what it reads, and among them as an int how many values the tensor has.
-    results: shapes and dtypes of what it writes.
-    group: values of a group, which the kernel gets as G, beside R, the rows of its tile.
-    constants: others that it is compiled for.
+    arrays: the operands; one of them is an int, the number of values of the tensor.
+    results: the shapes and dtypes of the results.
+    group: number of values of a group. The kernel receives it as G, and the rows of its tile as R.
+    constants: the other compile-time constants of the kernel.
     """
     kernel = getattr(importlib.import_module(f"jaxmem_kernels.gpu.{file}"), name)
     (size,) = (a for a in arrays if isinstance(a, int))
-    # Rows of a program's tile are groups; with scales by channel they are those of the tensor.
+    # Rows of a program's tile are groups. With a scale for each channel, they are rows of the
+    # tensor.
     rows = max(1, TILE // group)
-    if file == "bits":  # a thread's 16 bytes are as many bools
+    if file == "bits":  # a thread's 16 bytes are 16 bools
         rows *= 4
     if "W" in constants:  # a program takes one group of columns, and reads their scales once
         rows *= 2
         grid = (-(-size // constants["W"] // rows) * (constants["W"] // group),)
     else:
         grid = (-(-size // group // rows),)
-    # A group of more than TILE values is a program's alone, and takes more warps.
+    # A group of more than TILE values needs a program of its own, with more warps.
     warps = max(WARPS, group * WARPS // TILE)
     return adapter.call(
         kernel, arrays, results, grid, capability, warps, G=group, R=rows, **constants
@@ -172,12 +173,14 @@ def _run(file, name, capability, arrays, results, group, **constants):
 
 
 def _rounding(stochastic, seed) -> dict:
-    """What a kernel is compiled for by how it rounds: to the nearest, all seeds are one."""
+    """Returns a kernel's constants for rounding. Without stochastic rounding, the seed is
+    ignored.
+    """
     return {"STOCHASTIC": stochastic, "SALT": salt_of(seed) if stochastic else 0}
 
 
 def _groups(x, group) -> int:
-    """How many groups a row has."""
+    """Returns the number of groups of a row."""
     return -(-x.shape[-1] // group)
 
 
@@ -190,8 +193,8 @@ def _scales(x, group, scale):
 
 
 def _rows(codes, parts, width, dtype):
-    """The shape and dtype of what is decoded: rows of all the groups that lie here, since a device
-    may have a part of them, or rows of `width` where the last group is short.
+    """Returns the shape and dtype of decoded rows: rows of all groups of this device, which may
+    have a part of a row, or rows of `width` values if the last group is short.
     """
     *lead, groups, packed = codes.shape
     whole = groups * parts * packed

@@ -1,1 +1,1 @@
-"""Kernels for TPUs in Pallas, each beside a reference of the package above."""
+"""Kernels for TPUs in Pallas. Each computes what a reference of `jaxmem_kernels` computes."""

@@ -1,5 +1,5 @@
-"""Packs and unpacks bits on a TPU: the bodies of kernels, which compute what `bits` does. Blocks
-lie as those of `encode`. Values are int8, 0 or 1, since a TPU's kernels know no bools in memory.
+"""Packs and unpacks bits on a TPU: the bodies of the kernels of `bits`. Blocks have the layout of
+`encode`. Values are int8, 0 or 1, since a TPU's kernels do not support bools in memory.
 """
 
 import functools
@@ -9,7 +9,7 @@ from jaxmem_kernels.tpu.tiles import Tiles
 
 
 def pack(x, codes, *, tiles: Tiles):
-    """`pack_bits` of what is 1 where a bit is set."""
+    """`pack_bits` of values 0 and 1."""
 
     def tokens(at):
         for _, columns in tiles.each():

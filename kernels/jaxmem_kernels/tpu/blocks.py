@@ -1,8 +1,8 @@
-"""Divides arrays into the blocks that a TPU's programs take, and turns them as kernels hold them.
+"""Divides arrays into the blocks of a TPU's programs, and transposes them to the kernels' layout.
 
 Codes (*lead, T, K, H) are written as (*lead, K, H, T), and scales (*lead, T, K) as (*lead, K, T):
-an array's tile in memory is 8 × 128 numbers, and 128 tokens fill it where 32 bytes of a group do
-not. XLA holds an array in any order of axes, so that turning them back moves nothing.
+an array's tile in memory has 8 × 128 numbers, which 128 tokens fill and 32 bytes of a group do not.
+XLA stores an array in any order of axes, so the transposition back moves no data.
 """
 
 import math
@@ -14,22 +14,23 @@ from jax.experimental import pallas as pl
 
 from jaxmem_kernels.tpu.tiles import LANES, Tiles
 
-# Values that a program takes: a megabyte of bfloat16, which memory moves in a few times what it
-# takes to begin a program.
+# Number of values of a program: a megabyte of bfloat16. Memory needs a few times as long to move
+# them as a program needs to start.
 VALUES = 2**19
-# Bytes of a tensor that a program takes where it must have all tokens of some channels. Beside the
-# next block and two of codes they are less than the least that a kernel gets of a core's memory.
+# Bytes of a tensor in a program that needs all tokens of some channels. Together with the next
+# block and two blocks of codes, they are less than the least memory of a core that a kernel gets.
 MOST_HELD = 2**22
-# Columns are gone through by unrolled code.
+# The code has no loop over columns, but is unrolled.
 MOST_COLUMNS = 4096
-# What rows of a block of bytes, and of scales, must be multiples of, or all of them.
+# A block of bytes, and a block of scales, has all rows, or a multiple of these numbers.
 BYTE_ROWS, SCALE_ROWS = 32, 16
 
 
 class Argument(NamedTuple):
-    """An array that a kernel reads, or the shape and dtype of one that it writes, and its blocks.
+    """An array that a kernel reads, or the shape and dtype of an array that it writes, and the
+    array's blocks.
 
-    Blocks are taken by a program's number of its batch, of its tokens and of its columns.
+    A program's numbers of its batch, of its tokens and of its columns select the block.
     """
 
     array: Any
@@ -37,12 +38,12 @@ class Argument(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """How an array (*lead, T, W) is divided.
+    """The blocks of an array (*lead, T, W).
 
     lead: the axes before tokens.
     tokens: T.
     width: W.
-    tiles: those of a block.
+    tiles: the tiles of a block.
     """
 
     lead: tuple[int, ...]
@@ -52,7 +53,7 @@ class Blocks(NamedTuple):
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """How many blocks there are of the batch, of tokens and of columns."""
+        """The number of blocks along the batch, along tokens and along columns."""
         batch, tokens, columns = self.tiles.batch, self.tiles.tokens, self.tiles.columns
         return self.batch // batch, -(-self.tokens // tokens), self.width // columns
 
@@ -61,7 +62,7 @@ class Blocks(NamedTuple):
         return math.prod(self.lead)
 
     def values(self, x) -> Argument:
-        """`x` (*lead, T, W), to be read by `Tiles.read` or written by `Tiles.write`."""
+        """Returns `x` (*lead, T, W) as an argument for `Tiles.read` or `Tiles.write`."""
         if not self.tiles.turned:
             shape, block = (self.tokens, self.width), (self.tiles.tokens, self.tiles.columns)
             spec = pl.BlockSpec((self.tiles.batch, *block), lambda b, i, j, *_: (b, i, j))
@@ -69,7 +70,7 @@ class Blocks(NamedTuple):
         return self._tokens_last(_swapped(x), self.width, self.tiles.columns)
 
     def codes(self, codes=None) -> Argument:
-        """The codes (*lead, T, K, H) that are read; those that are written where it is None."""
+        """Returns codes (*lead, T, K, H) as an argument. None means codes that are written."""
         rows, block = (n // self.tiles.parts for n in (self.width, self.tiles.columns))
         if codes is None:
             codes = jax.ShapeDtypeStruct((rows, self.tokens), jnp.uint8)
@@ -78,7 +79,9 @@ class Blocks(NamedTuple):
         return self._tokens_last(codes, rows, block)
 
     def scales(self, scales) -> Argument:
-        """The scales (*lead, T, K) that are read; of a dtype's name, those that are written."""
+        """Returns scales (*lead, T, K) as an argument. The name of a dtype means scales that are
+        written.
+        """
         rows, block = (n // self.tiles.group for n in (self.width, self.tiles.columns))
         if isinstance(scales, str):
             scales = jax.ShapeDtypeStruct((rows, self.tokens), jnp.dtype(scales))
@@ -87,42 +90,46 @@ class Blocks(NamedTuple):
         return self._tokens_last(scales, rows, block)
 
     def slots(self, values) -> Argument:
-        """The values (*lead, T, S) of slots; of a shape (S,), those that are written."""
+        """Returns the values (*lead, T, S) of slots as an argument. A shape (S,) means values that
+        are written.
+        """
         return self._tokens_last(_swapped(values), values.shape[-1], values.shape[-1], whole=True)
 
     def row(self, row) -> Argument:
-        """What stands beside a row's values, (W,)."""
+        """Returns an array (W,), with an entry for each value of a row, as an argument."""
         turned = self.tiles.turned
         row = _reshaped(row, (self.width, 1) if turned else (1, self.width))
         place = lambda b, i, j, *_: (j, 0) if turned else (0, j)
         return Argument(row, pl.BlockSpec(self.tiles.row_shape, place))
 
     def decoded(self, dtype) -> Argument:
-        """What is decoded, as it is written."""
+        """Returns the decoded array, which is written, as an argument."""
         shape = (self.width, self.tokens) if self.tiles.turned else (self.tokens, self.width)
         return self.values(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)))
 
     def as_codes(self, codes):
-        """What was written as codes, as (*lead, T, K, H)."""
+        """Returns the written codes as (*lead, T, K, H)."""
         each = self.tiles.group // self.tiles.parts
         return jnp.moveaxis(codes.reshape(*self.lead, -1, each, self.tokens), -1, -3)
 
     def as_scales(self, scales):
-        """What was written as scales, as (*lead, T, K)."""
+        """Returns the written scales as (*lead, T, K)."""
         return _swapped(scales.reshape(*self.lead, -1, self.tokens))
 
     def as_slots(self, values):
-        """What was written as values of slots, as (*lead, T, S)."""
+        """Returns the written values of slots as (*lead, T, S)."""
         return _swapped(values.reshape(*self.lead, -1, self.tokens))
 
     def as_values(self, x):
-        """What was written as values, as (*lead, T, W)."""
+        """Returns the written values as (*lead, T, W)."""
         if self.tiles.turned:
             return _swapped(x.reshape(*self.lead, self.width, self.tokens))
         return x.reshape(*self.lead, self.tokens, self.width)
 
     def _tokens_last(self, array, rows: int, block: int, whole: bool = False) -> Argument:
-        """An array whose axes are rows and tokens, in blocks of so many rows; `whole`: of all."""
+        """Returns an array with the axes rows and tokens as an argument, in blocks of `block` rows.
+        If `whole` is true, one block has all rows.
+        """
         spec = pl.BlockSpec(
             (self.tiles.batch, block, self.tiles.tokens),
             lambda b, i, j, *_: (b, 0 if whole else j, i),
@@ -131,7 +138,7 @@ class Blocks(NamedTuple):
 
 
 def of(shape: tuple[int, ...], group: int, parts: int) -> Blocks:
-    """As `fitting`, for a shape that `choice` takes. Raises ValueError for any other."""
+    """As `fitting`, for a shape that `choice` takes. Raises ValueError for other shapes."""
     if (found := fitting(shape, group, parts)) is None:
         raise ValueError(
             f"`x` is {shape} in groups of {group}; expected a shape that a TPU's kernel takes: ask"
@@ -152,8 +159,8 @@ def of_channels(shape: tuple[int, ...], group: int, parts: int, itemsize: int) -
 
 
 def fitting(shape: tuple[int, ...], group: int, parts: int) -> Blocks | None:
-    """Returns how a kernel divides an array (*lead, T, W) in groups of `group`, whose `parts` share
-    bytes; None where no kernel takes one of this shape.
+    """Returns the blocks of an array (*lead, T, W) in groups of `group`. The `parts` of a group
+    share bytes. Returns None if no kernel takes this shape.
     """
     columns = [n for n in _columns(shape, group, parts) if _fills(n // group, shape, n, SCALE_ROWS)]
     if not columns:
@@ -170,7 +177,7 @@ def fitting(shape: tuple[int, ...], group: int, parts: int) -> Blocks | None:
 def fitting_channels(
     shape: tuple[int, ...], group: int, parts: int, itemsize: int
 ) -> Blocks | None:
-    """As `fitting`, for blocks of all tokens; None where a core's memory does not hold one.
+    """As `fitting`, for blocks of all tokens. Returns None if a core's memory cannot hold a block.
 
     itemsize: bytes of a value.
     """
@@ -186,7 +193,7 @@ def fitting_channels(
 
 
 def _divided(shape, group: int, parts: int, block: tuple[int, int, int]) -> Blocks:
-    """An array in blocks of a batch, tokens and columns."""
+    """Returns the blocks of an array. `block` has the numbers of sets, tokens and columns."""
     *lead, tokens, width = shape
     chunk = _chunk(width, group, parts)
     assert chunk is not None
@@ -195,7 +202,9 @@ def _divided(shape, group: int, parts: int, block: tuple[int, int, int]) -> Bloc
 
 
 def _columns(shape: tuple[int, ...], group: int, parts: int) -> list[int]:
-    """How many columns a block may have, so that those of its bytes fill vectors; in order."""
+    """Returns the possible numbers of columns of a block, in order. The bytes of the columns fill
+    vectors.
+    """
     if len(shape) < 2 or not all(isinstance(n, int) for n in shape):
         return []
     width, chunk = shape[-1], _chunk(shape[-1], group, parts)
@@ -206,12 +215,14 @@ def _columns(shape: tuple[int, ...], group: int, parts: int) -> list[int]:
 
 
 def _fills(rows: int, shape: tuple[int, ...], columns: int, multiple: int) -> bool:
-    """Whether a block of so many rows and columns is of whole vectors, or of all columns."""
+    """Whether a block with these rows and columns has whole vectors, or all columns."""
     return columns == shape[-1] or rows % multiple == 0
 
 
 def _chunk(width: int, group: int, parts: int) -> int | None:
-    """The columns of a tile: whole groups, which fill vectors of bytes or are all of a row."""
+    """Returns the number of columns of a tile: whole groups that fill vectors of bytes, or a whole
+    row. Returns None if there is no such number.
+    """
     each = group // parts
     if width % group or group % parts or each < 8 or each & (each - 1) or group > 1024:
         return None

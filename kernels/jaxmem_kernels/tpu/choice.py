@@ -1,7 +1,7 @@
-"""Says which arrays a TPU's kernels take; all others go to the reference, as XLA compiles it.
+"""Which arrays a TPU's kernels take. For all other arrays, XLA compiles the reference.
 
-Each public function but `launcher` is asked with the shapes and dtypes of the arrays of the
-operation of its name, and with its parameters.
+Each public function but `launcher` has the name of an operation. Its arguments are the shapes and
+dtypes of the operation's arrays, and the operation's parameters.
 """
 
 import functools
@@ -12,16 +12,16 @@ import jax.numpy as jnp
 
 from jaxmem_kernels.tpu import blocks, launch
 
-# float16 is none of a TPU's types, and float64 is computed in several float32.
+# TPUs do not support float16, and compute float64 in several float32.
 FLOATS = ("bfloat16", "float32")
 # Starting a kernel takes a few microseconds, in which memory moves this much.
 LEAST_SIZE = 2**16
-MOST_SLOTS = 64  # they are gone through by unrolled code
+MOST_SLOTS = 64  # the code has no loop over slots, but is unrolled
 
 
 def launcher(name: str, *avals, **params) -> Callable[..., tuple] | None:
-    """Returns the launch of the operation `name` for these arrays, as a function of them; None
-    where no kernel takes them.
+    """Returns the launch of the operation `name` as a function of the arrays; None if no kernel
+    takes the arrays.
     """
     if not globals()[name](*avals, **params):
         return None
@@ -43,7 +43,9 @@ quantize_without = quantize_by
 
 
 def quantize_channelwise(x, *, group: int, **_) -> bool:
-    """Whether a program holds all tokens of some channels: else they are read once more before."""
+    """Whether a program can hold all tokens of some channels. Otherwise the separate operations
+    run, which read the tensor twice.
+    """
     held = blocks.fitting_channels(x.shape, group, 2, x.dtype.itemsize)
     return quantize(x, group=group) and held is not None
 

@@ -1,7 +1,7 @@
-"""Decodes INT4 on a TPU: the bodies of kernels, which compute what `int4` does.
+"""Decodes INT4 on a TPU: the bodies of the kernels of `int4`.
 
-Blocks lie as those of `encode`. `limit` is the greatest number of the result's dtype, which codes
-can pass, since scales were rounded up.
+Blocks have the layout of `encode`. `limit` is the greatest number of the result's dtype. A decoded
+value can exceed it, since scales were rounded up.
 """
 
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ def decode_with(channels, codes, scales, values, x, turned, *, tiles: Tiles, lim
 
     channels: the channel of each slot, int32 in scalar memory; none where it is negative.
     values: (slots, tokens).
-    turned: room for what 128 tokens decode to, float32 (columns, 128).
+    turned: scratch memory for 128 decoded tokens, float32 (columns, 128).
     """
     first = pl.program_id(2) * tiles.columns
 
@@ -95,10 +95,10 @@ def _by_tile(numbers, at, tiles: Tiles):
 
 
 def _scaled(by, limit: float):
-    """What is done to codes whose scales are those of channels."""
+    """Returns the function that scales codes by the scales of channels."""
     return lambda rows: _limited(rows * by, limit)
 
 
 def _limited(x, limit: float):
-    """Brings x within ±limit. NaN stays."""
+    """Clips x to ±limit. NaN remains NaN."""
     return jnp.where(x > limit, limit, jnp.where(x < -limit, -limit, x))

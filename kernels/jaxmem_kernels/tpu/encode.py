@@ -1,7 +1,7 @@
-"""Encodes to INT4 on a TPU: the bodies of kernels, which compute what `int4` does.
+"""Encodes to INT4 on a TPU: the bodies of the kernels of `int4`.
 
-All blocks but those of rows have a first axis of one. Codes (bytes of a row, tokens) and scales
-(groups, tokens) are stored turned, as tiles lie.
+All blocks but the blocks of rows have a first axis of length 1. Codes (bytes of a row, tokens) and
+scales (groups, tokens) are stored transposed, as tiles are.
 """
 
 import functools
@@ -13,21 +13,21 @@ from jax.experimental import pallas as pl
 from jaxmem_kernels.tpu import rounding
 from jaxmem_kernels.tpu.tiles import LANES, Tiles
 
-# 1.5 · 2^23, beside which a float has no fraction: adding it rounds to the nearest integer, which
-# is then in the sum's lowest bits.
+# 1.5 · 2^23. A float32 of this size has no fraction: adding SHIFT rounds to the nearest integer,
+# which is then in the sum's lowest bits.
 SHIFT = 12582912.0
 
 
 def encode(x, codes, scales, kept, *, tiles: Tiles, scale: str, **how):
     """`quantize`.
 
-    kept: where the scales of 128 tokens are kept until all are known, float32 (groups, 128).
+    kept: scratch memory for the scales of 128 tokens, float32 (groups, 128).
     """
     _encode(lambda at, columns: tiles.read(x, at, columns), codes, scales, kept, tiles, scale, how)
 
 
 def encode_without(x, taken, codes, scales, kept, *, tiles: Tiles, scale: str, **how):
-    """`quantize_without`; taken: int32, 1 for channels that are left out."""
+    """`quantize_without`; taken: int32, 1 for channels that are replaced by zeros."""
 
     def read(at, columns):
         left_out = tiles.row(taken, columns) != 0
@@ -41,10 +41,12 @@ def encode_separated(
 ):
     """`quantize_separated`.
 
-    channels: the channel of each slot, int32 in scalar memory; in no block where it is empty.
-    values: (slots, tokens), which stay while the blocks of columns come one after the other.
-    turned: room for 128 tokens, float32 (columns, 128).
-    found: room for their values in slots, float32 (slots, 128).
+    channels: the channel of each slot, int32 in scalar memory. The channel of an empty slot is in
+      no block.
+    values: (slots, tokens). The array remains in memory while the blocks of columns run one after
+      the other.
+    turned: scratch memory for 128 tokens, float32 (columns, 128).
+    found: scratch memory for their values in slots, float32 (slots, 128).
     """
     first = pl.program_id(2) * tiles.columns
 
@@ -67,7 +69,7 @@ def encode_separated(
 
 
 def encode_offset(x, codes, scales, offsets, kept, beside, *, tiles: Tiles, scale: str, **how):
-    """`quantize_offset`; kept, beside: where scales and offsets are kept."""
+    """`quantize_offset`; kept, beside: scratch memory for scales and for offsets."""
     first = pl.program_id(2) * (tiles.columns // 2)
 
     def tokens(at):
@@ -97,12 +99,12 @@ def encode_by(x, scales, codes, *, tiles: Tiles, **how):
 
 
 def encode_channelwise(x, codes, scales, kept, *, tiles: Tiles, known: int, scale: str, **how):
-    """`quantize_channelwise` of a block that has all values of its channels: they are gone through
-    twice, and read from the device's memory once.
+    """`quantize_channelwise` of a block that has all values of its channels. The kernel passes over
+    the values twice, and reads them from the device's memory once.
 
     scales: float32, one for each value of a row.
-    kept: the greatest values, and then what values are multiplied by, float32; as `scales`.
-    known: how many tokens there are; a block may have more.
+    kept: float32, of the shape of `scales`: the greatest values, and then the inverse scales.
+    known: number of tokens; a block may have more.
     """
     kept[...] = jnp.zeros_like(kept)
 
@@ -120,7 +122,7 @@ def encode_channelwise(x, codes, scales, kept, *, tiles: Tiles, known: int, scal
 
 
 def _encode_by(x, by, codes, tiles: Tiles, how: dict) -> None:
-    """Encodes by what `by(columns)` returns, which a tile's values are multiplied by."""
+    """Encodes the products of a tile's values and `by(columns)`."""
     first = pl.program_id(2) * (tiles.columns // 2)
 
     def tokens(at):
@@ -135,7 +137,7 @@ def _encode_by(x, by, codes, tiles: Tiles, how: dict) -> None:
 def _encode(
     read, codes, scales, kept, tiles: Tiles, scale: str, how: dict, before=lambda tokens: None
 ) -> None:
-    """Encodes symmetrically what `read(tokens, columns)` returns, after `before(tokens)`."""
+    """Encodes the values `read(tokens, columns)` symmetrically. Calls `before(tokens)` first."""
     first = pl.program_id(2) * (tiles.columns // 2)
 
     def tokens(at):
@@ -153,17 +155,17 @@ def _encode(
 
 
 def _keep(kept, group: int, found) -> None:
-    """Keeps what was found of the groups of a tile, (groups, 1, 128)."""
+    """Stores the scales or offsets `found` of a tile's groups, (groups, 1, 128), in `kept`."""
     kept[group : group + found.shape[0], :] = found[:, 0]
 
 
 def _packed(pair, values, first, columns: slice, *, stochastic: bool, seed: int):
-    """Rounds a pair of (groups, H, 128) and packs it into bytes, as int32; random bits come from
-    `values`, and from a byte's index in its row: `first` is that of the block.
+    """Rounds a pair of (groups, H, 128) and packs the codes into bytes, as int32. The random bits
+    are a hash of `values` and of a byte's index in its row. `first` is the block's first index.
 
-    Adding SHIFT leaves the integer in the sum's lowest bits. Adding 192 + u leaves its floor in the
-    bits above the 16 of the fraction. Both are multiples of 16, and so leave the four bits of a
-    code as they are.
+    After adding SHIFT, the integer is in the sum's lowest bits. After adding 192 + u, the floor is
+    in the bits above the 16 bits of the fraction. Both constants are multiples of 16, so they do
+    not change the four bits of a code.
     """
     low, high = (jnp.minimum(jnp.where(y >= -8, y, -8.0), 7.0) for y in pair)  # NaN is -8
     if stochastic:

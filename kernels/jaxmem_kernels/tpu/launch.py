@@ -4,9 +4,9 @@ it takes that operation's arrays and parameters, and returns a tuple of the refe
 interpret: whether the kernel is run by JAX on whatever device there is, which tests do.
 
 Tensors that kernels read are not pinned to the device's memory. XLA copies a tensor into VMEM
-before the kernel reads it, if XLA has nothing better to do. Pinning would spare an encoding that
-stands alone this copy. But a tensor that a product has left in VMEM would be written to the
-device's memory for the kernel, and read twice.
+before the kernel reads it, if there is nothing better to copy. Pinning would save this copy for an
+isolated encoding. But a tensor that a product has left in VMEM would be written to the device's
+memory for the kernel, and read twice.
 """
 
 import functools
@@ -158,10 +158,11 @@ def _run(
 ) -> tuple:
     """Runs a kernel on the blocks of `arrays`, and returns `results`.
 
-    kept: how many arrays of scales a program keeps beside its blocks.
+    kept: number of arrays of scales that a program keeps in scratch memory.
     scalars: arrays that programs read from scalar memory, before `arrays`.
-    scratch: what else a program keeps.
-    in_turn: whether a result's block is of all columns, so that theirs are gone through in turn.
+    scratch: the other scratch memory of a program.
+    in_turn: whether a block of a result has all columns, so that the blocks of columns run one
+      after the other.
     """
     name = getattr(kernel, "func", kernel).__name__  # a partial function has none
     groups = b.tiles.columns // b.tiles.group
@@ -188,5 +189,5 @@ def _run(
 
 
 def _varying(result: jax.ShapeDtypeStruct, x) -> jax.ShapeDtypeStruct:
-    """`result`, which within `shard_map` varies over the devices that `x` varies over."""
+    """Returns `result` with the varying type of `x` in `shard_map`."""
     return result.update(manual_axis_type=getattr(jax.typeof(x), "manual_axis_type", None))

@@ -1,7 +1,7 @@
 """Rounds inside a TPU kernel as `jaxmem_kernels.rounding` does, to the last bit.
 
-All arrays are float32, and their bits int32: a TPU's vectors hold 32 bits, and Mosaic knows int32
-best. Integers wrap around as unsigned ones do, so hashes are the same.
+All arrays are float32, and their bits int32: a TPU's vectors have 32 bits, and Mosaic supports
+int32 best. Signed integers wrap around as unsigned integers do, so hashes are equal.
 """
 
 import jax
@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxmem_kernels.rounding import EXACT_DIGITS, LEAST, LEAST_OFFSET, STEP_OF_HALF, salt_of
 
-# A mask of float32's lowest bits, those that numbers of EXACT_DIGITS go without.
+# A mask of float32's lowest bits, which are 0 in numbers of EXACT_DIGITS.
 SPARE = (1 << (24 - EXACT_DIGITS)) - 1
 LARGEST = float(jnp.finfo(jnp.float32).max)
 
@@ -26,8 +26,8 @@ def of_bits(bits) -> jax.Array:
 
 
 def greatest(low, high):
-    """`rounding.greatest` of groups whose halves are `low` and `high` (groups, H, 128), (groups, 1,
-    128): as integers, NaN's bits are above all others.
+    """`rounding.greatest` of groups with the halves `low` and `high` (groups, H, 128); the result
+    is (groups, 1, 128). As integers, the bits of NaN are above all others.
     """
     bits = jnp.maximum(bits_of(low) & 0x7FFFFFFF, bits_of(high) & 0x7FFFFFFF)
     return of_bits(jnp.max(bits, 1, keepdims=True))

@@ -22,7 +22,7 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-# Every so many of them, which are all of some kind; benchmarks/bad_files.py tries all.
+# Every so many of them, which are all of some kind; benchmarks/faults.py tries all.
 @pytest.mark.parametrize(
     ("name", "trainer", "every"),
     [

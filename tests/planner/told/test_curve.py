@@ -7,7 +7,7 @@ import pytest
 from jaxmem._core.actions import REST, keeps_everything
 from jaxmem._planner.outcome.pareto import POINTS, curve
 from jaxmem._planner.solve.cost import everything
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solution import priced
 from tests.shared.profiles import chain, deep, profile
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.core
 
 
 def check(made) -> None:
-    problem = Problem(made)
+    problem = ActionProblem(made)
     kept = everything(made).saved_bytes
     points = curve(
         problem, lambda size: size, lambda cost: cost.seconds, lambda cost: cost.seconds / 8, kept

@@ -8,7 +8,7 @@ import pytest
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.profile import Option
 from jaxmem._planner.outcome.table import rows
-from jaxmem._planner.solve.problem import Problem
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import solve
 from tests.shared import profiles
 from tests.shared.profiles import INT4, block, chain, flat, oracle, profile
@@ -23,9 +23,9 @@ def every_assignment(made):
 @pytest.mark.parametrize("room", [9, 20, 40, 60, 90])
 def test_why_is_the_dearer_plan_without_the_choice(room):
     made = profile(chain(layers=LAYERS, runs=LAYERS), link=100.0)
-    got = solve(Problem(made, room=room))
+    got = solve(ActionProblem(made, room=room))
     priced = oracle(made, flat(got.actions))
-    for row in rows(Problem(made, room), got.actions):
+    for row in rows(ActionProblem(made, room), got.actions):
         key = (row.block, row.tag)
         others = [
             p for p in every_assignment(made) if p.bytes <= room and p.effective[key] != row.choice
@@ -52,7 +52,7 @@ def test_why_tells_of_a_codec_that_gains_less_than_times_are_known_to():
     certain, doubted = made, profiles.doubted(made, 0.12, 0.2)
     choices = []
     for step in (certain, doubted):
-        problem = Problem(step, 3 * 99)
+        problem = ActionProblem(step, 3 * 99)
         solution = solve(problem)
         choices.append(solution.actions["block"]["u"])
         row = next(r for r in rows(problem, solution.actions) if r.tag == "u")
@@ -75,10 +75,10 @@ def test_a_name_of_two_places_is_one_line():
     ]
     options = [("u", [Option(KEEP, size, 0, size / 100)]) for size in (10, 20)]
     made = profile(block(equations, [2, 4], [5, 10, 10, 20, 20], options))
-    (kept,) = rows(Problem(made, 30), {"block": {"u": KEEP}})
+    (kept,) = rows(ActionProblem(made, 30), {"block": {"u": KEEP}})
     assert (kept.count, kept.bytes_before, kept.bytes_after) == (2, 30, 30)
     assert kept.milliseconds == pytest.approx(1e3 * 0.3)
-    (again,) = rows(Problem(made, 29), {"block": {}})
+    (again,) = rows(ActionProblem(made, 29), {"block": {}})
     assert (again.count, again.bytes_before, again.bytes_after) == (2, 30, 0)
     assert again.milliseconds == pytest.approx(1e3 * 3)
     assert (again.size, kept.size) == ("2 x (1)", "2 x (1)")
@@ -87,4 +87,4 @@ def test_a_name_of_two_places_is_one_line():
 def test_no_choice_is_explained_where_everything_fits():
     made = profile(chain())
     actions = {"block": {"u": KEEP, "v": KEEP, REST: KEEP}}
-    assert {r.why for r in rows(Problem(made, 0), actions)} == {"everything fits"}
+    assert {r.why for r in rows(ActionProblem(made, 0), actions)} == {"everything fits"}

@@ -1,31 +1,48 @@
-"""Final losses of AdamA with 2, 4 and 8 microbatches beside Adam's, over seeds, with the second
-moment of the paper and with the row ratio (AdamA, Fig. 2 and 3; M6, M7).
+"""AdamA while it trains: final losses against Adam's, step time against accumulation, and why its
+gradients are not summed in the second moment's low bits.
 
-    python -m benchmarks.adama_convergence
+    python -m benchmarks.adama_training [RESULT ...] [--rounds N]
 
-A GPT on two texts and a BERT, two layers of width 64, 250 steps of 32 sequences of 32 bytes; a
-ResNet of 14 layers on scikit-learn's digits, 200 steps of 64 images. The texts are Python's
-standard library, and the C headers of Python. Each with beta2 of 0.95 and 0.999, at Adam's rate.
+`adama_convergence`: final losses of AdamA with 2, 4 and 8 microbatches against Adam's, over seeds,
+with the paper's second moment and with the row ratio (AdamA, Fig. 2 and 3; M6, M7). A GPT on two
+texts and a BERT, two layers of width 64, 250 steps of 32 sequences of 32 bytes; a ResNet of 14
+layers on scikit-learn's digits, 200 steps of 64 images. The texts are Python's standard library,
+and Python's C headers. Beta2 is 0.95 and 0.999, the rate is Adam's. Adam takes the mean of the same
+microbatches: in the GPT and the BERT that is the batch's gradient, so Adam takes the whole batch;
+in the ResNet, whose batch norm sees a microbatch, gradients are added. AdamA's steps are released
+in the GPT and the BERT; the ResNet uses the unreleased transformation. `packed` is another way to
+Adam's second moment without a buffer (`benchmarks/shared/packed.py`), for the GPT alone. The spread
+of seeds is Adam's largest final loss minus its smallest; a difference is of means.
 
-Adam takes the mean of the same microbatches: in the GPT and the BERT that is the batch's gradient,
-and Adam takes the batch at once; in the ResNet, whose batch norm sees a microbatch, they are added
-up. AdamA's steps are released in the GPT and the BERT, and the unreleased transformation in the
-ResNet. `packed` is the other way to Adam's second moment without a buffer
-(`benchmarks/shared/packed.py`), for the GPT alone. The spread of seeds is Adam's largest final loss
-less its smallest; a difference is of means.
+`adama_packed`: how long a step may be. A million parameters whose N microbatches have random
+gradients. Adam's first step is the rate for each parameter. If the sum is rounded while it is
+gathered (`packed`), a step is the rate times the mean gradient over the rounded mean, and a mean
+that nearly cancels is rounded by more than its size. AdamA's steps, with squares and with the row
+ratio, are at most √N of the rate. Rows are in units of the rate: the longest step, and the share of
+steps that are longer than twice the rate.
+
+`adama_time`: step time of a GPT on this CPU by how its 8 microbatches become one step: AdamA
+against accumulation in place. gpt_nano, and the same at width 512, where the states' traffic weighs
+more; layers are recomputed, all in jaxmem.stack. Gradients are clipped by value unless the row says
+otherwise. Steps run in turns, in every round in another order; ratios are to "in_place", paired by
+round: median and quartiles, by the clock and by all cores' work.
 """
 
 import dataclasses
 import itertools
 import statistics
 import sysconfig
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
+import jaxmem
 from benchmarks.shared import packed
-from benchmarks.shared.case import small_resnet
-from benchmarks.shared.results import Report
+from benchmarks.shared.case import compile_planned, nano, small_resnet
+from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.timing import cache_compiles, clock_and_cores, interleaved
 from experiments.command.load import load
 from experiments.config.text import Config
 from experiments.data import images as image_data
@@ -37,6 +54,8 @@ from experiments.running.text import evaluate
 from experiments.steps import images as image_step
 from experiments.steps.optimizer import learning_rate, matrices
 from experiments.steps.step import init_state, make_loss, make_step
+
+# -- adama_convergence
 
 SEEDS, COUNTS, BETAS = (0, 1, 2), (2, 4, 8), (0.95, 0.999)
 WAYS = ("squares", "row", "packed")
@@ -157,22 +176,88 @@ def cell(results: dict, model: str, beta: float, n: int) -> dict:
     }
 
 
-def run(report: Report, seed: int, beta: float, model: str) -> None:
+def trained(report: Report, seed: int, beta: float, model: str) -> None:
     for case in ways(model):
         report.once(named(model, *case, beta, seed), train, model, *case, beta, seed)
 
 
-def summary(report: Report) -> dict:
+def of_convergence(report: Report) -> dict:
     return {
         f"{model}, beta2 {beta}, N={n}": cell(report.results, model, beta, n)
         for model, beta, n in itertools.product(MODELS, BETAS, COUNTS)
     }
 
 
-def main() -> None:
-    cases = itertools.product(SEEDS, BETAS, MODELS)
-    Report("adama_convergence").for_each(cases, run, summary)
+# -- adama_packed
 
+ROWS, COLUMNS, B1, B2 = 1024, 1024, 0.9, 0.95
+
+
+def first_step(way: Any, gradients: list) -> jax.Array:
+    """Every parameter's first step, over the rate."""
+    params = jnp.zeros((ROWS, COLUMNS))
+    if way == "packed":
+        m, v, _ = packed.minibatch(packed.init(params), gradients, B1, B2, jax.random.key(1))
+        return jnp.abs(m) / (v**0.5 + 1e-8)
+    tx = jaxmem.scale_by_adama(B1, B2, accumulation_steps=len(gradients), second_moment=way)
+    state, update = tx.init(params), None
+    for g in gradients:
+        update, state = tx.update(g, state, params)
+    return jnp.abs(jnp.asarray(update))
+
+
+def longest_step(way: str, n: int) -> dict[str, float]:
+    gradients = [jax.random.normal(jax.random.key(i), (ROWS, COLUMNS)) for i in range(n)]
+    steps = first_step(way, gradients)
+    return {"longest": float(steps.max()), "over twice": float((steps > 2).mean())}
+
+
+# -- adama_time
+
+COMMON = "model.loop=stack", "train.microbatches=8"
+ROW = "optimizer.second_moment=row"
+MICROBATCHED = {  # accumulation, clipping, and more
+    "scan": ("scan", "value"),
+    "in_place": ("in_place", "value"),
+    "adama": ("adama", "value"),
+    "released": ("released", "value"),
+    "released, row ratio": ("released", "value", ROW),
+    "released, row ratio, not clipped": ("released", "none", ROW),
+    "released, clipped by component": ("released", "component"),
+    "released, clipped by global norm": ("released", "norm"),
+}
+SIZES = {
+    "gpt_nano": (),
+    "width 512": ("model.width=512", "train.sequence=64", "train.loss_chunk=64"),
+}
+
+
+def timed(report: Report, size: str) -> None:
+    cache_compiles()
+    configs = {}
+    for name, (way, clip, *more) in MICROBATCHED.items():
+        own = f"optimizer.accumulation={way}", f"optimizer.clip={clip}"
+        configs[name] = nano(*COMMON, *own, *more, *SIZES[size])
+    steps = {name: compile_planned(config, {"block": {}}) for name, config in configs.items()}
+    seconds = interleaved(configs["in_place"], [steps], report.chosen["rounds"], configs)
+    for way in MICROBATCHED:
+        report.add(f"{size}, {way}", clock_and_cores(seconds, way, "in_place"))
+
+
+def of_time(report: Report) -> dict:
+    cores = {name: row["cores"]["median"] for name, row in report.results.items()}
+    return {"median of cores' work, to accumulation in place": cores}
+
+
+RESULTS = {
+    "adama_convergence": Benchmark(
+        itertools.product(SEEDS, BETAS, MODELS), trained, of_convergence
+    ),
+    "adama_packed": Benchmark(
+        [(way, n) for n, way in itertools.product(COUNTS, WAYS)], row=longest_step
+    ),
+    "adama_time": Benchmark(SIZES, timed, of_time, numbers={"rounds": 25}),
+}
 
 if __name__ == "__main__":
-    main()
+    measure("adama_training", RESULTS)

@@ -1,0 +1,314 @@
+"""What the planner knows before a step runs, against traced and compiled programs. No step runs.
+
+    python -m benchmarks.estimates [RESULT ...]
+
+`profile_exact`: predicted saved bytes and recomputed matrix products, under uniform, random and
+solved plans of gpt_117m, gpt_345m and gpt_4b7 for h200, a100-80gb and local. The profile's
+prediction is compared with what the traced step's backward gets from its forward
+(`tests.shared.audit`), with the stacks that the forward's loops pass to the backward's loops (which
+knows nothing of blocks), and with the matrix products that the backward repeats. Some plans are
+also compared with the products and FLOPs of the optimized HLO, loops times trip counts. `local` has
+the times of h200: neither changes a byte.
+
+`walk`: liveness estimates of bytes, against compiled steps. Each of `MODELS` in
+`benchmarks/shared/steps.py`, for this CPU and for an H200, under `jaxmem.auto`: the step as it is,
+every tag recomputed, and two random assignments (half of the tags recomputed, the others under any
+action that is no transfer).
+`error` is the estimated bytes of the whole step on the device against the compiled bytes. The
+estimate was written looking at gpt_nano, gpt_117m and bert_base, and at a part of these models on
+the CPU; none of its numbers is fitted to any of them. `loop` says whether the program loops over
+its layers: where a Python loop repeats them, XLA fuses and orders across layers, and less is known.
+
+`time_choices`: does the cost model know the time of a choice on a GPU? The step with every tag kept
+is compared with the step with nothing kept, with everything kept, and with each tag alone left out,
+for an H200. `xla` and `model` are by how much longer the step takes, by XLA's estimate of the whole
+compiled step and by the cost model, as shares of the step with every tag kept; errors are their
+differences. XLA prices no host copies.
+
+`product_times`: the price of a matrix product in a Triton fusion, against XLA's table. XLA's
+estimates of products in Triton fusions mean nothing before autotuning, so that
+`jaxmem._target.hlo.products` prices them by rates. XLA has a table of products that its authors
+measured on an H100, which it reads for library calls. Here bfloat16 products of transformers'
+shapes are compiled for an H200 as both. `ratio` is the formula's time over the table's.
+"""
+
+import itertools
+import random
+import statistics
+
+import jax
+import jax.numpy as jnp
+
+import jaxmem
+from benchmarks.shared.assignments import drawn, plans, recomputed, show
+from benchmarks.shared.case import AnyTimes, Case, Step, case_on, on
+from benchmarks.shared.devices import compiled
+from benchmarks.shared.results import Benchmark, Report, measure, of_errors
+from benchmarks.shared.steps import MODELS, SIZES, shapes, step_of
+from jaxmem._core.actions import ALL, KEEP, LOSSLESS, RECOMPUTE, REST, Actions
+from jaxmem._core.profile import Profile
+from jaxmem._planner.search.compile import CompiledStep
+from jaxmem._planner.search.estimates import Estimates
+from jaxmem._planner.solve.cost import evaluate
+from jaxmem._target.devices.support import allowed_actions
+from jaxmem._trace.jaxpr import as_scan, matmul_flops, nbytes, subjaxprs
+from tests.shared.audit import audit
+
+# -- profile_exact
+
+GPTS, TARGETS = ("gpt_117m", "gpt_345m", "gpt_4b7"), ("h200", "a100-80gb", "local")
+CASES = tuple((c, t) for t in TARGETS for c in GPTS)
+COMPILED = {
+    ("gpt_117m", "h200"): ("recompute", "compress", "solved 0.2"),
+    ("gpt_345m", "h200"): ("recompute", "solved 0.2", "random 1"),
+    ("gpt_117m", "a100-80gb"): ("solved 0.08",),
+    ("gpt_117m", "local"): ("random 0",),
+}
+
+
+def stacks(jaxpr) -> int:
+    """Bytes that loops stack up and later reversed loops read: an audit that knows nothing of
+    blocks and policies.
+    """
+    made = {}  # by id, since a literal among operands has no hash
+    for eqn in jaxpr.eqns:
+        if (scan := as_scan(eqn)) is not None and not eqn.params["reverse"]:
+            made |= {id(v): nbytes(v.aval) for v in eqn.outvars[scan.carry :]}
+    read = set()
+    for eqn in jaxpr.eqns:
+        if (scan := as_scan(eqn)) is not None and eqn.params["reverse"]:
+            used = _used(scan.jaxpr)
+            operands = zip(eqn.invars, scan.jaxpr.invars)
+            read |= {id(o) for o, i in operands if id(o) in made and id(i) in used}
+    return sum(made[v] for v in read)
+
+
+def _used(jaxpr) -> set[int]:
+    """What a jaxpr reads, by id."""
+    return {id(v) for e in jaxpr.eqns for v in _read(e)} | {id(v) for v in jaxpr.outvars}
+
+
+def _read(eqn):
+    """Operands of an equation that it uses: a checkpoint's may pass some in that nothing reads."""
+    inner = next(subjaxprs(eqn), None)
+    if inner is None or len(inner.invars) != len(eqn.invars):
+        return eqn.invars
+    used = _used(inner)
+    return [o for o, i in zip(eqn.invars, inner.invars) if id(i) in used]
+
+
+def recomputations(case: Case, cost) -> tuple[int, float]:
+    """Matrix products that a plan is predicted to repeat, and their FLOPs."""
+    blocks = list(zip(case.profile.blocks, cost.blocks))
+    return sum(b.runs * c.matmuls for b, c in blocks), sum(b.runs * c.flops for b, c in blocks)
+
+
+def compare(case: Case, actions: Actions) -> dict:
+    """[predicted, in the trace]."""
+    keep, traced = audit(case.trace(None)), case.trace(actions)
+    found, said = audit(traced), evaluate(case.profile, actions)
+    matmuls, flops = recomputations(case, said)
+    row = {
+        "saved_bytes": [said.saved_bytes, found.saved_bytes],
+        "host_bytes": [said.host_bytes, found.host_bytes],
+        "bytes_between_loops": [said.saved_bytes + said.host_bytes, stacks(traced.jaxpr.jaxpr)],
+        "recomputed_matmuls": [matmuls, found.matmuls - keep.matmuls],
+        "recomputed_flops": [flops, found.matmul_flops - keep.matmul_flops],
+    }
+    return row | {"equal": all(a == b for a, b in row.values()), "actions": show(actions)}
+
+
+def optimized(case: Case, actions: Actions) -> dict:
+    """[predicted, in the HLO]; what is predicted for the step's FLOPs is its trace with all kept,
+    and what is recomputed.
+    """
+    base, under = (v.compiled for v in case.compile(None, actions))
+    matmuls, flops = recomputations(case, evaluate(case.profile, actions))
+    flops += sum(matmul_flops(e)[0] for e in case.trace(None).jaxpr.jaxpr.eqns)
+    return {
+        "recomputed_matmuls": [matmuls, under.matmuls - base.matmuls],
+        "step_flops": [flops, under.matmul_flops],
+        "flops_ratio": under.matmul_flops / flops,
+        "total_bytes": under.total_bytes,
+    }
+
+
+def of_profile(report: Report, config: str, target: str) -> None:
+    database = AnyTimes() if target == "local" else None
+    with case_on(target, config, database=database) as case:
+        made = plans(case.profile, case.config.model.width)
+        for name, actions in made.items():
+            report.once(f"{config} {target} {name}", compare, case, actions)
+        # Compiles come last, since they take the longest.
+        if all(report.has(f"{c} {t} keep") for c, t in CASES):
+            for name in COMPILED.get((config, target), ()):
+                report.once(f"HLO {config} {target} {name}", optimized, case, made[name])
+
+
+def summary_of_profile(report: Report) -> dict:
+    hlo = report.under("HLO ")
+    traced = [r for k, r in report.results.items() if not k.startswith("HLO")]
+    pairs = [r["recomputed_matmuls"] for r in hlo.values()]
+    return {
+        "plans": len(traced),
+        "equal in bytes and products, as traced": sum(r["equal"] for r in traced),
+        "plans compiled": len(hlo),
+        "equal in recomputed products, as compiled": sum(a == b for a, b in pairs),
+        "largest deviation of HLO FLOPs": max(abs(r["flops_ratio"] - 1) for r in hlo.values()),
+    }
+
+
+# -- walk
+
+WALKED = ("local", "h200")
+LOOPS = ("scan", "microbatches", "names twice", "mixture", "encoder", "recurrent")
+RANDOM = 2
+
+
+def assignments(made: Profile) -> dict[str, Actions]:
+    """By name; the step as it is first."""
+    rng = random.Random(0)
+    half = lambda choices: rng.choice(choices) if rng.random() < 0.5 else RECOMPUTE
+    return {
+        "as it is": made.everything_kept,
+        "recomputed": recomputed(made),
+        **{f"random {i}": drawn(made, half) for i in range(RANDOM)},
+    }
+
+
+def of_walk(report: Report, name: str, target: str) -> None:
+    loss, params, rest = MODELS[name](SIZES[target])
+    build, args = jaxmem.auto(step_of(loss)), shapes((params, *rest))
+    with on(target, AnyTimes()) as backend:
+        here = [a for a in allowed_actions(ALL, backend.target)[0] if not a.offloads]
+        step = Step(build, args, backend, backend.database, here)
+        walks = Estimates(step.steps, step.profile)
+        for which, actions in assignments(step.profile).items():
+            if report.has(key := f"{name}, {target}, {which}"):
+                continue
+            (found,) = step.steps.try_compile(actions)
+            if isinstance(found, CompiledStep):
+                told = walks.temporary_bytes(actions) + found.compiled.argument_bytes
+                total = found.compiled.total_bytes
+                row = {"walked": told, "compiled": total, "error": told / total - 1}
+                report.add(key, row | {"loop": any(word in name for word in LOOPS)})
+
+
+def of_rows(rows: list[dict]) -> dict:
+    return {"points": len(rows)} | of_errors(r["error"] for r in rows)
+
+
+def summary_of_walk(report: Report) -> dict:
+    chosen = lambda target, loop: [
+        r for k, r in report.results.items() if f", {target}, " in k and r["loop"] == loop
+    ]
+    ways = {True: "a loop over layers", False: "a Python loop"}
+    cases = itertools.product(WALKED, ways)
+    return {f"{target}, {ways[loop]}": of_rows(chosen(target, loop)) for target, loop in cases}
+
+
+# -- time_choices
+
+CONFIGS = ("gpt_117m", "gpt_345m", "bert_base")
+OVERRIDES = ("optimizer.accumulation=scan", "optimizer.clip=norm")
+EVERY = "every tag kept"
+
+
+def of_choices(report: Report, name: str) -> None:
+    with case_on("h200", name, *OVERRIDES, allowed=LOSSLESS) as case:
+        made = case.profile
+        (label,) = {b.name for b in made.blocks}
+        tags = list(dict.fromkeys(t.name for b in made.blocks for t in b.tags))
+        chosen = {EVERY: dict.fromkeys(tags, KEEP), "nothing kept": {}, "everything": {REST: KEEP}}
+        chosen |= {f"not {t}": {u: KEEP for u in tags if u != t} for t in tags}
+        wanted = {k: {label: v} for k, v in chosen.items() if not report.has(f"{name}, {k}")}
+        # All are submitted before the first result is awaited.
+        futures = {k: case.compile_fully(v) for k, v in wanted.items()}
+        for key, actions in wanted.items():
+            seconds = futures[key].result().xla_seconds
+            model = evaluate(made, actions).seconds
+            report.add(f"{name}, {key}", {"xla_seconds": seconds, "model_seconds": model})
+
+
+def summary_of_choices(report: Report, name: str) -> dict:
+    rows = report.under(f"{name}, ")
+    base = rows.pop(EVERY)
+    longer = lambda row, key: (row[key] - base[key]) / base["xla_seconds"]
+    choices = {
+        name: {which: longer(row, f"{which}_seconds") for which in ("xla", "model")}
+        for name, row in rows.items()
+    }
+    errors = {name: abs(c["model"] - c["xla"]) for name, c in choices.items()}
+    return {
+        "choices": choices,
+        "median error": statistics.median(errors.values()),
+        "largest error": max(errors.values()),
+        "of": max(errors, key=lambda name: errors[name]),
+    }
+
+
+# -- product_times
+
+LIBRARY = {"xla_gpu_enable_triton_gemm": False}
+OF_LAYERS = [
+    (m, n, k)
+    for m in (1024, 4096, 8192, 32768)
+    for n, k in (
+        (768, 768), (3072, 768), (768, 3072), (2304, 768), (1024, 4096), (4096, 1024),
+        (4096, 4096), (16384, 4096),
+    )
+]  # fmt: skip
+OF_GRADIENTS = [(768, 768, 8192), (3072, 768, 8192), (4096, 4096, 8192)]
+OF_ATTENTION = [
+    (batch, *shape)
+    for batch in (24, 96, 512)
+    for shape in ((1024, 1024, 64), (1024, 64, 1024), (2048, 2048, 128))
+]
+ODD = [(m, 50257, 768) for m in (1024, 8192)]  # a vocabulary that no tile divides
+
+
+def products() -> list[tuple[int, ...]]:
+    """(m, n, k), with a batch before it for attention's."""
+    return [*OF_LAYERS, *OF_GRADIENTS, *OF_ATTENTION, *ODD]
+
+
+def ratio(*batch_m_n_k: int) -> dict[str, float]:
+    """Seconds of a product by the formula and by the table, which XLA reads for library calls."""
+    *batch, m, n, k = batch_m_n_k
+    shapes = (*batch, m, k), (*batch, k, n)
+    avals = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    traced = jax.jit(jnp.matmul).trace(*avals)
+    ours, table = (compiled("h200", traced, 90, options).xla_seconds for options in (None, LIBRARY))
+    assert ours is not None
+    assert table is not None
+    return {"formula": ours, "table": table, "ratio": ours / table}
+
+
+def of_ratios(ratios: list[float]) -> dict[str, float]:
+    return {
+        "products": len(ratios),
+        "median": statistics.median(ratios),
+        "mean distance from 1": statistics.mean(abs(r - 1) for r in ratios),
+        "least": min(ratios),
+        "largest": max(ratios),
+    }
+
+
+def summary_of_products(report: Report) -> dict:
+    of = lambda odd: [r["ratio"] for k, r in report.results.items() if ("50257" in k) == odd]
+    return {"shapes that tiles divide": of_ratios(of(False)), "other shapes": of_ratios(of(True))}
+
+
+RESULTS = {
+    "profile_exact": Benchmark([*CASES, *COMPILED], of_profile, summary_of_profile),
+    "walk": Benchmark(itertools.product(MODELS, WALKED), of_walk, summary_of_walk),
+    "time_choices": Benchmark(CONFIGS, of_choices, of_case=summary_of_choices),
+    "product_times": Benchmark(
+        products(),
+        lambda report, *shape: report.once(str(shape), ratio, *shape),
+        summary_of_products,
+    ),
+}
+
+if __name__ == "__main__":
+    measure("estimates", RESULTS)

@@ -1,0 +1,434 @@
+"""Faults: runs that are stopped at random moments, checkpoints that were changed, and files with a
+mistake.
+
+    python -m benchmarks.faults [RESULT ...] [--kills N] [--asked N] [--faults N]
+
+`kills`: a training is stopped by SIGKILL, SIGTERM and SIGINT, and started again by the same command
+until it ends: what is lost, and does it end as a training that was not stopped? A small GPT under a
+plan, which saves after every step, so that each start imports, plans, compiles, reads a checkpoint,
+trains, saves and evaluates. Before a signal the process's finished checkpoints are listed; after
+it, the newest whole checkpoint must be as new. Rows and losses of a run that has ended are compared
+with those of a run that was not stopped. Two runs go on at the same time.
+
+`checkpoint_faults`: what `jaxmem.runs` does with faults in stored checkpoints, against orbax alone.
+Three checkpoints of a small state are kept, as a run keeps them. A fault is made in one file of the
+newest: a bit turned, cut off, emptied, deleted, or replaced by the file of an older checkpoint; the
+manifest's file too. Then the newest state is requested, and all its arrays are compared. orbax
+alone reads the same files but the manifest, so that faults in manifests are not counted for it.
+
+`bad_files`: are configs and plans' files with a mistake refused? Each file has one mistake, and is
+made from a correct one: from all shipped configs, from a plan of the library for a small GPT, and
+from a plan of which no field is empty (`tests/shared/bad_configs.py` and `bad_plans.py`). A config
+is given to its command; a plan's file to the commands that read one, in turns, and to a training as
+`plan.path`. It is refused if the command ends with exit code 2 and a message that names the file
+and the key, without a traceback, before anything is compiled or written.
+"""
+
+import collections
+import concurrent.futures
+import contextlib
+import itertools
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks.shared.case import SMALL
+from benchmarks.shared.results import Benchmark, Report, measure
+from experiments import train, train_glue, train_images
+from experiments.command.load import FOLDER, load
+from experiments.running.planning import new_plan
+from jaxmem import cli, runs
+from jaxmem._target.processes.orbax import orbax
+from jaxmem._train.checkpoints import manifest, stored
+from jaxmem._train.checkpoints.checkpoints import Checkpoints, steps_in
+from jaxmem.errors import JaxmemWarning, RunError
+from tests.shared.bad import Bad, mistakes
+from tests.shared.bad_configs import bad_configs
+from tests.shared.bad_plans import bad_plans, full
+
+# -- kills
+
+SETTINGS = (
+    *SMALL, "train.steps=40", "train.eval_batches=2", "train.save_every=0", "optimizer.warmup=2",
+    "sample.length=20",
+)  # fmt: skip
+STEPS = 40
+
+
+def start(out: pathlib.Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "experiments.train", "gpt_nano", *SETTINGS, "--out", str(out)]
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, encoding="utf-8"
+    )
+
+
+def rows_of(folder: pathlib.Path) -> list[dict]:
+    """The rows that are whole, without what a clock said."""
+    path, found = folder / "metrics.jsonl", []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+            found.append({k: v for k, v in row.items() if not k.endswith(("_seconds", "_second"))})
+        except ValueError:
+            break
+    return found
+
+
+def unfinished(out: pathlib.Path) -> pathlib.Path | None:
+    return next(
+        (path for path in out.glob("unfinished-*") if any(path.glob("checkpoints/*"))), None
+    )
+
+
+def finished(out: pathlib.Path) -> int:
+    """The newest step that is saved."""
+    path = unfinished(out)
+    return max(steps_in(path / "checkpoints") if path else (), default=0)
+
+
+def newest(out: pathlib.Path) -> int:
+    """The newest that is whole, by its sums."""
+    path = unfinished(out)
+    if path is None:
+        return 0
+    with Checkpoints(path / "checkpoints", 2) as checkpoints, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = checkpoints.newest() if finished(out) else None
+    return 0 if found is None else found.step
+
+
+class Runner:
+    """Stops one run after the other in a folder of its own, and counts."""
+
+    def __init__(self, out: pathlib.Path, whole: pathlib.Path, seconds: float, seed: int):
+        self.out, self.whole, self.seconds = out, whole, seconds
+        self.draw = random.Random(seed)
+
+    def stop(self, number: signal.Signals) -> dict:
+        process = start(self.out)
+        said: list[str] = []
+        assert process.stderr is not None
+        reader = threading.Thread(target=lambda: said.extend(process.stderr))  # pyright: ignore
+        reader.start()
+        try:
+            process.wait(self.draw.uniform(0.5, self.seconds))
+        except subprocess.TimeoutExpired:
+            acknowledged = finished(self.out)
+            process.send_signal(number)
+        else:
+            acknowledged = None
+        process.wait()
+        reader.join()
+        if (self.out / "summary.json").exists() or any(self.out.glob("ended-*")):
+            return self.ended() | {"signal": None if acknowledged is None else number.name}
+        kept, path = newest(self.out), unfinished(self.out)
+        written = rows_of(path) if path else []
+        phase = "before a step" if not written else "steps" if len(written) < STEPS else "the end"
+        return {
+            "signal": number.name,
+            "code": process.returncode,
+            "phase": phase,
+            "lost": max((acknowledged or 0) - kept, 0),
+            "repeated": max(len(written) - kept, 0),
+            "traceback": any("Traceback" in line for line in said),
+        } | ({"said": said[-1:]} if process.returncode in (1, 2) else {})
+
+    def ended(self) -> dict:
+        with contextlib.suppress(RunError), runs.record(self.out):
+            pass  # which moves what a killed process did not, and refuses a folder whose run ended
+        summaries = [
+            json.loads((path / "summary.json").read_text(encoding="utf-8"))["val_loss"]
+            for path in (self.out, self.whole)
+        ]
+        same = rows_of(self.out) == rows_of(self.whole) and summaries[0] == summaries[1]
+        shutil.rmtree(self.out)
+        return {"ended": True, "same": same}
+
+
+def kinds_left(report: Report) -> list[signal.Signals]:
+    """The signals that are still to be sent, in random order."""
+    kills, asked = report.chosen["kills"], report.chosen["asked"]
+    kinds = [signal.SIGKILL] * kills + [signal.SIGTERM, signal.SIGINT] * (asked // 2)
+    random.Random(0).shuffle(kinds)
+    for done in report.results.values():
+        if done["signal"] is not None:
+            kinds.remove(signal.Signals[done["signal"]])
+    return kinds
+
+
+def whole_run(whole: pathlib.Path) -> float:
+    """Seconds of a run that is not stopped, whose programs are compiled."""
+    seconds = 0.0
+    for again in (False, True):  # the first fills the cache
+        shutil.rmtree(whole, ignore_errors=True)
+        began = time.monotonic()
+        with start(whole) as process:
+            process.communicate()
+        assert process.returncode == 0, again
+        seconds = time.monotonic() - began
+    return seconds
+
+
+def stop_all(report: Report, left: list, scratch: pathlib.Path) -> None:
+    """Sends the signals that are left, to two runs beside each other."""
+    whole, lock = scratch / "whole", threading.Lock()
+    seconds = 1.4 * whole_run(whole)
+
+    def work(number: int) -> None:
+        runner = Runner(scratch / f"out{number}", whole, seconds, number)
+        while True:
+            with lock:
+                if not left:
+                    return
+                kind = left.pop()
+            found = runner.stop(kind)
+            with lock:
+                if "ended" in found and found["signal"] != kind.name:
+                    left.append(kind)  # it had ended before the signal was sent
+                report.add(str(len(report.results)), found)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(2)))
+
+
+def kills(report: Report) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{scratch}/cache"
+        stop_all(report, kinds_left(report), pathlib.Path(scratch))
+
+
+def of_signal(found: list[dict], name: str) -> dict:
+    sent = [r for r in found if r["signal"] == name]
+    of = [r for r in sent if "ended" not in r]
+    count = lambda key: collections.Counter(r[key] for r in of)
+    return {
+        "stopped": len(of),
+        "after its run": len(sent) - len(of),
+        "by phase": dict(sorted(count("phase").items())),
+        "codes": {str(code): n for code, n in sorted(count("code").items())},
+        "steps lost that were saved": sum(r["lost"] for r in of),
+        "most steps repeated": max((r["repeated"] for r in of), default=0),
+        "tracebacks": sum(r["traceback"] for r in of),
+    }
+
+
+def of_kills(report: Report) -> dict:
+    found = list(report.results.values())
+    ended = [r for r in found if "ended" in r]
+    told = {"ended": len(ended), "as without": sum(r["same"] for r in ended)}
+    return told | {name: of_signal(found, name) for name in ("SIGKILL", "SIGTERM", "SIGINT")}
+
+
+# -- checkpoint_faults
+
+SAVED = (10, 20, 30)
+
+
+def state(step: int):
+    """A state in which every array is another one at every step."""
+    draw = np.random.default_rng(step)
+    make = lambda *shape: jnp.asarray(draw.standard_normal(shape), jnp.float32)
+    params = {"w": make(64, 48), "b": make(48), "half": make(64, 48).astype(jnp.bfloat16)}
+    moments = jax.tree.map(lambda a: a + a.dtype.type(step), optax.adam(1e-3).init(params))
+    return params, moments, jax.random.key(step), jnp.int32(step)
+
+
+def alike(a, b) -> bool:
+    data = lambda leaf: (
+        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    )
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.asarray(data(x)).tobytes() == np.asarray(data(y)).tobytes() for x, y in pairs)
+
+
+def turned(path: pathlib.Path, draw: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    path.write_bytes(data)
+
+
+def cut(path: pathlib.Path, draw: random.Random) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: draw.randrange(len(data))])
+
+
+def of_older(path: pathlib.Path, draw: random.Random) -> None:
+    """The file of the same place in the checkpoint before, or of the nearest size where names are
+    drawn.
+    """
+    newest = next(p for p in path.parents if p.name == f"{SAVED[-1]:08d}")
+    older = newest.with_name(f"{SAVED[-2]:08d}")
+    same = older / path.relative_to(newest)
+    others = [p for p in (older / path.parent.relative_to(newest)).glob("*") if p.is_file()]
+    others.sort(key=lambda p: abs(p.stat().st_size - path.stat().st_size))
+    shutil.copyfile(same if same.exists() else others[0], path)
+
+
+FAULTS = {
+    "a bit turned": turned,
+    "cut off": cut,
+    "emptied": lambda path, _: path.write_bytes(b""),
+    "deleted": lambda path, _: path.unlink(),
+    "of an older one": of_older,
+}
+
+
+def by_jaxmem(folder: pathlib.Path) -> str:
+    with Checkpoints(folder, 3) as checkpoints, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = checkpoints.newest()
+        assert found is not None
+        right = alike(found.state(state(0)), state(found.step))
+    said = [w for w in told if issubclass(w.category, JaxmemWarning)]
+    if not right:
+        return "wrong values"
+    if found.step == SAVED[-1]:
+        return "right values"
+    return "the one before, with a warning" if said else "the one before, without a word"
+
+
+def by_orbax(folder: pathlib.Path) -> str:
+    ocp = orbax()
+    names = dict.fromkeys(stored.taken(state(0))[0], 0)
+    arguments = dict.fromkeys(names, ocp.RestoreArgs(restore_type=np.ndarray))
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            args = ocp.args.PyTreeRestore(item=names, restore_args=arguments)
+            path = folder / f"{SAVED[-1]:08d}" / stored.STATE
+            got = checkpointer.restore(path, args=args)
+    except Exception:  # of many kinds
+        return "an error"
+    want, _ = stored.taken(state(SAVED[-1]))
+    return "right values" if alike(list(got.values()), list(want.values())) else "wrong values"
+
+
+def faulty(whole: pathlib.Path, folder: pathlib.Path, faults: int):
+    """Makes so many faults, each in a copy of its own; gives the fault's name and the file."""
+    newest = whole / f"{SAVED[-1]:08d}"
+    files = sorted(p.relative_to(whole) for p in newest.rglob("*") if p.is_file())
+    draw, made = random.Random(0), 0
+    while made < faults:
+        name, file = draw.choice(list(FAULTS)), draw.choice(files)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(whole, folder)
+        before = (folder / file).read_bytes()
+        FAULTS[name](folder / file, draw)
+        if (folder / file).exists() and (folder / file).read_bytes() == before:
+            continue  # the older file is the same, or an empty one was emptied
+        made += 1
+        yield name, file
+
+
+def faults(report: Report) -> None:
+    counts: dict[str, collections.Counter] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        whole, folder = pathlib.Path(scratch) / "whole", pathlib.Path(scratch) / "checkpoints"
+        with Checkpoints(whole, 3) as checkpoints:
+            for step in SAVED:
+                checkpoints.save(step, state(step), {})
+            checkpoints.wait()
+        assert by_jaxmem(whole) == by_orbax(whole) == "right values"
+        for name, file in faulty(whole, folder, report.chosen["faults"]):
+            outcomes = {"jaxmem": by_jaxmem(folder)}
+            if file.name != manifest.NAME:
+                outcomes["orbax alone"] = by_orbax(folder)
+            for who, outcome in outcomes.items():
+                counts.setdefault(f"{who}, {name}", collections.Counter())[outcome] += 1
+    report.results = dict(counts)
+
+
+def of_faults(report: Report) -> dict:
+    total: dict[str, collections.Counter] = {}
+    for key, row in report.results.items():
+        total.setdefault(key.split(", ")[0], collections.Counter()).update(row)
+    return total
+
+
+# -- bad_files
+
+PROGRAMS = {"train": train, "train_glue": train_glue, "train_images": train_images}
+CONFIG, PLAN = "mine.toml", "mine.json"
+READERS: tuple[tuple[Callable, list[str]], ...] = (
+    (cli.main, ["show", PLAN]),
+    (cli.main, ["diff", "whole.json", PLAN]),
+    (cli.main, ["report", PLAN]),
+    (cli.main, ["verify", PLAN, "absent:step"]),
+    (cli.main, ["explain", "absent:step", "--plan", PLAN]),
+    (train.main, ["gpt_nano", f"plan.path={PLAN}", "--out", "new"]),
+)
+Case = tuple[Bad, Callable, list[str]]
+
+
+def of_configs() -> Iterator[Case]:
+    for path in sorted(FOLDER.glob("*.toml")):
+        text = path.read_text(encoding="utf-8")
+        name = next(n for n in reversed(PROGRAMS) if f"experiments.{n} " in text)
+        for bad in bad_configs(text, name):
+            yield bad, PROGRAMS[name].main, [CONFIG, "--out", "new"]
+
+
+def of_plans() -> Iterator[Case]:
+    full().save("whole.json")
+    new_plan(load("gpt_nano", SMALL)).save("real.json")
+    for name in ("whole.json", "real.json"):
+        text = pathlib.Path(name).read_text(encoding="utf-8")
+        for bad, (main, line) in zip(bad_plans(text), itertools.cycle(READERS)):
+            yield bad, main, line
+
+
+def tried(cases: Iterator[Case], file: str) -> dict[str, dict[str, int]]:
+    """The files of each kind of mistake, and those that were refused. No file is tried twice."""
+    found: dict[str, dict[str, int]] = {}
+    seen: set[bytes] = set()
+    for bad, main, line in cases:
+        if bad.content in seen:
+            continue
+        seen.add(bad.content)
+        pathlib.Path(file).write_bytes(bad.content)
+        wrong = mistakes(main, line, file, bad.key)
+        if wrong:
+            print(bad.kind, bad.key, line, wrong, bad.content[:200])
+        row = found.setdefault(bad.kind, {"files": 0, "refused": 0})
+        row["files"] += 1
+        row["refused"] += not wrong
+    return found
+
+
+def in_a_folder(report: Report) -> None:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        found = {"configs": tried(of_configs(), CONFIG), "plans": tried(of_plans(), PLAN)}
+    report.results |= found
+
+
+def of_files(report: Report) -> dict:
+    total = lambda rows, what: sum(row[what] for row in rows.values())
+    return {
+        name: {what: total(rows, what) for what in ("files", "refused")}
+        for name, rows in report.results.items()
+    }
+
+
+RESULTS = {
+    "kills": Benchmark(run=kills, summary=of_kills, numbers={"kills": 200, "asked": 60}),
+    "checkpoint_faults": Benchmark(run=faults, summary=of_faults, numbers={"faults": 1200}),
+    "bad_files": Benchmark(run=in_a_folder, summary=of_files),
+}
+
+if __name__ == "__main__":
+    measure("faults", RESULTS)

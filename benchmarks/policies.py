@@ -1,0 +1,313 @@
+"""Plans against the policies that a JAX user would write by hand, at the policies' bytes.
+
+    python -m benchmarks.policies [RESULT ...] [--rounds N]
+
+`benchmarks/shared/baselines.py` lists the policies.
+
+`baselines_cpu`: gpt_nano on this CPU, by the clock. Each policy's step is compiled, and its bytes
+are the budget of a plan. If the plan compresses, a lossless plan is made too. A round runs every
+policy and its plans, in an order of the round's own. A ratio is plan / policy within a round (below
+1: the plan is faster): median and quartiles over rounds.
+
+`measured`: does `measure=` return a step that no policy beats at the same budget? Five models are
+planned on this CPU with `jaxmem.plan(..., measure=8)`, with room for everything and for 0.6 and 0.4
+of its bytes, with all actions and with lossless ones. The plan's step and those of the policies
+that fit (everything kept, nothing kept, products kept, every tag kept) are then run in turns, in
+rounds that chose nothing. `ratios` are the fastest policy's time, by its median, over the plan's,
+round by round: above 1 the plan is faster.
+
+`baselines_h200`: steps compiled for an H200 without hardware. A policy's bytes are of XLA's buffer
+assignment. Its time is the planner's cost model (seconds in addition to an ideal step that neither
+writes nor repeats anything), and XLA's own estimate of the step. A plan is made at each policy's
+bytes, and one 8 % below the least of them all. XLA's estimate leaves out host copies, so that it
+says nothing of offload. Bytes are of a compile without estimates, since requesting them changes the
+matrix kernels. A plan wins if its time is less by more than 0.5 % of the step.
+
+`tpu_baselines`: the same for TPUs without hardware. A policy is compiled until its buffers are
+assigned (completely, if a plan does not win). Its time is a roofline of what the compiler fuses,
+with the planner's price of host copies that the layers' work does not hide. A plan wins, or loses,
+if the times differ by more than 1 % of the policy's.
+"""
+
+import collections
+import itertools
+import statistics
+
+import jax
+
+import jaxmem
+from benchmarks.shared.assignments import show
+from benchmarks.shared.baselines import WITH_NAIVE, Baseline, baselines, compiler_of
+from benchmarks.shared.case import Case, Step, case_on, compile_step, nano, on, random_bits_for
+from benchmarks.shared.results import Benchmark, Report, measure, say
+from benchmarks.shared.steps import local_step
+from benchmarks.shared.timing import Seconds, cache_compiles, interleaved, over
+from experiments.gpu_check.measure import quartiles
+from jaxmem._core.actions import ALL, LOSSLESS, Actions
+from jaxmem._planner.search.candidates import is_among
+from jaxmem._planner.search.compile import CompiledStep
+from jaxmem._planner.search.measure import hand_policies
+from jaxmem._planner.search.measure import quartiles as three_quartiles
+from jaxmem._planner.solve.cost import evaluate, everything
+from jaxmem._trace.jaxpr import matmul_flops
+from jaxmem.plans import compiled_bytes
+
+# -- baselines_cpu
+
+LEFT_OUT = ("keep_everything",)  # a plan at its bytes is the same program
+
+
+def plans_at(case: Case, budget: int) -> dict[str, tuple[jaxmem.Plan | None, dict]]:
+    """The plan for `budget` bytes, and a lossless one if it compresses, each with its row."""
+    found = {"plan": case.attempt(budget, actions=ALL)}
+    plan = found["plan"][0]
+    if plan is None or not lossless(plan):
+        found["lossless_plan"] = case.attempt(budget, actions=LOSSLESS)
+    return found
+
+
+def lossless(plan: jaxmem.Plan) -> bool:
+    codecs = {c.codec for choices in plan.actions.values() for c in choices.values() if c.codec}
+    return not {c for c in codecs if not c.startswith("bit_mask")}
+
+
+def described(plan: jaxmem.Plan | None, row: dict) -> dict:
+    return row if plan is None else row | {"lossless": lossless(plan)}
+
+
+def ratios(seconds: Seconds, name: str) -> dict[str, dict[str, float]]:
+    """Plan / baseline within a round: quartiles over rounds."""
+    own = {k.removeprefix(f"{name}/"): s for k, s in seconds.items() if k.startswith(f"{name}/")}
+    base = own.pop("baseline")
+    return {which: over(plan, base) for which, plan in own.items()}
+
+
+def by_the_clock(report: Report) -> None:
+    cache_compiles()
+    case = Case(nano(), on("local"), codecs=WITH_NAIVE)
+    chosen = [b for b in baselines(case.profile) if b.name not in LEFT_OUT]
+    groups, plans = [], {}
+    for baseline in chosen:
+        name, step = baseline.name, compile_step(case.config, baseline.policy)
+        say(f"{name}: {compiled_bytes(step)} bytes")
+        plans[name] = plans_at(case, compiled_bytes(step))
+        steps = {f"{name}/{k}": plan.step for k, (plan, _) in plans[name].items() if plan}
+        groups.append({f"{name}/baseline": step} | steps)
+    clock, cores = interleaved(case.config, groups, report.chosen["rounds"])
+    nothing = everything(case.profile).seconds
+    for baseline, group in zip(chosen, groups, strict=True):
+        name = baseline.name
+        report.results[name] = {
+            "baseline": name,
+            "bytes": compiled_bytes(group[f"{name}/baseline"]),
+            "lossless": not baseline.lossy,
+            "seconds": quartiles(clock[f"{name}/baseline"]),
+            "predicted_extra_seconds": evaluate(case.profile, baseline.actions).seconds - nothing,
+            "plans": {k: described(*found) for k, found in plans[name].items()},
+            "ratios": ratios(clock, name),
+            "ratios_of_core_seconds": ratios(cores, name),
+        }
+
+
+def of_the_clock(report: Report) -> dict:
+    rows = report.results.values()
+    of_plan = [row["ratios"]["plan"] for row in rows if "plan" in row["ratios"]]
+    return {
+        "faster": sum(ratio["upper_quartile"] < 1 for ratio in of_plan),
+        "slower": sum(ratio["lower_quartile"] > 1 for ratio in of_plan),
+        "no_plan": len(rows) - len(of_plan),
+        "of": len(rows),
+    }
+
+
+# -- measured
+
+SHARES = {"everything": 10, "0.6": 0.6, "0.4": 0.4}  # of the bytes of everything kept
+CHOOSING, COMPARING = 8.0, 10.0  # seconds
+WAYS = {"all actions": None, "lossless": LOSSLESS}
+NAMES = ("gpt_nano", "gemma, a scan", "encoder and decoder", "Linen, nn.scan", "Equinox, a scan")
+
+
+def policies(step: Step) -> dict:
+    """The hand-written policies, compiled, by name."""
+    made = step.profile
+    wanted = {"everything kept": made.everything_kept} | hand_policies(made)
+    return dict(zip(wanted, step.steps.compile(*wanted.values()), strict=True))
+
+
+def compared(step: Step, hand: dict, budget: int, way) -> dict:
+    plan = step.plan(budget, actions=way, measure=CHOOSING)
+    fits = {n: s for n, s in hand.items() if s.compiled.total_bytes <= budget}
+    (own,) = step.steps.compile(plan.actions)
+    named = {"plan": own} | fits
+    rounds = dict(zip(named, step.steps.run(*named.values(), seconds=COMPARING), strict=True))
+    best = min(fits, key=lambda name: statistics.median(rounds[name]), default=None)
+    row = {
+        "budget": budget,
+        "plan_bytes": plan.compiled_bytes,
+        "chosen": next(one.name for one in plan.measured if one.chosen),
+        "best policy": best,
+        "rounds": len(rounds["plan"]),
+        "medians": {name: statistics.median(r) for name, r in rounds.items()},
+    }
+    if best is not None:
+        row["is the policy"] = is_among(plan.actions, [fits[best]])
+        apart = [b / p for b, p in zip(rounds[best], rounds["plan"], strict=True)]
+        row["ratios"] = dict(zip(("lower", "median", "upper"), three_quartiles(apart), strict=True))
+    return row
+
+
+def chosen_by_the_clock(report: Report, name: str) -> None:
+    say(name)
+    keys = {(s, w): f"{name}, {s}, {w}" for s in SHARES for w in WAYS}
+    if all(map(report.has, keys.values())):
+        return
+    with on("local") as backend:
+        step = Step(*local_step(name), backend, allowed=LOSSLESS)
+        hand = policies(step)
+        whole = hand["everything kept"].compiled.total_bytes
+        for (share, way), key in keys.items():
+            report.once(key, compared, step, hand, int(SHARES[share] * whole), WAYS[way])
+    jax.clear_caches()
+
+
+def of_way(report: Report, way: str) -> dict:
+    rows = {k: r for k, r in report.results.items() if k.endswith(way) and "ratios" in r}
+    medians = [r["ratios"]["median"] for r in rows.values()]
+    kept = {k: r["medians"] for k, r in rows.items() if "everything kept" in r["medians"]}
+    return {
+        "points": len(rows),
+        "geometric mean": statistics.geometric_mean(medians),
+        "least": min(medians),
+        # If the plan is the policy itself, their ratio is noise.
+        "the plan is the policy": sum(r["is the policy"] for r in rows.values()),
+        "slower beyond the quartiles": [
+            k for k, r in rows.items() if r["ratios"]["upper"] < 1 and not r["is the policy"]
+        ],
+        "to everything kept": {k: m["everything kept"] / m["plan"] for k, m in kept.items()},
+    }
+
+
+# -- baselines_h200 and tpu_baselines
+
+GPU = "h200"
+BELOW = 0.92  # of the least bytes of the policies
+DRAW, DRAW_ON_TPU = 0.005, 0.01  # of a step
+
+
+def priced(case: Case, step: CompiledStep, actions: Actions) -> dict:
+    """The bytes and the estimated times of a policy's or a plan's step."""
+    found, cost = step.compiled, evaluate(case.profile, actions)
+    row = {"bytes": found.total_bytes, "host_bytes": found.host_bytes, "actions": show(actions)}
+    if case.target.platform == "tpu":
+        assert found.xla_seconds is not None
+        exposed = cost.host_seconds
+        seconds = {"roofline_seconds": found.xla_seconds + exposed}
+        return row | seconds | {"exposed_copies_seconds": exposed}
+    flops = sum(matmul_flops(e)[0] for e in case.trace(None).jaxpr.jaxpr.eqns)
+    flops += sum(b.runs * c.flops for b, c in zip(case.profile.blocks, cost.blocks))
+    return row | {
+        "model_extra_seconds": cost.seconds,
+        "xla_seconds": found.xla_seconds,
+        "flops_ratio": found.matmul_flops / flops,
+    }
+
+
+def of_baseline(case: Case, baseline: Baseline, whole: bool = False) -> dict:
+    compiler = compiler_of(case, baseline)
+    (step,) = compiler.compile(baseline.actions)
+    step = compiler.compile_fully(step) if whole else step
+    model = {"model_is": "exact" if baseline.exact else "the nearest keep-set"}
+    return priced(case, step, baseline.actions) | model
+
+
+def of_plan(case: Case, at_bytes: int) -> dict:
+    """A plan of no more than `at_bytes` as compiled."""
+    plan, told = case.attempt(case.budget_for(at_bytes))
+    told |= {"at_bytes": at_bytes, "everything_extra_seconds": everything(case.profile).seconds}
+    if plan is not None:
+        told |= priced(case, case.compile(plan.actions)[0], plan.actions)
+        told["bytes"] = plan.compiled_bytes
+    return told
+
+
+def by_estimates(report: Report, key: str) -> None:
+    """`key`: a config, and the TPU."""
+    config, _, tpu = key.partition(" ")
+    random_bits_for(tpu or GPU)
+    with case_on(tpu or GPU, config) as case:
+        for baseline in baselines(case.profile):
+            name, beside = f"{key} baseline {baseline.name}", f"{key} plan {baseline.name}"
+            at = report.once(name, of_baseline, case, baseline)["bytes"]
+            if report.has(beside) or at > case.target.usable_bytes:
+                continue
+            plan = of_plan(case, at)
+            if tpu and outcome_on_tpu(plan, report[name]) != "win":
+                # Compiled whole, as a plan is, it may take a little more than its buffers.
+                report.add(name, of_baseline(case, baseline, whole=True))
+                plan = of_plan(case, report[name]["bytes"])
+            report.add(beside, plan)
+        if not tpu:
+            least = min(r["bytes"] for r in report.under(f"{key} baseline ").values())
+            report.once(f"{key} plan 8 % below the least", of_plan, case, int(BELOW * least))
+
+
+def outcome(less: float, draw: float) -> str:
+    """`less`: the share by which the plan's time is below the policy's."""
+    return "win" if less > draw else "loss" if less < -draw else "draw"
+
+
+def outcome_on_tpu(plan: dict, base: dict) -> str:
+    if not plan["found"]:
+        return "none found"
+    return outcome(1 - plan["roofline_seconds"] / base["roofline_seconds"], DRAW_ON_TPU)
+
+
+def of_gpu(report: Report, config: str) -> dict:
+    rows, counts = [], collections.defaultdict(collections.Counter)
+    bases, plans = (report.under(f"{config} {what} ") for what in ("baseline", "plan"))
+    step = max(r["xla_seconds"] or 0 for r in bases.values())
+    plans = {name: plan for name, plan in plans.items() if plan["found"]}
+    for name, plan in plans.items():
+        base = bases.get(name, {})
+        row = {"against": name, "plan_bytes": plan["bytes"], "baseline_bytes": base.get("bytes")}
+        for what in ("model_extra_seconds", "xla_seconds"):
+            row[what] = [base.get(what), plan[what]]
+            if None not in row[what]:
+                row[f"by {what}"] = outcome((base[what] - plan[what]) / step, DRAW)
+                counts[what][row[f"by {what}"]] += 1
+        rows.append(row)
+    deviation = max(abs(r["flops_ratio"] - 1) for r in (*bases.values(), *plans.values()))
+    return {"counts": counts, "largest deviation of HLO FLOPs": deviation, "rows": rows}
+
+
+def of_tpu(report: Report, key: str) -> dict:
+    rows = {}
+    for against, plan in report.under(f"{key} plan ").items():
+        base = report[f"{key} baseline {against}"]
+        ratio = plan["roofline_seconds"] / base["roofline_seconds"] if plan["found"] else None
+        rows[against] = {
+            "outcome": outcome_on_tpu(plan, base),
+            "time against the baseline's": ratio,
+        }
+    counts = collections.Counter({"win": 0, "draw": 0, "loss": 0, "none found": 0})
+    counts.update(r["outcome"] for r in rows.values())
+    return {"counts": counts, "rows": rows}
+
+
+CONFIGS = ("gpt_117m", "gpt_345m")
+RESULTS = {
+    "baselines_cpu": Benchmark(run=by_the_clock, summary=of_the_clock, numbers={"rounds": 25}),
+    "measured": Benchmark(
+        NAMES, chosen_by_the_clock, lambda report: {way: of_way(report, way) for way in WAYS}
+    ),
+    "baselines_h200": Benchmark(CONFIGS, by_estimates, of_case=of_gpu),
+    "tpu_baselines": Benchmark(
+        [" ".join(case) for case in itertools.product(CONFIGS, ("v5e", "v6e"))],
+        by_estimates,
+        of_case=of_tpu,
+    ),
+}
+
+if __name__ == "__main__":
+    measure("policies", RESULTS)

@@ -1,0 +1,264 @@
+"""Predicted step times against measured ones, on this CPU.
+
+    python -m benchmarks.times [RESULT ...] [--sessions N]
+
+`step_times`: is the predicted time of a plan the measured time? Three steps: our gpt_nano, and a
+BERT and a ViT of Hugging Face Transformers under `jaxmem.auto`, on which no constant of the cost
+model was fitted. Twenty plans or more are compiled for each: everything kept, every tag kept,
+recomputed or compressed, hand-written policies where the model has their tags, solved plans for
+shares of the bytes of all tags, with all actions and with lossless ones, greedy plans, and random
+ones. They then run in turns. `measured` is the median over rounds of a step's seconds over those of
+the same round's step with everything kept. `predicted` is what a plan says: the least seconds of
+that step, and the profile's difference of the plan, over the former. (Pieces are timed by the least
+of several runs too.) `error` is predicted over measured, less 1. `Spearman` is the correlation of
+the ranks. The older result `time_rank` has the ranks of gpt_nano's plans alone.
+
+`placed_times`: do steps whose states are in host memory take the time that their plans predict?
+gpt_nano, and one 4 times as wide, released, planned within shares of the bytes that all states and
+tensors take. Each plan runs in turns with the step without a plan. `predicted` and `measured` are a
+plan's seconds over those of the plan for all memory, and `absolute` is predicted over measured
+seconds. Other work on the machine only adds time, so that runs are compared by their fastest.
+
+`time_spread`: does the spread of a piece's runs show that the machine was busy, and how wrong are
+its times? The pieces of gpt_nano's step are measured in sessions: at the same time as whatever else
+the machine does, and before all of it, by Linux's real-time scheduling, which takes the rights of
+an administrator. A time's error is its excess over the least that any session gave. Run it on a
+busy machine.
+"""
+
+import itertools
+import os
+import pathlib
+import random
+import statistics
+import tempfile
+
+import jax
+
+import jaxmem
+from benchmarks.shared.assignments import different, drawn, solved, under
+from benchmarks.shared.baselines import baselines
+from benchmarks.shared.case import Case, Step, nano, on
+from benchmarks.shared.released import NO_DROPOUT, OWN
+from benchmarks.shared.results import Benchmark, Report, measure, of_errors, say, spearman
+from benchmarks.shared.steps import local_step
+from benchmarks.shared.timing import in_turns
+from experiments.steps.step import abstract, init_state
+from jaxmem._core.actions import Action, Actions
+from jaxmem._core.database import Database, Timing
+from jaxmem._core.profile import Profile
+from jaxmem._cost.profile.times import BUSY
+from jaxmem._planner.solve.cost import evaluate
+from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._target.compile.backend import Local
+from jaxmem._target.compile.timing import measure as time_piece
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.job import Job
+from tests.shared.greedy import greedy
+
+# -- step_times
+
+SHARES = (0.9, 0.7, 0.5, 0.35, 0.2, 0.1, 0.05)  # of the bytes of all tags
+GREEDY = (0.7, 0.5, 0.35)
+RANDOM = 14
+SECONDS = 100.0  # that one step's plans run in turns
+BASE = "everything kept"
+
+CASES = {"gpt_nano": "gpt_nano", "BERT": "Transformers, BERT", "ViT": "Transformers, ViT"}
+
+
+def plans(made: Profile) -> dict[str, Actions]:
+    """Assignments that differ, by name; everything kept first."""
+    choices = ActionProblem(made).open_choices()
+    found = {a.value: under(made, a) for a in (Action.KEEP, Action.RECOMPUTE, Action.COMPRESS)}
+    lossy = frozenset((*key, c) for key, cs in choices.items() for c in cs if c.action.compresses)
+    for share in SHARES:
+        for name, refused in (("solved", frozenset()), ("lossless", lossy)):
+            actions = solved(made, share, refused=refused)
+            if actions is not None:
+                found[f"{name} {share}"] = actions
+        if share in GREEDY and (answer := solved(made, share, solver=greedy)) is not None:
+            found[f"greedy {share}"] = answer
+    found |= {b.name: b.actions for b in baselines(made) if b.exact and b.name != "keep_everything"}
+    rng = random.Random(0)
+    lossless = lambda open_: rng.choice([c for c in open_ if not c.action.compresses])
+    for i in range(RANDOM):
+        found[f"random {i}"] = drawn(made, rng.choice if i % 2 else lossless)
+    return {BASE: made.everything_kept} | different(made, found)
+
+
+def in_rounds(report: Report, name: str) -> None:
+    if report.has(f"{name}, {BASE}"):
+        return
+    with on("local") as backend:
+        step = Step(*local_step(CASES[name]), backend, backend.database)
+        made, steps = step.profile, step.steps
+        chosen = plans(made)
+        say(f"{name}: {len(chosen)} plans are compiled")
+        compiled = steps.compile(*chosen.values())
+        say(f"{name}: they run for {SECONDS:.0f} s")
+        rounds = dict(zip(chosen, steps.run(*compiled, seconds=SECONDS), strict=True))
+    base = rounds[BASE]
+    least, kept = min(base), evaluate(made, made.everything_kept).seconds
+    for plan, one in zip(chosen, compiled, strict=True):
+        apart = [s / b for s, b in zip(rounds[plan], base, strict=True)]
+        predicted = 1 + (evaluate(made, one.actions).seconds - kept) / least
+        measured = statistics.median(apart)
+        row = {
+            "predicted": predicted,
+            "measured": measured,
+            "quartiles": statistics.quantiles(apart, n=4)[::2],
+            "error": predicted / measured - 1,
+            "rounds": len(apart),
+            "seconds": {"median": statistics.median(rounds[plan]), "least": min(rounds[plan])},
+            "lossy": any(c.action.compresses for t in one.actions.values() for c in t.values()),
+            "compiled_bytes": one.compiled.total_bytes,
+        }
+        report.add(f"{name}, {plan}", row)
+    jax.clear_caches()
+
+
+def of_rows(rows: list[dict]) -> dict:
+    rank = spearman([r["predicted"] for r in rows], [r["measured"] for r in rows])
+    return {"plans": len(rows), "Spearman": rank} | of_errors(r["error"] for r in rows)
+
+
+def of_rounds(report: Report) -> dict:
+    # The step that all are compared with is no plan.
+    of = lambda name: [r for k, r in report.under(f"{name}, ").items() if k != BASE]
+    rows = {name: of(name) for name in CASES}
+    return {name: of_rows(rows[name]) for name in CASES} | {
+        "all": of_rows([*itertools.chain(*rows.values())])
+    }
+
+
+# -- placed_times
+
+PLACED = {"gpt_nano": [], "gpt_nano, 4 times as wide": ["model.width=512", "train.batch=4"]}
+MEMORY = (1.0, 0.8, 0.6, 0.45)  # shares of the bytes of everything on the device
+ROUNDS = 11
+
+
+def within_memory(case: Case) -> dict[float, jaxmem.Plan]:
+    found: dict[float, jaxmem.Plan] = {}
+    for share in MEMORY:
+        budget = None if share == 1.0 else int(share * found[1.0].compiled_bytes)
+        try:
+            found[share] = case.plan(budget, decide=("actions", "states"))
+        except jaxmem.errors.BudgetError as error:
+            print(f"{share}: {error}")
+    return found
+
+
+def timed(config, plans: dict[float, jaxmem.Plan]) -> dict[float, float]:
+    """Seconds of the fastest step of each plan, of steps in turns."""
+    _, batch = abstract(config)
+    tokens = jax.numpy.zeros(batch.shape, batch.dtype)
+    fresh = jax.jit(lambda: init_state(config))
+    states = {str(share): plan.place(fresh()) for share, plan in plans.items()}
+    steps = {str(share): plan.step for share, plan in plans.items()}
+    seconds, _ = in_turns([steps], ROUNDS, states, {name: name for name in steps}, tokens)
+    return {share: min(seconds[str(share)]) for share in plans}
+
+
+def placed(model: str) -> dict:
+    config = nano(*OWN, *NO_DROPOUT, "optimizer.clip=component", *PLACED[model])
+    plans = within_memory(Case(config, on("local")))
+    seconds, found = timed(config, plans), {}
+    for share, plan in plans.items():
+        predicted = plan.predicted_seconds / plans[1.0].predicted_seconds
+        measured = seconds[share] / seconds[1.0]
+        found[str(share)] = {
+            "states": str(plan.places),
+            "compiled": plan.compiled_bytes,
+            "host": plan.host_bytes,
+            "predicted": predicted,
+            "measured": measured,
+            "error": predicted / measured - 1,
+            "absolute": plan.predicted_seconds / seconds[share],
+        }
+    return found
+
+
+def of_placed(report: Report) -> dict:
+    found = [r for rows in report.results.values() for s, r in rows.items() if s != "1.0"]
+    return {"plans": len(found)} | of_errors(r["error"] for r in found)
+
+
+# -- time_spread
+
+
+class Pieces(Local):
+    """Keeps the pieces that it is asked to time."""
+
+    def times(self, jobs):
+        self.jobs: list[Job] = list(jobs)
+        return [Timing(1e-4)] * len(jobs)
+
+
+def pieces() -> list[Job]:
+    backend = Pieces(Target.parse("local"))
+    with tempfile.TemporaryDirectory() as folder:
+        database = Database(pathlib.Path(folder) / "profile.sqlite")
+        assert Case("gpt_nano", backend, database).profile.time_source == "measured"
+    return backend.jobs
+
+
+def before_all_others(first: bool) -> None:
+    """Moves every thread of this process before those of others, or back among them."""
+    policy = os.SCHED_FIFO if first else os.SCHED_OTHER
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setscheduler(int(thread), policy, os.sched_param(int(first)))
+
+
+def session(jobs: list[Job], first: bool) -> dict:
+    """Least seconds of each piece and the spread of its runs, as the library takes them."""
+    before_all_others(first)
+    try:
+        runs = [time_piece(job) for job in jobs]
+    finally:
+        before_all_others(False)
+    return {
+        "first": first,
+        "load_average": os.getloadavg()[0],
+        "seconds": [min(r) for r in runs],
+        "spreads": [statistics.median(r) / min(r) - 1 for r in runs],
+    }
+
+
+def of_sessions(own: list[dict], least: list[float]) -> dict:
+    errors = [[t / best - 1 for t, best in zip(s["seconds"], least)] for s in own]
+    pairs = [p for s, e in zip(own, errors) for p in zip(s["spreads"], e)]
+    medians = lambda many: sorted(round(statistics.median(one), 3) for one in many)
+    return {
+        "load_averages": [round(s["load_average"], 1) for s in own],
+        "spread_of_sessions": medians(s["spreads"] for s in own),
+        "error_of_sessions": medians(errors),
+        "error_of_narrow_pieces": statistics.median(e for s, e in pairs if s < BUSY),
+        "error_of_wide_pieces": statistics.median(e for s, e in pairs if s >= BUSY),
+    }
+
+
+def of_spread(report: Report) -> dict:
+    sessions = report.results.values()
+    least = [min(seconds) for seconds in zip(*(s["seconds"] for s in sessions))]
+    of = lambda first: of_sessions([s for s in sessions if s["first"] == first], least)
+    return {"busy": BUSY, "before_others": of(True), "beside_others": of(False)}
+
+
+def sessions(report: Report) -> None:
+    jobs = pieces()
+    for number in range(report.chosen["sessions"]):
+        for first in (True, False):
+            key = f"{'before' if first else 'beside'} others, {number}"
+            report.once(key, session, jobs, first)
+
+
+RESULTS = {
+    "step_times": Benchmark(CASES, in_rounds, of_rounds),
+    "placed_times": Benchmark(PLACED, row=placed, summary=of_placed),
+    "time_spread": Benchmark(run=sessions, summary=of_spread, numbers={"sessions": 8}),
+}
+
+if __name__ == "__main__":
+    measure("times", RESULTS)

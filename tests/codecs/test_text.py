@@ -1,0 +1,86 @@
+"""The texts of codecs are read without JAX, since a plan's file is."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from jaxmem import codecs
+from jaxmem._model.codecs.registry import CODECS, is_lossless
+from jaxmem.errors import TagError
+from tests.shared import children
+
+pytestmark = pytest.mark.core
+
+TEXTS = [
+    *CODECS,
+    "grouped_symmetric(group=32,scale=float32,stochastic=true)",
+    " outlier_separated ( capacity = 4 , group=8 ) ",
+    "channelwise_symmetric(stochastic=false)",
+    "grouped_asymmetric(stochastic=true,seed=3)",
+]
+WRONG = [
+    "groped()",
+    "grouped_symmetric(",
+    "grouped_symmetric(group)",
+    "grouped_symmetric(group=63)",
+    "grouped_symmetric(grup=64)",
+    "grouped_symmetric(group=64,group=64)",
+    "naive_per_token(scale=float16)",
+    "channelwise_symmetric(stochastic=maybe)",
+    "outlier_separated(capacity=-1)",
+    "bit_mask(group=2)",
+    "outlier_separated(seed=4294967296)",
+    "",
+    7,
+]
+SCRIPT = """
+import json, sys
+from jaxmem._model.codecs.registry import parse
+from jaxmem.errors import TagError
+
+def read(text):
+    try:
+        return str(parse(text))
+    except TagError as error:
+        return str(error)
+
+print(json.dumps([read(text) for text in json.loads(sys.argv[1])]))
+assert not {"jax", "numpy"} & set(sys.modules), sorted(sys.modules)
+"""
+
+
+def read(text) -> str:
+    try:
+        return str(codecs.parse(text))
+    except TagError as error:
+        return str(error)
+
+
+def test_texts_are_read_without_jax():
+    texts = [*TEXTS, *WRONG]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(texts)],
+        env=children.finding_packages(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [read(text) for text in texts]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_text_of_a_codec_is_read_as_the_codec(text):
+    codec = codecs.parse(text)
+    assert codecs.parse(str(codec)) == codec
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_text_is_refused(text):
+    with pytest.raises(TagError, match="expected"):
+        codecs.parse(text)
+
+
+def test_a_codec_is_lossless_by_its_name():
+    assert [name for name in CODECS if is_lossless(name)] == ["bit_mask"]
