@@ -47,7 +47,12 @@ NO_JAX = (
     "jaxmem._result.memory",
 )
 # Packages that are imported inside functions alone: optional, or slow to import.
-LAZY = {"flax": {"layers"}, "orbax": {"_target"}, "rich": {"_cli"}, "tensorboardX": {"_train"}}
+LAZY = {
+    "flax": {"layers"},
+    "orbax": {"_target"},
+    "rich": {"_cli", "_core"},
+    "tensorboardX": {"_train"},
+}
 OPTAX = {"_optim"}
 # The few files that know how JAX is built.
 JAX_INTERNALS = {

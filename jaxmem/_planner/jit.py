@@ -17,7 +17,7 @@ import jax
 
 from jaxmem._core.actions import AS_WRITTEN
 from jaxmem._core.bytes import parse_budget, show_bytes
-from jaxmem._core.progress import LOG, shown
+from jaxmem._core.progress import LOG, reported
 from jaxmem._core.warn import warn
 from jaxmem._model.auto.auto import auto
 from jaxmem._planner.explain.explain import explain
@@ -28,7 +28,7 @@ from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.running import ran_out_of_memory
 from jaxmem._target.devices.target import Target
-from jaxmem._trace.filtered import Filtered, has_nnx_modules, takes_more_than_arrays
+from jaxmem._trace.filtered import jitted_for
 from jaxmem._trace.signature import Arguments, is_traced
 from jaxmem.errors import BudgetError, NoLayersError, StepError
 
@@ -240,13 +240,15 @@ class PlannedFunction:
         build = auto(self._step)
         jitted = lambda plan: called(self._jitted(build(plan), args, kwargs))
         start, options = time.perf_counter(), self._planning | dict(changed)
-        with shown():
+        with reported():
             try:
                 plan = plan_or_recall(jitted, *values, **options)
             except NoLayersError as error:
                 return self._unplanned(jitted, values, error)
             name = getattr(self._step, "__name__", type(self._step).__name__)
-            LOG.info("%s", _summary(name, plan, time.perf_counter() - start), extra={"last": True})
+            LOG.info(
+                "%s", _summary(name, plan, time.perf_counter() - start), extra={"summary": True}
+            )
         return Compilation(jitted, plan, plan.step, self._arguments.shapes(values))
 
     def _unplanned(self, jitted, values: tuple, error: NoLayersError) -> Compilation:
@@ -270,14 +272,7 @@ class PlannedFunction:
         """The step under the jit that its arguments want."""
         if hasattr(step, "trace"):
             return step
-        dynamic = self._arguments.dynamic(args, kwargs)
-        if has_nnx_modules(dynamic):
-            from flax import nnx  # who has a module has imported it
-
-            return nnx.jit(step, **self._options)
-        if takes_more_than_arrays(dynamic):
-            return Filtered(step, **self._options)
-        return jax.jit(step, **self._options)
+        return jitted_for(self._arguments.dynamic(args, kwargs), step, **self._options)
 
 
 def _summary(name: str, plan: Plan, seconds: float) -> str:

@@ -39,11 +39,20 @@ def _traced_leaves(tree) -> list[bool]:
     ]
 
 
-def has_nnx_modules(arguments) -> bool:
-    """Whether Flax NNX modules or optimizers are among the arguments, which `nnx.jit` takes."""
+def jitted_for(arguments, step: Callable, **options):
+    """The step under the jit that its arguments need: `nnx.jit` for Flax NNX modules and
+    optimizers, `Filtered` for arguments with other leaves than arrays, else `jax.jit`.
+
+    arguments: a tree of the dynamic arguments.
+    options: options of that jit.
+    """
     nnx = sys.modules.get("flax.nnx")  # who has a module has imported it
     is_module = lambda x: nnx is not None and isinstance(x, nnx.Module | nnx.Optimizer)
-    return any(map(is_module, jax.tree.leaves(arguments, is_leaf=is_module)))
+    if nnx is not None and any(map(is_module, jax.tree.leaves(arguments, is_leaf=is_module))):
+        return nnx.jit(step, **options)
+    if takes_more_than_arrays(arguments):
+        return Filtered(step, **options)
+    return jax.jit(step, **options)
 
 
 def takes_more_than_arrays(args) -> bool:
@@ -89,7 +98,7 @@ class Tree:
         difference. The tree is a pair of positional arguments and keyword arguments.
         """
         if self.structure != before.structure:
-            return "the structure of the arguments"
+            return "the structure of `args` and `kwargs`"
         numbers = jax.tree.unflatten(self.structure, range(self.structure.num_leaves))
         named = lambda path: ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
         paths = [named(p) for p, _ in jax.tree_util.tree_leaves_with_path(numbers)]
