@@ -29,7 +29,7 @@ from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.running import ran_out_of_memory
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.filtered import jitted_for
-from jaxmem._trace.signature import Arguments, is_traced
+from jaxmem._trace.signature import Signature, is_traced
 from jaxmem.errors import BudgetError, NoLayersError, StepError
 
 # The options of `jaxmem.plan` that `jit` takes, and those that need a plan's own arguments.
@@ -113,7 +113,7 @@ class PlannedFunction:
     def __init__(self, step: Callable, planning: Mapping[str, Any], options: Mapping[str, Any]):
         functools.update_wrapper(self, step, updated=())
         self._step, self._planning, self._options = step, dict(planning), dict(options)
-        self._arguments = Arguments(step, options)
+        self._signature = Signature(step, options)
         self._known: dict[Any, Compilation] = {}
         self._last: Compilation | None = None
         self._last_key: Any = None
@@ -121,12 +121,12 @@ class PlannedFunction:
 
     def __call__(self, *args, **kwargs):
         # An executable does not see static arguments, so that each call looks its executable up.
-        if self._last is not None and not self._arguments.static:
+        if self._last is not None and not self._signature.static:
             try:
                 return self._last.run(*args, **kwargs)
             except (TypeError, ValueError):  # raised before the executable runs or takes memory
                 inside = is_traced((args, kwargs))
-                if not inside and self._arguments.key(args, kwargs) == self._last_key:
+                if not inside and self._signature.key(args, kwargs) == self._last_key:
                     raise
         return self._called(args, kwargs)
 
@@ -178,10 +178,10 @@ class PlannedFunction:
         """Looks the executable up, after the step is planned if it is new, and runs it."""
         if is_traced((args, kwargs)):
             return self._inside(args, kwargs)
-        key, known = self._arguments.key(args, kwargs), len(self._known)
+        key, known = self._signature.key(args, kwargs), len(self._known)
         latest = self._compilation(args, kwargs, key)
         self._last, self._last_key = latest, key
-        dynamic = self._arguments.dynamic(args, kwargs)
+        dynamic = self._signature.dynamic(args, kwargs)
         if len(self._known) == known:
             return latest.run(*dynamic[0], **dynamic[1])
         for _ in range(RETRIES):
@@ -225,7 +225,7 @@ class PlannedFunction:
         return auto(self._step)(self._last.plan)(*args, **kwargs)
 
     def _compilation(self, args: tuple, kwargs: dict, key=None) -> Compilation:
-        key = self._arguments.key(args, kwargs) if key is None else key
+        key = self._signature.key(args, kwargs) if key is None else key
         with self._lock:
             if key not in self._known:
                 self._known[key] = self._made(args, kwargs, {})
@@ -236,7 +236,7 @@ class PlannedFunction:
 
         changed: options of planning that take the place of the user's.
         """
-        values, called = self._arguments.positional(args, kwargs)
+        values, called = self._signature.positional(args, kwargs)
         build = auto(self._step)
         jitted = lambda plan: called(self._jitted(build(plan), args, kwargs))
         start, options = time.perf_counter(), self._planning | dict(changed)
@@ -249,7 +249,7 @@ class PlannedFunction:
             LOG.info(
                 "%s", _summary(name, plan, time.perf_counter() - start), extra={"summary": True}
             )
-        return Compilation(jitted, plan, plan.step, self._arguments.shapes(values))
+        return Compilation(jitted, plan, plan.step, self._signature.shapes(values))
 
     def _unplanned(self, jitted, values: tuple, error: NoLayersError) -> Compilation:
         """The step as it is, in which jaxmem finds no layer. Raises BudgetError if it does not
@@ -266,13 +266,13 @@ class PlannedFunction:
                 least_bytes=compiled.total_bytes,
             ) from error
         warn(f"jit: the step runs as it is, and is not planned: {error}")
-        return Compilation(jitted, None, compiled.executable, self._arguments.shapes(values))
+        return Compilation(jitted, None, compiled.executable, self._signature.shapes(values))
 
     def _jitted(self, step: Callable, args: tuple, kwargs: dict):
         """The step under the jit that its arguments want."""
         if hasattr(step, "trace"):
             return step
-        return jitted_for(self._arguments.dynamic(args, kwargs), step, **self._options)
+        return jitted_for(self._signature.dynamic(args, kwargs), step, **self._options)
 
 
 def _summary(name: str, plan: Plan, seconds: float) -> str:

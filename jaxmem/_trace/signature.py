@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 
-class Arguments:
+class Signature:
     """The arguments of a function under options of `jax.jit`.
 
     function: the function, jitted or not.
