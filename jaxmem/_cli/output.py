@@ -107,17 +107,6 @@ def show_result(args: argparse.Namespace, data: Any, text: str | Callable[[], No
         text()
 
 
-def console(stream) -> Any:
-    """A console of rich on a stream; None without a terminal, and without rich."""
-    if not stream.isatty():
-        return None
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    return Console(file=stream, highlight=False)
-
-
 def _check_place(option: str, path: str) -> None:
     """Raises JaxmemError unless a regular file can be written at `path`."""
     place = pathlib.Path(path)

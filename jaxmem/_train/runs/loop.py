@@ -10,12 +10,13 @@ from typing import Any
 
 import jax
 
+from jaxmem._target.compile.running import ran_out_of_memory
 from jaxmem._target.processes.pace import Pace
 from jaxmem._train.checkpoints.checkpoints import Checkpoint, Checkpoints
 from jaxmem._train.checkpoints.stored import shape
 from jaxmem._train.runs.positions import Data, check_settings
 from jaxmem._train.runs.record import Record
-from jaxmem._train.runs.revised import Revised, is_out_of_memory
+from jaxmem._train.runs.revised import Revised
 from jaxmem._train.runs.rows import Best, StepMeter, numbers
 from jaxmem.errors import NotFiniteError, RunError
 
@@ -121,7 +122,7 @@ class Loop:
             except NotFinite as found:
                 self._leave_out(found, not_finite)
             except jax.errors.JaxRuntimeError as error:
-                if not (is_out_of_memory(error) and self.run.processes.alone):
+                if not (ran_out_of_memory(error) and self.run.processes.alone):
                     raise
                 self._take_less(error)
             except KeyboardInterrupt:

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-import jax
-
 from jaxmem._core.files import write_whole
 from jaxmem._train.rectifier.rectify import Rectifier
 from jaxmem._train.runs.lock import told
@@ -12,11 +10,6 @@ from jaxmem._train.runs.read import DECISIONS, OUTLIERS
 from jaxmem._train.runs.record import Record, lines_of, rows_until
 
 T = TypeVar("T")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device has too little memory for a step."""
-    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
 class Revised:
