@@ -142,6 +142,13 @@ class PlannedFunction:
         """
         return self._decided()[1]
 
+    @property
+    def unplanned(self) -> "Unplanned":
+        """The step under its jit without a plan, which `jaxmem.auto` reads: so the function can be
+        planned for another device too, or a saved plan of it can be verified.
+        """
+        return Unplanned(self._step, self._jitted)
+
     def explain(self) -> Explanation:
         """Names the buffers that hold the memory of the latest call's step, as `jaxmem.explain`.
 
@@ -273,6 +280,26 @@ class PlannedFunction:
         if hasattr(step, "trace"):
             return step
         return jitted_for(self._signature.dynamic(args, kwargs), step, **self._options)
+
+
+class Unplanned:
+    """A step under the jit that its arguments need.
+
+    jitted: `jitted(step, args, kwargs)` returns the step under that jit.
+    """
+
+    def __init__(self, step: Callable, jitted: Callable):
+        functools.update_wrapper(self, step, updated=())
+        self._under = lambda args, kwargs: jitted(step, args, kwargs)
+
+    def __call__(self, *args, **kwargs):
+        return self._under(args, kwargs)(*args, **kwargs)
+
+    def trace(self, *args, **kwargs):
+        return self._under(args, kwargs).trace(*args, **kwargs)
+
+    def lower(self, *args, **kwargs):
+        return self._under(args, kwargs).lower(*args, **kwargs)
 
 
 def _summary(name: str, plan: Plan, seconds: float) -> str:

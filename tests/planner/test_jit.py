@@ -310,3 +310,11 @@ def test_one_line_says_what_was_decided(capsys, planned, monkeypatch):
     assert len(lines) == 1
     assert "step" in lines[0]
     assert functools.reduce(lambda n, word: n + (word == "recompute"), lines[0].split(), 0) <= 1
+
+
+def test_auto_plans_the_function_for_other_devices(planned):
+    """The step under `jaxmem.jit` is no plan's: another plan of it is its own."""
+    build = jaxmem.auto(planned)
+    assert blocks_in(build(None), PARAMS, BATCH) == 0
+    plan = jaxmem.verify(planned.plan, build, PARAMS, BATCH)
+    assert plan.compiled_bytes == planned.plan.compiled_bytes

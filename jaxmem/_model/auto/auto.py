@@ -49,6 +49,7 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
             f"auto: `function` is {type(function).__name__}; expected the loss or the step, a"
             " function"
         )
+    function = getattr(function, "unplanned", function)  # of `jaxmem.jit`
     if plan is _BUILD:
         return build_of(function)
     decided = decisions(plan)
