@@ -103,11 +103,11 @@ def bytes_of(best: PlacedTrial) -> dict[str, Any]:
 def within(unlimited: PlacementSearch, room: int) -> dict[str, Any]:
     """The plan within so many bytes."""
     limits = dataclasses.replace(unlimited.limits, usable_bytes=room)
-    search = dataclasses.replace(unlimited, limits=limits, tried=[])
-    best, first = search.run(), search.tried[0]
+    search = dataclasses.replace(unlimited, limits=limits, trials=[])
+    best, first = search.run(), search.trials[0]
     row = {
         "room": room,
-        "compiles": len(search.tried),
+        "compiles": len(search.trials),
         "solve seconds": search.solve_seconds,
         "first error": first.predicted_bytes / first.total - 1,
     }

@@ -16,6 +16,7 @@ from jaxmem._cost.profile.options import Allowed, checked_outliers
 from jaxmem._cost.profile.times import RETRY_SECONDS
 from jaxmem._planner.advice import would_fit, would_save
 from jaxmem._planner.microbatches import checked, fastest, numbers_for
+from jaxmem._planner.multi_process import by_the_first
 from jaxmem._planner.outcome.searched import infeasible, outcome
 from jaxmem._planner.placement.plan import (
     MICROBATCHES,
@@ -24,14 +25,13 @@ from jaxmem._planner.placement.plan import (
     check_decide,
     plan_places,
 )
-from jaxmem._planner.read import read_step
 from jaxmem._planner.search.candidates import price_of
 from jaxmem._planner.search.measure import Runs, check_measure, measured
 from jaxmem._planner.search.search import find_plan
 from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.sizes import Boundary, StepSizes, check_batch, of_size, possible
 from jaxmem._planner.solve import waste
-from jaxmem._planner.together import by_the_first
+from jaxmem._planner.traced_step import read_step
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.protocol import Backend

@@ -145,7 +145,7 @@ def infeasible(search: PlacementSearch) -> BudgetError:
             f" states take {needed} in all; expected more of either",
             least_bytes=None,
         )
-    over = [t.total for t in search.tried if t.total > limits.usable_bytes]
+    over = [t.total for t in search.trials if t.total > limits.usable_bytes]
     bytes_ = min([search.expected(least), *over])
     return BudgetError(
         f"plan: `budget` is {given}, and `host_budget` {host} for target {str(target)!r}: the least"

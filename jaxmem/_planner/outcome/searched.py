@@ -50,7 +50,7 @@ def outcome(
     search, best, division = found.search, found.best, found.division
     assert best is not None
     profile, baseline, model = search.profile, search.baseline, search.model()
-    steps = search.steps
+    compiler = search.compiler
     step_time = search.step_time
     problem = search.problem(model)
     # The table shows the decided problem, with divided layers if the plan divides layers, within
@@ -77,10 +77,10 @@ def outcome(
         uncertain_seconds=step_time.uncertain(best.cost),
         profile_seconds=search.profile_seconds,
         solve_seconds=search.solve_seconds,
-        compile_seconds=steps.seconds,
-        compiles=steps.compiles,
+        compile_seconds=compiler.seconds,
+        compiles=compiler.compiles,
         time_source=profile.time_source,
-        target=str(steps.backend.target),
+        target=str(compiler.backend.target),
         fingerprint=profile.fingerprint,
         jax_version=jax.__version__,
         parts=_parts(search, best),
@@ -96,7 +96,7 @@ def outcome(
         notes=notes + option_notes(best.step.compiled.options),
         compiler_options=best.step.compiled.options,
         measured=tuple(_measured(run, run.trial is best) for run in runs),
-        as_written=best is search.written,
+        as_written=best is search.trial_as_written,
         written=_written(search, step_time),
         lossy=_lossy(search, best, step_time, problem),
     ).with_step(best.step.compiled.executable)
@@ -178,13 +178,13 @@ def infeasible(search: Search, unnamed: str = "", hint: str = "") -> BudgetError
     unnamed: the largest tensors that no tag names, as a text; may be empty.
     hint: text that is added to the end of the sentence.
     """
-    least, target = search.smallest, search.steps.backend.target
+    least, target = search.smallest, search.compiler.backend.target
     parts = dict(zip(ADVICE, dataclasses.astuple(_parts(search, least))))
     holder = max(parts, key=lambda k: parts[k])
     message = (
         f"plan: `budget` is {show_bytes(search.limits.budget)}, and the least that compiled is"
         f" {show_bytes(least.total)} ({least.total} bytes){_each(target)} for target"
-        f" {str(target)!r}, of {len(search.compiled)} assignments: "
+        f" {str(target)!r}, of {len(search.trials)} assignments: "
         + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
         + f"; the largest part is {holder}: {ADVICE[holder]}{_margin(search.limits)}"
     )

@@ -28,10 +28,10 @@ from jaxmem._planner.placement.layer import (
 from jaxmem._planner.placement.program import PlacementProblem, solve_placement
 from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch, with_working
 from jaxmem._planner.placement.steps import PlacedSteps
-from jaxmem._planner.read import read_step
 from jaxmem._planner.search.candidates import fastest
 from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.traced_step import read_step
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.target import Target
@@ -148,9 +148,9 @@ def _fastest(every: list[PlacementSearch], notes: tuple[str, ...]) -> Plan:
         nearest = min(every, key=least)
         # The step may fit although the program has no solution. Its solution of least bytes was not
         # compiled yet.
-        best = None if nearest.tried else nearest.run()
+        best = None if nearest.trials else nearest.run()
         if best is None:
-            if refused is not None and not nearest.tried:
+            if refused is not None and not nearest.trials:
                 raise refused
             raise infeasible(nearest)
         fitting.append((nearest, best))

@@ -22,7 +22,7 @@ from jaxmem._core.progress import LOG
 from jaxmem._core.warn import warn
 from jaxmem._cost.profile.options import recoded
 from jaxmem._planner.search import candidates
-from jaxmem._planner.search.compile import CompiledStep, Written
+from jaxmem._planner.search.compile import AuthorCheckpoints, CompiledStep
 from jaxmem._planner.search.estimates import agreed
 from jaxmem._planner.search.least import least
 from jaxmem._planner.search.local_search import local_search
@@ -58,11 +58,11 @@ def begin(search: Search, arguments: int) -> None:
             recalled.append(Trial(step, cost, step.total))
     # Compile everything kept; at the same time a first guess, if the backend compiles two at once.
     guess = guessed = None
-    if search.steps.backend.width > 1:
+    if search.compiler.backend.parallel_compiles > 1:
         LOG.info("compiling the step with everything kept, and a first guess")
-        search.steps.begin(kept)
-        if search.written_history is not None and _too_large(search) is None:
-            search.steps.begin(AS_WRITTEN)
+        search.compiler.begin(kept)
+        if search.history_as_written is not None and _too_large(search) is None:
+            search.compiler.begin(AS_WRITTEN)
         guess = _first_guess(search, recalled, arguments)
         step, guessed = search.try_compile(kept, guess.actions)
         if isinstance(step, StepError):
@@ -73,21 +73,21 @@ def begin(search: Search, arguments: int) -> None:
     else:
         (step,) = search.compile(kept)
         search.baseline = trial_of_kept(step)
-    search.written = _written(search)
+    search.trial_as_written = _compile_as_written(search)
     fits = search.baseline.total <= limits.usable_bytes
     if fits and (guess is None or guessed is None or isinstance(guessed, StepError)):
         return
     # On other backends the guess is compiled second, and uses the working memory of everything
     # kept.
     if guess is None or guessed is None:
-        known_trials = [*search.compiled, *recalled]
+        known_trials = [*search.trials, *recalled]
         guess = _first_guess(search, known_trials, search.static)
         (guessed,) = search.try_compile(guess.actions, least=search.baseline.total)
     if isinstance(guessed, StepError):
         search.refused.append(guess.actions)
         guess = priced(ActionProblem(profile), profile.everything_recomputed)
         (guessed,) = search.compile(guess.actions, least=search.baseline.total)
-    search.tried.append(Trial(guessed, guess.cost, search.expected(guess), guess.gap))
+    search.plan_trials.append(Trial(guessed, guess.cost, search.expected(guess), guess.gap))
 
 
 def time_baselines(search: Search) -> None:
@@ -96,31 +96,32 @@ def time_baselines(search: Search) -> None:
     """
     as_written = search.checkpointed
     kept, *others = search.timed(search.baseline, *([] if as_written is None else [as_written]))
-    if search.written is not None:
-        search.written = others[0] if others else kept
+    if search.trial_as_written is not None:
+        search.trial_as_written = others[0] if others else kept
     search.baseline = kept
 
 
 def _too_large(search: Search) -> CompiledStep | None:
     """The step as written, if an earlier search compiled it and it does not fit; else None."""
-    *_, known = [None, *(search.written_history.recall() if search.written_history else [])]
+    *_, known = [None, *(search.history_as_written.recall() if search.history_as_written else [])]
     return known if known and known.compiled.total_bytes > search.limits.usable_bytes else None
 
 
-def _written(search: Search) -> Trial | None:
+def _compile_as_written(search: Search) -> Trial | None:
     """The step as written. If the step as written keeps everything, this is the baseline. If it has
     checkpoints of its own, it is compiled, unless an earlier search compiled it and it does not
     fit. None if a plan's policies decide the step, or if XLA does not compile it.
     """
-    if search.written_history is None:
-        return search.baseline if search.steps.written is Written.KEPT else None
+    if search.history_as_written is None:
+        is_kept = search.compiler.author_checkpoints is AuthorCheckpoints.KEPT
+        return search.baseline if is_kept else None
     step: CompiledStep | StepError | None = _too_large(search)
     if step is None:
         LOG.info("compiling the step as written")
         (step,) = search.try_compile(AS_WRITTEN, least=search.baseline.total)
     if isinstance(step, StepError):
         return None
-    if step.host_bytes and (version := misreading(search.steps.backend.target)):
+    if step.host_bytes and (version := misreading(search.compiler.backend.target)):
         warn(
             "plan: the step as written offloads tensors by checkpoints of its own, and jaxlib"
             f" {version} reads offloaded tensors of a loop at wrong offsets on this target (fixed"

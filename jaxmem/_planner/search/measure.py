@@ -127,7 +127,7 @@ def _run(search: Search, named: dict[str, Trial], seconds: float) -> list[Runs]:
     """Runs the steps that can run on the device at hand, in alternation, and stores the runs in the
     history.
     """
-    rounds = search.steps.run(*(t.step for t in named.values()), seconds=seconds)
+    rounds = search.compiler.run(*(t.step for t in named.values()), seconds=seconds)
     runs = [Runs(n, t, tuple(r)) for (n, t), r in zip(named.items(), rounds) if r]
     if runs:
         _remember(search, runs)
@@ -180,7 +180,7 @@ def _solved_with(search: Search, factors: Factors) -> Actions | None:
 def _compiled(search: Search, actions: Actions) -> Trial | None:
     """Compiles an assignment, and returns its trial; None if the assignment does not fit."""
     limits = search.limits
-    for trial in search.compiled:
+    for trial in search.trials:
         if trial.step.compiled.executable is not None and candidates.is_among(actions, [trial]):
             return trial if trial in search.fitting else None
     solution = priced(search.problem(search.model()), actions)

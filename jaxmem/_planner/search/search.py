@@ -112,7 +112,7 @@ def look_for_lossless(search: Search) -> None:
         fitting = [t for t in search.fitting if not t.cost.is_lossy]
         if any(t.total >= ENOUGH * limits.usable_bytes for t in fitting):
             return
-        picks = search.solved(candidates.within_budget, exact, 2)
+        picks = search.solved(candidates.solve_within_budget, exact, 2)
         if not (fresh := _fresh(search, picks)) and not fitting:
             fresh = _fresh(search, search.solved(candidates.nearest, exact))
         if not fresh:
@@ -126,11 +126,11 @@ def compile_least(search: Search) -> None:
     smallest = search.solved(least, search, search.refused)
     first = smallest[:2]  # two different assignments, since the liveness estimate of one may err
     search.compile_solutions(_fresh(search, first))
-    trials_of = lambda picks: [t for t in search.compiled if candidates.is_among(t.actions, picks)]
+    trials_of = lambda picks: [t for t in search.trials if candidates.is_among(t.actions, picks)]
     if all(_exceeds_by_far(search, t.total) for t in trials_of(first)):
         return
     search.compile_solutions(_fresh(search, smallest[2:]))
-    if not any(limits.allow(t) for t in search.tried):
+    if not any(limits.allow(t) for t in search.plan_trials):
         # The errors of these liveness estimates correct the estimates of similar assignments.
         nearby = search.solved(corrected, search, trials_of(smallest), search.refused)
         search.compile_solutions(_fresh(search, nearby))
@@ -148,7 +148,7 @@ def hasten(search: Search) -> None:
         return
     if search.profile.time_source == "roofline":
         return
-    if candidates.is_among(best.actions, search.compiled):
+    if candidates.is_among(best.actions, search.trials):
         return
     search.compile_solutions([best])
 
@@ -169,8 +169,8 @@ def _next_solutions(search: Search, least_seconds: float) -> list[ActionSolution
 
     least_seconds: seconds of the best assignment without a limit on device bytes.
     """
-    limits, width = search.limits, search.steps.backend.width
-    within, model = search.within_budget, search.model()
+    limits, width = search.limits, search.compiler.backend.parallel_compiles
+    within, model = search.fitting_on_device, search.model()
     # A faster plan that an earlier search compiled within the limits is compiled before the search
     # ends. Otherwise, a search with more history could return a slower plan than one with less.
     earlier = candidates.recalled(search, search.problem(model), search.step_time.cautious)
@@ -188,7 +188,7 @@ def _next_solutions(search: Search, least_seconds: float) -> list[ActionSolution
     # Candidates, the most promising first. There is one more candidate than compiles at the same
     # time, since some candidates may have been compiled before.
     picks = [] if earlier is None else [earlier]
-    picks += search.solved(candidates.within_budget, search, width + 1)
+    picks += search.solved(candidates.solve_within_budget, search, width + 1)
     fresh = _fresh(search, picks)
     # No trial fits, and no solution is expected to fit: try the assignments nearest to the budget.
     if not within and not fresh:
@@ -209,7 +209,7 @@ def _fresh(search: Search, picks: list[ActionSolution]) -> list[ActionSolution]:
     """The solutions that were neither compiled nor refused by XLA, without duplicates."""
     fresh: list[ActionSolution] = []
     for pick in picks:
-        known = [t.actions for t in search.compiled] + search.refused
+        known = [t.actions for t in search.trials] + search.refused
         known += [other.actions for other in fresh]
         if not any(candidates.alike(pick.actions, actions) for actions in known):
             fresh.append(pick)
@@ -222,10 +222,10 @@ def _proven_least(search: Search) -> Trial | None:
     """
     limits = search.limits
     near = dataclasses.replace(limits, usable_bytes=int((1 + BUFFERS_DIFFER) * limits.usable_bytes))
-    if not search.steps.backend.assigns or search.fitting or search.checkpointed_fits:
+    if not search.compiler.backend.stops_at_buffers or search.fitting or search.checkpointed_fits:
         return None
     as_written = [] if search.checkpointed is None else [search.checkpointed]
-    likely = [t for t in (*search.compiled, *as_written) if near.allow(t)]
+    likely = [t for t in (*search.trials, *as_written) if near.allow(t)]
     for trial in sorted(likely, key=lambda t: t.total)[:MOST_PROVEN]:
         try:
             proven = search.compiled_fully(trial)
