@@ -24,7 +24,7 @@ from jaxmem._planner.outcome.searched import arguments_exceed
 from jaxmem._planner.search.compile import AuthorCheckpoints, StepCompiler
 from jaxmem._planner.search.estimates import Estimates
 from jaxmem._planner.search.history import History
-from jaxmem._planner.search.measure import corrected
+from jaxmem._planner.search.measure import corrected_by_runs
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Limits
 from jaxmem._target.compile.protocol import Backend
@@ -70,8 +70,8 @@ class TracedStep:
     def target(self) -> Target:
         return self.compiler.backend.target
 
-    def search(self, limits: Limits, careful: bool = False) -> Search:
-        """A search for a plan of the step. `careful` is as in `Allowed`."""
+    def search(self, limits: Limits, codecs_by_default: bool = False) -> Search:
+        """A search for a plan of the step. `codecs_by_default` is as in `Allowed`."""
         return Search(
             self.profile,
             limits,
@@ -79,7 +79,7 @@ class TracedStep:
             self.history,
             Estimates(self.compiler, self.profile, self.shards),
             self.history_as_written,
-            careful,
+            codecs_by_default,
             profile_seconds=self.seconds,
         )
 
@@ -123,12 +123,12 @@ def read_step(
     history = History(backend, traced.jaxpr)
     has_own = compiler.author_checkpoints is AuthorCheckpoints.CHECKPOINTED
     own_history = History(backend, as_written) if has_own else None
-    profile, notes = corrected(price(allowed=allowed), history)
+    profile, notes = corrected_by_runs(price(allowed=allowed), history)
     notes += _undecided(compiler)
     compiler.idle_blocks = profile.idle_blocks  # only the profile knows the idle blocks
     # The permissions under `actions="all"`: codecs for values that `checkpoint_name` names too.
-    for_all = dataclasses.replace(allowed, named=allowed.actions, careful=False)
-    wider = lambda: corrected(price(allowed=for_all), history)[0]
+    for_all = dataclasses.replace(allowed, named=allowed.actions, codecs_by_default=False)
+    wider = lambda: corrected_by_runs(price(allowed=for_all), history)[0]
     seconds = time.perf_counter() - start
     return TracedStep(
         compiler, traced, arguments, shards, profile, wider, history, own_history, notes, seconds

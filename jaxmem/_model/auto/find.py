@@ -134,6 +134,7 @@ def read(closed: ClosedJaxpr) -> Program:
 
 
 def _holds_blocks(node: Node) -> bool:
+    """Whether an operation, such as a loop, contains a block that a plan already decides."""
     return any(map(is_block, inside(node.eqn)))
 
 

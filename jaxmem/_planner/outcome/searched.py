@@ -12,7 +12,7 @@ from jaxmem._core.actions import AS_WRITTEN, KEEP, REST, keeps_everything
 from jaxmem._core.bytes import show_bytes
 from jaxmem._planner.outcome.pareto import curve, whole_actions
 from jaxmem._planner.outcome.table import rows
-from jaxmem._planner.search.candidates import fastest
+from jaxmem._planner.search.candidates import solve_fastest
 from jaxmem._planner.search.measure import Runs, quartiles
 from jaxmem._planner.search.search import Found
 from jaxmem._planner.search.state import Search
@@ -74,7 +74,7 @@ def outcome(
         predicted_seconds=step_time.of(best),
         baseline_seconds=step_time.base,
         baseline_source=step_time.source,
-        uncertain_seconds=step_time.uncertain(best.cost),
+        uncertain_seconds=step_time.uncertainty_of(best.cost),
         profile_seconds=search.profile_seconds,
         solve_seconds=search.solve_seconds,
         compile_seconds=compiler.seconds,
@@ -90,7 +90,7 @@ def outcome(
             problem,
             lambda size: search.predicted(int(model.reference) + size),
             step_time.seconds,
-            step_time.uncertain,
+            step_time.uncertainty_of,
             baseline.total,
         ),
         notes=notes + option_notes(best.step.compiled.options),
@@ -119,15 +119,15 @@ def _lossy(search: Search, best: Trial, step_time: StepTime, problem: ActionProb
         other = min(exact, key=step_time.of)
         more, error = (
             step_time.of(other) - step_time.of(best),
-            step_time.uncertain(best.cost, other.cost),
+            step_time.uncertainty_of(best.cost, other.cost),
         )
         lossless = f"the fastest plan without loss, compiled to {show_bytes(other.total)}, takes"
     else:
-        solution = fastest(problem.lossless())
+        solution = solve_fastest(problem.lossless())
         if solution is None:
             return f"{named}; no plan without loss is predicted to fit"
         more = step_time.seconds(solution.cost) - step_time.of(best)
-        error = step_time.uncertain(best.cost, solution.cost)
+        error = step_time.uncertainty_of(best.cost, solution.cost)
         lossless = "the fastest plan without loss is predicted to take"
     return f"{named}; {lossless} {1e3 * more:.2f} ms more, ± {1e3 * error:.2f} ms"
 

@@ -28,7 +28,7 @@ from jaxmem._planner.placement.layer import (
 from jaxmem._planner.placement.program import PlacementProblem, solve_placement
 from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch, with_working
 from jaxmem._planner.placement.steps import PlacedSteps
-from jaxmem._planner.search.candidates import fastest
+from jaxmem._planner.search.candidates import solve_fastest
 from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.traced_step import read_step
@@ -60,7 +60,7 @@ def check_decide(decide: Collection[str], target: Target, measure: float | None)
     if target.devices > 1 and not sharding:
         raise TargetError(
             f"plan: `decide` has 'states', and `target` is {str(target)!r}; expected one device, or"
-            " 'sharding' in `decide` too: what is divided over several says where it lies"
+            " 'sharding' in `decide` too: it places the states that are divided over several devices"
         )
     if target.devices == 1 and sharding:
         raise TargetError(
@@ -70,7 +70,7 @@ def check_decide(decide: Collection[str], target: Target, measure: float | None)
     if measure is not None:
         raise StepError(
             f"plan: `measure` is {measure}, and `decide` has 'states', whose steps take arguments"
-            " of other places each; expected measure=None"
+            " in different memories, so that they are not compared by runs; expected measure=None"
         )
     return names
 
@@ -129,7 +129,7 @@ def _fastest(every: list[PlacementSearch], notes: tuple[str, ...]) -> Plan:
     """
     fitting: list[tuple[PlacementSearch, PlacedTrial]] = []
     pairs = ((s, solve_placement(s.within(s.limits.usable_bytes))) for s in every)
-    expected = [(search, one.cautious_seconds) for search, one in pairs if one is not None]
+    expected = [(search, one.risk_adjusted_seconds) for search, one in pairs if one is not None]
     refused: StepError | None = None
     for search, seconds in sorted(expected, key=lambda pair: pair[1]):
         if fitting and min(map(_seconds, fitting)) <= seconds:
@@ -159,7 +159,7 @@ def _fastest(every: list[PlacementSearch], notes: tuple[str, ...]) -> Plan:
 
 
 def _seconds(pair: tuple[PlacementSearch, PlacedTrial]) -> float:
-    return pair[1].solution.cautious_seconds
+    return pair[1].solution.risk_adjusted_seconds
 
 
 def read_places(
@@ -217,7 +217,6 @@ def _stack_of(profile: Profile, steps: PlacedSteps) -> BlockClass:
 def _others(profile: Profile, block: BlockClass) -> Actions:
     """The actions of the blocks other than the stack: the fastest assignment without limits."""
     blocks = tuple(b for b in profile.blocks if b is not block)
-    solution = (
-        fastest(ActionProblem(dataclasses.replace(profile, blocks=blocks))) if blocks else None
-    )
+    problem = ActionProblem(dataclasses.replace(profile, blocks=blocks))
+    solution = solve_fastest(problem) if blocks else None
     return {} if solution is None else dict(solution.actions)

@@ -92,7 +92,7 @@ class PlacementSearch:
         solve_and_compile(self, self.next_solutions)
         if self.trials and not self.fitting:
             self._try_safer()
-        return min(self.fitting, key=lambda t: t.solution.cautious_seconds, default=None)
+        return min(self.fitting, key=lambda t: t.solution.risk_adjusted_seconds, default=None)
 
     @property
     def compiles_left(self) -> int:
@@ -165,7 +165,7 @@ class PlacementSearch:
             solvable = short
             expected = self.expected(solution)
             if expected <= room and (
-                best is None or solution.cautious_seconds < best.cautious_seconds
+                best is None or solution.risk_adjusted_seconds < best.risk_adjusted_seconds
             ):
                 best = solution
             # The error of the sums is assumed to be the same for the next solution.
@@ -229,8 +229,8 @@ class PlacementSearch:
         if trial.total >= ENOUGH * self.limits.usable_bytes:
             return True
         fastest = self._solved(self.within(None))
-        seconds = trial.solution.cautious_seconds
-        return fastest is not None and fastest.cautious_seconds >= seconds
+        seconds = trial.solution.risk_adjusted_seconds
+        return fastest is not None and fastest.risk_adjusted_seconds >= seconds
 
 
 def with_working(

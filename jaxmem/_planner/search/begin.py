@@ -1,9 +1,10 @@
 """How a search begins: with everything kept, and with a first guess.
 
-The first guess is a plan that is solved for the bytes that the arguments leave. The alternative is
-full recomputation. If the budget has bytes to spare, the first guess is also the last compile.
-Otherwise its bytes are the reference of the memory model, and are nearer to the answer than the
-bytes of an extreme assignment.
+The first guess is the solution for the usable bytes less the arguments and the estimated working
+memory. The alternative was to compile full recomputation first. If a budget is large, the first
+guess is good enough, and the search compiles no other plan. If a budget is small, the compiled
+bytes of the first guess are the reference of the memory model. The guess resembles the plan that
+the search will return, so that this reference is more exact than the bytes of full recomputation.
 
 Everything kept is compiled even if its bytes are likely to exceed the budget by far, unless an
 earlier search compiled it to more bytes than the budget. A plan reports these bytes. XLA's estimate
@@ -161,7 +162,7 @@ def _first_guess(search: Search, known: list[Trial], static: int) -> ActionSolut
     def solve(model: Expected) -> ActionSolution | None:
         room = limits.usable_bytes - static - int(model.reference)
         problem = ActionProblem(profile, room, limits.host_bytes, model.working)
-        return candidates.fastest(problem) or least_bytes(problem)
+        return candidates.solve_fastest(problem) or least_bytes(problem)
 
     available = limits.usable_bytes - static
     solution = agreed(solve, model, available, estimates)
@@ -170,13 +171,13 @@ def _first_guess(search: Search, known: list[Trial], static: int) -> ActionSolut
             f"plan: `host_budget` is {show_bytes(limits.host_bytes)}, and no assignment of the"
             " actions allowed needs so little"
         )
-    # A plan that an earlier search compiled within the limits is certain to fit. A guess is better
-    # only if it is faster, and expected to fit.
+    # The compiled bytes of an earlier search show that its plan fits. A guess is better only if it
+    # is faster, and expected to fit.
     fitting = [t for t in known if limits.allow(t)]
-    best = min(fitting, key=lambda t: t.cost.cautious_seconds, default=None)
+    best = min(fitting, key=lambda t: t.cost.risk_adjusted_seconds, default=None)
     fits = solution.saved_bytes + model().predict(solution.actions) <= available
     if best is not None:
-        faster = fits and solution.cautious_seconds < best.cost.cautious_seconds
+        faster = fits and solution.risk_adjusted_seconds < best.cost.risk_adjusted_seconds
         return solution if faster else priced(ActionProblem(profile), best.actions)
     if not fits:
         expected = estimates.expecting([(t.actions, t.working) for t in known])

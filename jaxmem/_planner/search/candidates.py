@@ -28,7 +28,7 @@ SHARES = (1.0, 0.985, 0.96)
 PREDICTED_SHARE = 1.002
 
 
-def fastest(problem: ActionProblem) -> ActionSolution | None:
+def solve_fastest(problem: ActionProblem) -> ActionSolution | None:
     """Returns the solver's solution with its actions `settled`; None if no assignment fits."""
     solution = solve(problem)
     if solution is None:
@@ -43,7 +43,7 @@ def solve_within_budget(search: Search, count: int) -> list[ActionSolution]:
     """
     short = _short(search)
     shares = [SHARES[0], *(share - short for share in SHARES[1:])][:count]
-    solutions = [search.agreed(fastest, share) for share in shares]
+    solutions = [search.agreed(solve_fastest, share) for share in shares]
     most = PREDICTED_SHARE * search.limits.usable_bytes
     return [s for s in solutions if s is not None and search.expected(s) <= most]
 

@@ -1,8 +1,8 @@
 """The compiles of a step by earlier searches, from the database. The next search for the step
 starts with them.
 
-Earlier compiles guide a search, and prove nothing. The search that returns a plan has compiled the
-plan itself.
+Earlier compiles decide which plans a search compiles. A search never returns an earlier compile: it
+compiles the plan that it returns itself.
 """
 
 import contextlib

@@ -38,8 +38,8 @@ class Search:
     estimates: liveness estimates of plans that were not compiled.
     history_as_written: earlier compiles of the step as written, if it has checkpoints of its own;
       else None.
-    careful: whether a lossy codec must gain a difference that a user would notice, as
-      `Allowed.careful`.
+    codecs_by_default: whether a lossy codec must gain at least `MIN_GAIN_DEFAULT` of the step, as
+      `Allowed.codecs_by_default`.
     lossless: whether the solver searches for plans without lossy codecs only.
     plan_trials: the plans that this search compiled, without the baseline.
     recalled: the compiles of earlier searches. They guide this search, and are never returned.
@@ -57,7 +57,7 @@ class Search:
     history: History
     estimates: Estimates
     history_as_written: History | None = None
-    careful: bool = False
+    codecs_by_default: bool = False
     lossless: bool = False
     plan_trials: list[Trial] = dataclasses.field(default_factory=list)
     recalled: list[Trial] = dataclasses.field(default_factory=list)

@@ -73,7 +73,7 @@ class _Refinement:
 
     @property
     def best(self) -> Trial:
-        return min(self.search.fitting, key=self.step_time.cautious)
+        return min(self.search.fitting, key=self.step_time.risk_adjusted)
 
     def change(self) -> bool:
         """Compiles every change of one tag of the best plan for buffers. A better plan becomes the
@@ -116,7 +116,7 @@ class _Refinement:
         return Additive.fit(differences, search.profile)
 
     def _gained(self, before: Trial) -> bool:
-        gained = self.step_time.cautious(before) - self.step_time.cautious(self.best)
+        gained = self.step_time.risk_adjusted(before) - self.step_time.risk_adjusted(self.best)
         return gained > FASTER * self.step_time.base
 
     def _by_corrected_prices(self, best: Trial) -> ActionSolution | None:
@@ -132,14 +132,14 @@ class _Refinement:
             excluded=(*problem.excluded, *known),
         )
         try:
-            solution = candidates.fastest(problem)
+            solution = candidates.solve_fastest(problem)
         except SolverError as error:  # the search has a plan that fits already
             LOG.info("the search for a faster plan ends: %s", error)
             return None
         if solution is None:
             return None
-        expected = solution.cautious_seconds + model.predict(solution.actions)
-        worth = self.step_time.cautious(best) - FASTER * self.step_time.base
+        expected = solution.risk_adjusted_seconds + model.predict(solution.actions)
+        worth = self.step_time.risk_adjusted(best) - FASTER * self.step_time.base
         return solution if expected < worth else None
 
     def _may_fit(self, actions: Actions, base: Trial) -> bool:
@@ -184,7 +184,7 @@ def _without_limit(search: Search) -> list[Actions]:
         search.profile, None, search.limits.host_bytes, excluded=tuple(search.refused)
     )
     try:
-        best = candidates.fastest(problem)
+        best = candidates.solve_fastest(problem)
     except SolverError as error:  # the search has a plan that fits already
         LOG.info("the search for a plan without a limit ends: %s", error)
         return []
