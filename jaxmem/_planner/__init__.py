@@ -8,8 +8,8 @@ A plan is made in six steps, each with one type of object:
     object          defined in                made by
     TracedStep      traced_step.py            `read_step`: the user's step, traced, with its Profile
     Search          search/state.py           `TracedStep.search`: limits, compiles, fitted models
-    ActionProblem   solve/problem.py          `Search.problem`; its callers that need no memory
-                                              model, and no byte limit, call the class itself
+    ActionProblem   solve/problem.py          `Search.problem`; `begin` for the first guess;
+                                              callers without a byte limit call the class
     ActionSolution  solve/solution.py         `priced`: an assignment of choices with its price
     Trial           search/trial.py           `Search.compile_solutions`: a compiled solution; also
                                               `begin`, `divide`, `refine_by_whole_steps`, and

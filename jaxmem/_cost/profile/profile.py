@@ -11,7 +11,7 @@ from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.warn import warn
 from jaxmem._cost.blocks.classes import classes_of, plan_fingerprint
 from jaxmem._cost.blocks.find import find_blocks
-from jaxmem._cost.blocks.opened import Opened, hidden_tags, opened
+from jaxmem._cost.blocks.opened import Opened, hidden_tags, open_block
 from jaxmem._cost.blocks.segments import BlockGraph
 from jaxmem._cost.profile.doubt import MIN_GAIN_DEFAULT, MIN_GAIN_REQUESTED, with_doubts
 from jaxmem._cost.profile.jobs import Jobs
@@ -95,7 +95,7 @@ def block_classes(jaxpr, axes: Mapping[str, int] = MappingProxyType({})) -> list
 
 def _opened(graph: BlockGraph, jobs: Jobs, axes: Mapping[str, int]) -> Opened:
     """The block's operations, with the bytes of values as the block saves them."""
-    return opened(graph, lambda aval: jobs.stored(aval, max(1, graph.instance.stack)), axes)
+    return open_block(graph, lambda aval: jobs.stored(aval, max(1, graph.instance.stack)), axes)
 
 
 def _unrolled(classes: Sequence[BlockGraph]) -> tuple[str, ...]:

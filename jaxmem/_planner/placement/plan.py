@@ -11,7 +11,7 @@ from jaxmem._core.progress import LOG
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS
 from jaxmem._optim.released.direct import Direct
-from jaxmem._optim.released.step import opened
+from jaxmem._optim.released.step import released_of
 from jaxmem._planner.outcome.placed import infeasible, outcome
 from jaxmem._planner.placement.front import front
 from jaxmem._planner.placement.layer import (
@@ -60,7 +60,7 @@ def check_decide(decide: Collection[str], target: Target, measure: float | None)
     if target.devices > 1 and not sharding:
         raise TargetError(
             f"plan: `decide` has 'states', and `target` is {str(target)!r}; expected one device, or"
-            " 'sharding' in `decide` too: it places the states that are divided over several devices"
+            " 'sharding' in `decide` too: it places states that are divided over several devices"
         )
     if target.devices == 1 and sharding:
         raise TargetError(
@@ -105,7 +105,7 @@ def _every_sharding(
     OptimizerError if the optimizer supports no division.
     """
     target = backend.target
-    released, _ = opened(build(None))
+    released, _ = released_of(build(None))
     accumulates = not isinstance(getattr(released, "optimizer", None), Direct)
     # If XLA has prices for the target, its schedule overlaps more of an all-gather.
     beside = GATHERED_BESIDE if target.chip is not None and target.chip.priced else LESS_BESIDE
