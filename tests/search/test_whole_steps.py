@@ -114,7 +114,7 @@ def test_a_plan_that_was_found_outlives_a_solver_that_finds_none(monkeypatch):
     def none_in_time(_):
         raise SolverError("the solver stopped")
 
-    monkeypatch.setattr("jaxmem._planner.search.candidates.fastest", none_in_time)
+    monkeypatch.setattr("jaxmem._planner.search.candidates.solve_fastest", none_in_time)
     made = pair(u=2.0, v=1.0)
     best, _, steps = polished(made, {}, STATIC + 15, {"block": {}})
     assert effective(made, best.actions)["block"] == {"u": KEEP, "v": RECOMPUTE}
@@ -186,7 +186,7 @@ def test_the_best_is_no_slower_than_the_start_a_policy_or_a_change_of_one_tag(ma
     )
     now = seconds(best.actions)
     assert now <= seconds(start) + 1e-9
-    unlimited = candidates.fastest(ActionProblem(made, None, 10**9))
+    unlimited = candidates.solve_fastest(ActionProblem(made, None, 10**9))
     near = [best.actions, unlimited.actions, *hand_policies(made).values()]
     for (label, tag), choice in itertools.product(open_to, (KEEP, RECOMPUTE)):
         if choice in open_to[label, tag]:
