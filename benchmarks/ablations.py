@@ -5,9 +5,9 @@
 The phases: local search near the least bytes, refinement by whole steps (which runs where buffers
 are assigned before a compile is done: for TPUs), and groups of layers. The steps are those of
 configs without a tag or a checkpoint, under `jaxmem.auto`, so that layers can be grouped. Budgets:
-the least that compiled, and five between it and everything kept, most of them near the least. Every
-plan is searched from nothing: no earlier compile is recalled, and times of pieces are the same.
-Seconds are predicted; on a device that is not there they are XLA's estimate of the compiled step,
+between the least that compiled and everything kept, most of them near the least. Every plan is
+searched from nothing: no earlier compile is recalled, and times of pieces are the same. Seconds are
+predicted; on a device that is not there they are XLA's estimate of the compiled step,
 or the roofline of its fusions. A ratio is the variant's over the search's: above 1, the phase
 gains.
 """
@@ -33,7 +33,12 @@ CASES = (
     ("gpt_117m", "h200", "keep,recompute"),
     ("gpt_117m", "v5e", "default"),
 )
-SHARES = (0.002, 0.03, 0.07, 0.12, 0.2, 0.4)  # of what everything kept takes beyond the least
+# Budgets by target: the share of the bytes between the least and everything kept.
+SHARES = {
+    "local": (0.002, 0.03, 0.07, 0.2),
+    "h200": (0.002, 0.03, 0.06, 0.085, 0.1, 0.11, 0.2),
+    "v5e": (0.002, 0.03, 0.07),
+}
 WORTH = 0.01
 
 Patches = tuple[tuple[object, str, Callable], ...]
@@ -73,7 +78,7 @@ def run(report: Report, config: str, target: str, actions: str) -> None:
     with on(target) as backend:
         case = Step(jaxmem.auto(untagged(chosen)), abstract(chosen), backend)
         low, high = report.once(f"{name} ends", ends, case, actions).values()
-        for share in SHARES:
+        for share in SHARES[target]:
             budget = int((low + share * (high - low)) / (1 - case.backend.margin)) + 1
             for phase in PHASES:
                 if phase == "whole steps" and not case.backend.stops_at_buffers:
@@ -86,7 +91,7 @@ def run(report: Report, config: str, target: str, actions: str) -> None:
 def of_phase(report: Report, name: str, phase: str) -> dict:
     """By what share plans take longer without a phase, and where no plan is found without it."""
     ratios, lost = [], []
-    for share in SHARES:
+    for share in SHARES[name.split()[1]]:
         own, other = (report[f"{name} {share} without {p}"] for p in ("nothing", phase))
         if own["found"] and other["found"]:
             ratios.append(other["predicted_seconds"] / own["predicted_seconds"])
@@ -102,7 +107,7 @@ def of_phase(report: Report, name: str, phase: str) -> dict:
 
 def of_case(report: Report, name: str) -> dict:
     """The gain of each phase that ran for the case."""
-    ran = [p for p in PHASES if p != "nothing" and report.has(f"{name} {SHARES[0]} without {p}")]
+    ran = [p for p in PHASES if p != "nothing" and report.has(f"{name} 0.002 without {p}")]
     return {p: of_phase(report, name, p) for p in ran}
 
 

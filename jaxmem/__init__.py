@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 
 _quiet_plugin_noise()
 
-_MOVED = {"BudgetError": "errors", "LOSSLESS": "plans", "Target": "plans"}  # until version 0.3
+_MOVED = {  # until version 0.3
+    "BudgetError": "errors",
+    "LOSSLESS": "plans",
+    "Target": "plans",
+    "compress_residuals": "ops",
+    "softmax": "ops",
+}
 
 
 def __getattr__(name: str):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from jaxmem._cli.output import say
 from jaxmem._cli.parser import BAD_INPUT, parser
-from jaxmem._cli.progress import progress as progress
+from jaxmem._core.progress import progress as progress
 
 INTERRUPTED = 130
 

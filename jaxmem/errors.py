@@ -37,6 +37,12 @@ class StepError(JaxmemError):
     """
 
 
+class NoLayersError(StepError):
+    """Raised if `jaxmem.auto` finds no layer in a loss or a step; the message names the loops that
+    were examined.
+    """
+
+
 class StackError(JaxmemError):
     """Raised for layers that cannot run as one loop; the message names the argument.
 

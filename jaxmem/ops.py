@@ -20,6 +20,7 @@ from jaxmem._model.tags.operations import (
     tanh_tangent,
     wide,
 )
+from jaxmem._model.tags.residuals import compress_residuals as compress_residuals
 from jaxmem._model.tags.saved import of_arrays, tagging
 from jaxmem._model.tags.tag import check_name
 

@@ -3,13 +3,13 @@
 `jaxmem.plan` makes a plan. `jaxmem.plans.progress` shows the progress of `jaxmem.plan`.
 """
 
-from jaxmem._cli.progress import progress as progress
 from jaxmem._core.actions import ALL as ALL
 from jaxmem._core.actions import LOSSLESS as LOSSLESS
 from jaxmem._core.actions import Action as Action
 from jaxmem._core.actions import Choice as Choice
 from jaxmem._core.assignment import Assignment as Assignment
 from jaxmem._core.bytes import parse_budget as parse_budget
+from jaxmem._core.progress import progress as progress
 from jaxmem._planner.user_assignments import Estimate as Estimate
 from jaxmem._planner.user_assignments import estimate as estimate
 from jaxmem._planner.user_assignments import price as price

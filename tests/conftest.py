@@ -31,10 +31,11 @@ import pytest
 
 from jaxmem._target.compile.backend import Local
 from jaxmem._target.compile.protocol import Backend, Pricing
+from jaxmem._target.deviceless.compiler import Compiler
 from tests.shared import compilers
 
 hypothesis.settings.register_profile(
-    "default", deadline=None, derandomize=bool(os.environ.get("CI"))
+    "default", max_examples=40, deadline=None, derandomize=bool(os.environ.get("CI"))
 )
 hypothesis.settings.load_profile("default")
 
@@ -132,6 +133,13 @@ def own_processes(lent_processes):
     with pytest.MonkeyPatch.context() as patch:
         compilers.start_alone(patch)
         yield
+
+
+@pytest.fixture(scope="module")
+def h200(lent_processes):
+    """A compiler for an H200 that is not there, one for each file of tests that asks for it."""
+    with Compiler("h200", workers=1) as compiler:
+        yield compiler
 
 
 @pytest.fixture(scope="session", autouse=True)

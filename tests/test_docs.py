@@ -177,6 +177,15 @@ def test_what_the_docs_point_to_is_there():
             assert (DOCS.parent / path).exists(), path
 
 
+@pytest.mark.core
+def test_the_index_of_the_folder_has_the_pages_of_the_site_in_their_order():
+    site = re.findall(r": (\w+\.md)$", (DOCS.parent / "mkdocs.yml").read_text("utf-8"), re.M)
+    listed = re.findall(r"^\| \[.*?\]\((\w+\.md)\)", (DOCS / "README.md").read_text("utf-8"), re.M)
+    made_elsewhere = {"index.md", "contributing.md", "changelog.md"}
+    assert listed == [page for page in site if page not in made_elsewhere]
+    assert {*listed} == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+
+
 def public_names() -> set[str]:
     """jaxmem's public names, with those of its public modules, from the sources."""
     sources = pathlib.Path(jaxmem.__file__).parent

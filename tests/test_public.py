@@ -38,6 +38,8 @@ MOVED = {
     "BudgetError": "jaxmem.errors",
     "LOSSLESS": "jaxmem.plans",
     "Target": "jaxmem.plans",
+    "compress_residuals": "jaxmem.ops",
+    "softmax": "jaxmem.ops",
 }
 
 

@@ -107,4 +107,4 @@ def probabilities(scores_BHST, causal: bool, seen=None):
         scores_BHST = jnp.where(jnp.tril(jnp.ones((S, S), bool)), scores_BHST, least)
     if seen is not None:
         scores_BHST = jnp.where(seen, scores_BHST, least)
-    return jaxmem.softmax(scores_BHST, "probs")
+    return jaxmem.ops.softmax(scores_BHST, "probs")

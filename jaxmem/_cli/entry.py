@@ -34,20 +34,20 @@ def load_entry(name: str) -> tuple[Callable, tuple]:
     module_name, colon, function_name = name.rpartition(":")
     relative = module_name.startswith(".") and not module_name.endswith(".py")
     if not (colon and module_name and function_name) or relative:
-        raise _refused(f"got {name!r}")
+        raise _entry_error(f"got {name!r}")
     module = _module(name, module_name)
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         what = "is no function" if hasattr(module, function_name) else "is not in it"
         hint = _nearest(function_name, known)
-        raise _refused(f"{name!r}: {function_name!r} {what}{hint}")
+        raise _entry_error(f"{name!r}: {function_name!r} {what}{hint}")
     if (takes := _takes_more(function)) is not None:
-        raise _refused(f"{name!r} takes {takes}")
+        raise _entry_error(f"{name!r} takes {takes}")
     result = _called(f"MODULE:FUNCTION: {name!r}", function)
     if not isinstance(result, tuple) or not result or not callable(result[0]):
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
-        raise _refused(f"{name!r} returned {got}")
+        raise _entry_error(f"{name!r} returned {got}")
     return _with_errors_told(result[0]), result[1:]
 
 
@@ -97,7 +97,7 @@ def _module(name: str, module: str) -> ModuleType:
     path = pathlib.Path(module)
     if module.endswith(".py") and not path.is_file():
         scripts = [str(p) for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise _refused(f"{name!r}: there is no such file here{_nearest(module, scripts)}")
+        raise _entry_error(f"{name!r}: there is no such file here{_nearest(module, scripts)}")
     try:
         return _from_file(path) if module.endswith(".py") else importlib.import_module(module)
     except JaxmemError:
@@ -107,13 +107,14 @@ def _module(name: str, module: str) -> ModuleType:
         # an error of the user's code.
         if isinstance(error, ModuleNotFoundError) and _is_of(error.name, module):
             near = _nearest(module, [p.stem for p in pathlib.Path().glob("*.py")])
-            raise _refused(f"{name!r}: there is no such module here{near}") from None
+            raise _entry_error(f"{name!r}: there is no such module here{near}") from None
         raise StepError(
             f"MODULE:FUNCTION: {name!r}: importing it raised {described(error)}"
         ) from error
 
 
-def _refused(what: str) -> StepError:
+def _entry_error(what: str) -> StepError:
+    """The error for a `MODULE:FUNCTION` that names no step."""
     return StepError(f"MODULE:FUNCTION: {what}; {EXPECTED}")
 
 
@@ -136,5 +137,6 @@ def _from_file(path: pathlib.Path) -> ModuleType:
 
 
 def _nearest(word: str, known: list[str]) -> str:
+    """A hint at the nearest known word; empty if none is near."""
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f" (did you mean {near[0]}?)" if near else ""

@@ -22,6 +22,7 @@ def targets(args: argparse.Namespace) -> int:
 
 
 def _table(found: Sequence[Target]) -> None:
+    """Prints the table of devices."""
     print("name       usable GiB  memory TB/s  16-bit TFLOP/s  link GB/s  times from")
     for t in found:
         source = _times_from(t)

@@ -78,6 +78,7 @@ def say(text: str, stream=None, hang: str = "") -> None:
 
 
 def _broken(line: str, width: int, hang: str) -> str:
+    """A line broken at words to a width."""
     if len(line) <= width:
         return line
     start = line[: len(line) - len(line.lstrip())]
@@ -104,17 +105,6 @@ def show_result(args: argparse.Namespace, data: Any, text: str | Callable[[], No
         say(text)
     else:
         text()
-
-
-def console(stream) -> Any:
-    """A console of rich on a stream; None without a terminal, and without rich."""
-    if not stream.isatty():
-        return None
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    return Console(file=stream, highlight=False)
 
 
 def _check_place(option: str, path: str) -> None:

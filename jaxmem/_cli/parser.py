@@ -94,14 +94,15 @@ def parser() -> argparse.ArgumentParser:
         _add_debug(made)
         return made
 
-    _plan(command)
-    _of_a_step(command)
-    _of_plans(command)
-    _of_this_machine(command)
+    _add_plan(command)
+    _add_step_commands(command)
+    _add_plan_commands(command)
+    _add_machine_commands(command)
     return top
 
 
-def _plan(command) -> None:
+def _add_plan(command) -> None:
+    """Adds the command `plan`."""
     one = command(
         "plan", "choose an action for every tagged tensor, and compile the step within the budget"
     )
@@ -121,7 +122,8 @@ def _plan(command) -> None:
     one.add_argument("--json", action="store_true", help="print the plan as JSON, not as a table")
 
 
-def _of_a_step(command) -> None:
+def _add_step_commands(command) -> None:
+    """Adds the commands about a step: `verify`, `estimate`, `explain`."""
     one = command("verify", "check that a plan is this step's, and compile the step under it")
     one.add_argument("plan", metavar="PLAN.json")
     one.add_argument("step", metavar="MODULE:FUNCTION", help=STEP)
@@ -153,7 +155,8 @@ def _of_a_step(command) -> None:
     one.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _of_plans(command) -> None:
+def _add_plan_commands(command) -> None:
+    """Adds the commands about plans: `show`, `diff`, `report`."""
     one = command("show", "print a plan as a table")
     one.add_argument("plan", metavar="PLAN.json")
     one.add_argument("--json", action="store_true", help="print it as JSON: the file, checked")
@@ -174,7 +177,8 @@ def _of_plans(command) -> None:
     )
 
 
-def _of_this_machine(command) -> None:
+def _add_machine_commands(command) -> None:
+    """Adds the commands about the machine: `targets`, `calibrate`, `doctor`, `cache`."""
     one = command("targets", "list the devices that can be planned for")
     one.add_argument("--json", action="store_true", help="print JSON")
 

@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator
 
 from jaxmem._cli.entry import load_entry
 from jaxmem._cli.output import check_outputs, deliver, show_result
-from jaxmem._cli.progress import progress
 from jaxmem._cli.tables import show_plan
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.files import read_json, write_json
-from jaxmem._core.progress import LOG
+from jaxmem._core.progress import LOG, progress
 from jaxmem._model.auto.auto import auto
 from jaxmem._model.auto.seen import seen
 from jaxmem._model.codecs.registry import parse

@@ -4,7 +4,7 @@ rich is installed; as plain text elsewhere.
 
 import sys
 
-from jaxmem._cli.output import console
+from jaxmem._core.progress import console
 from jaxmem._result.action_styles import LOOKS
 from jaxmem._result.plan.plan import HEAD, Plan, cells, summary
 

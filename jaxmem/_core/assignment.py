@@ -21,7 +21,10 @@ from jaxmem.errors import TagError
 
 @runtime_checkable
 class Decisions(Protocol):
-    """The methods of an object that is given as `plan`. None is allowed too, and keeps everything.
+    """The methods of an object that is given as `plan`.
+
+    None is allowed too, and means no plan: `jaxmem.auto` returns the step as its author wrote it,
+    and `jaxmem.remat_policy` and `jaxmem.stack` keep every tensor of their blocks.
 
     An object may also have `as_written`: whether `jaxmem.auto` leaves the step as its author wrote
     it. `jaxmem.plans.Plan` and `jaxmem.plans.Assignment` have both methods and the attribute.
@@ -166,6 +169,7 @@ def _checked(label, choices) -> dict[str, Choice]:
 
 
 def _choice(label: str, tag, choice) -> Choice:
+    """A choice, made of the name of an action where only the name was given."""
     if isinstance(choice, Choice) and isinstance(tag, str):
         return choice
     try:

@@ -172,6 +172,7 @@ class Database:
         return digest.hexdigest()
 
     def _get(self, table: str, keys: list[str]) -> Iterator[tuple[str, tuple[Any, float]]]:
+        """The sound rows of a table under these keys: key, value and time of writing."""
         marks = ", ".join("?" * len(keys))
         query = f"SELECT {_READ} FROM {table} WHERE key IN ({marks}) AND written >= ?"
         return _sound(self.read(query, (*keys, self.since)))
@@ -326,9 +327,11 @@ class Database:
         return aside
 
     def _damaged(self) -> list[pathlib.Path]:
+        """The copies of damaged files, the oldest first."""
         return sorted(self.path.parent.glob(f"{self.path.name}.damaged-*"))
 
     def _beside(self, suffix: str) -> pathlib.Path:
+        """A path in the database's folder, with a suffix after its name."""
         return self.path.with_name(self.path.name + suffix)
 
 
@@ -380,6 +383,7 @@ def _sound(rows: Iterable[tuple]) -> Iterator[tuple[str, tuple[Any, float]]]:
 
 
 def _checksum(key: str, text: str) -> int:
+    """The checksum of a row, which tells whether the row was changed."""
     return zlib.crc32(f"{key}\0{text}".encode(errors="replace"))
 
 
@@ -394,6 +398,7 @@ def _timing(value: Any, written: float) -> Timing | None:
 
 
 def _are_texts(value: Any) -> bool:
+    """Whether a value is a pair of texts."""
     return isinstance(value, list) and len(value) == 2 and all(isinstance(t, str) for t in value)
 
 
@@ -402,6 +407,7 @@ class _Damaged(Exception):
 
 
 def _is_damage(error: Exception) -> bool:
+    """Whether an error means that the file is damaged, and not busy or out of reach."""
     code = getattr(error, "sqlite_errorcode", None)  # its lowest byte is the kind of error
     wrong = isinstance(error, (_Damaged, UnicodeError))  # SQLite's messages hold flipped names
     return wrong or (code is not None and code & 0xFF in _DAMAGE)
@@ -436,6 +442,7 @@ def _lay_out(connection: sqlite3.Connection) -> None:
 
 
 def _layout(connection: sqlite3.Connection) -> int:
+    """The number of the file's layout."""
     return connection.execute("PRAGMA user_version").fetchone()[0]
 
 

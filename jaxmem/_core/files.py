@@ -60,6 +60,7 @@ def parse_json(text: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object as a dict. Raises ValueError for a key that occurs twice."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:

@@ -36,8 +36,10 @@ def quiet_plugin_noise() -> None:
 
 
 def _is_worth_reading(record: logging.LogRecord) -> bool:
+    """Whether a log record is not JAX's error about a GPU plugin without a GPU."""
     return "Jax plugin configuration error" not in record.getMessage()
 
 
 def _is_not_of_a_tpu(record: logging.LogRecord) -> bool:
+    """Whether a log record is not about a missing TPU."""
     return "backend 'tpu'" not in record.getMessage()

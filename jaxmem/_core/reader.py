@@ -154,6 +154,7 @@ class Reader:
         return self._reads[kind]
 
     def _made(self, kind: Any) -> Read:
+        """Makes the function that reads values of a type."""
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if kind is str and not self._strict:
             return functools.partial(_plain, _TEXT)
@@ -179,6 +180,7 @@ class Reader:
         return functools.partial(_object, self._of(arguments[1]))
 
     def _record(self, kind: type, value: Any) -> Any:
+        """Reads an object as a dataclass of this type."""
         fields = _fields(kind)
         if kind in self._bare:
             ((name, annotation),) = fields.items()
@@ -190,9 +192,9 @@ class Reader:
             raise Broken(value[name], f"no such field; the nearest is {near}", name)
         optional = {} if kind in self._whole else _defaults(kind)
         # A broken field tells more than a missing one, so the fields that are there come first.
-        found = {n: _inner(n, self._of(fields[n]), value[n]) for n in fields if n in value}
+        found = {n: _read_part(n, self._of(fields[n]), value[n]) for n in fields if n in value}
         for name in [n for n in fields if n not in found and n not in optional]:
-            _inner(name, self._of(fields[name]), None)
+            _read_part(name, self._of(fields[name]), None)
             raise Broken(None, "this field, with a value or null", name)
         return kind(**found)
 
@@ -217,7 +219,8 @@ def _defaults(kind: type) -> dict[str, Any]:
     return found
 
 
-def _inner(key: str | int, read: Read, value: Any) -> Any:
+def _read_part(key: str | int, read: Read, value: Any) -> Any:
+    """Reads a part of a value. An error then names the part, `key`, in front of its field."""
     try:
         return read(value)
     except Broken as broken:
@@ -226,12 +229,14 @@ def _inner(key: str | int, read: Read, value: Any) -> Any:
 
 
 def _plain(check: Valid, value: Any) -> Any:
+    """Reads a value without parts, such as a number or a text."""
     if not check.holds(value):
         raise Broken(value, check.expected)
     return check.make(value)
 
 
 def _checked(check: Valid, read: Read, value: Any) -> Any:
+    """Reads a value, and applies the check of an annotated type."""
     try:
         return _plain(check, read(value))
     except Broken as broken:
@@ -240,6 +245,7 @@ def _checked(check: Valid, read: Read, value: Any) -> Any:
 
 
 def _nullable(read: Read, value: Any) -> Any:
+    """Reads a value or null."""
     try:
         return None if value is None else read(value)
     except Broken as broken:
@@ -249,22 +255,25 @@ def _nullable(read: Read, value: Any) -> Any:
 
 
 def _list(read: Read, value: Any) -> tuple:
+    """Reads a list of equal parts as a tuple."""
     if not isinstance(value, list):
         raise Broken(value, "a list")
-    return tuple(_inner(i, read, one) for i, one in enumerate(value))
+    return tuple(_read_part(i, read, one) for i, one in enumerate(value))
 
 
 def _row(reads: list[Read], value: Any) -> tuple:
+    """Reads a list of a fixed number of parts, each of its own type, as a tuple."""
     if not isinstance(value, list) or len(value) != len(reads):
         raise Broken(value, f"a list of {len(reads)} values")
-    return tuple(_inner(i, read, one) for i, (read, one) in enumerate(zip(reads, value)))
+    return tuple(_read_part(i, read, one) for i, (read, one) in enumerate(zip(reads, value)))
 
 
 def _object(read: Read, value: Any) -> dict[str, Any]:
+    """Reads an object with any keys as a dict."""
     # A key that cannot be printed is not named.
     if not isinstance(value, dict) or not all(map(is_text, value)):
         raise Broken(value, "an object")
-    return {key: _inner(key, read, one) for key, one in value.items()}
+    return {key: _read_part(key, read, one) for key, one in value.items()}
 
 
 @contextlib.contextmanager

@@ -64,6 +64,7 @@ PATTERNS = (
 
 
 def _colours(light: bool) -> str:
+    """The style sheet's variables of the actions' colours, on a light or a dark page."""
     of = lambda look: look.light if light else look.dark
     return " ".join(f"--{action}: {of(look)};" for action, look in LOOKS.items())
 

@@ -5,7 +5,7 @@ as `jax.jit` takes it: what is no array belongs to the program.
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -39,7 +39,23 @@ def _traced_leaves(tree) -> list[bool]:
     ]
 
 
-def takes_more_than_arrays(args: tuple) -> bool:
+def jitted_for(arguments, step: Callable, **options):
+    """The step under the jit that its arguments need: `nnx.jit` for Flax NNX modules and
+    optimizers, `Filtered` for arguments with other leaves than arrays, else `jax.jit`.
+
+    arguments: a tree of the dynamic arguments.
+    options: options of that jit.
+    """
+    nnx = sys.modules.get("flax.nnx")  # who has a module has imported it
+    is_module = lambda x: nnx is not None and isinstance(x, nnx.Module | nnx.Optimizer)
+    if nnx is not None and any(map(is_module, jax.tree.leaves(arguments, is_leaf=is_module))):
+        return nnx.jit(step, **options)
+    if takes_more_than_arrays(arguments):
+        return Filtered(step, **options)
+    return jax.jit(step, **options)
+
+
+def takes_more_than_arrays(args) -> bool:
     """Whether some leaves of the arguments are static, so that `jax.jit` cannot take them."""
     return not all(_traced_leaves(args))
 
@@ -77,42 +93,48 @@ class Tree:
         leaves = [static[i] if i in static else next(left) for i in range(count)]
         return jax.tree.unflatten(self.structure, leaves)
 
-    def difference(self, before: "Tree", name: str) -> str:
-        """The first static leaf that is not as it was before, with its path, or what else differs.
-
-        name: begins the path.
+    def difference(self, before: "Tree") -> str:
+        """The first static leaf that differs from the leaf before, with its path, or another
+        difference. The tree is a pair of positional arguments and keyword arguments.
         """
         if self.structure != before.structure:
-            return f"the structure of `{name}`"
+            return "the structure of `args` and `kwargs`"
         numbers = jax.tree.unflatten(self.structure, range(self.structure.num_leaves))
-        paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(numbers)]
+        named = lambda path: ("args", "kwargs")[path[0].idx] + jax.tree_util.keystr(path[1:])
+        paths = [named(p) for p, _ in jax.tree_util.tree_leaves_with_path(numbers)]
         for i, leaf in self.static:
             was = dict(before.static).get(i, "an array")
             if leaf != was:
-                return f"`{name}{paths[i]}` is {leaf!r}, and was {was!r}"
-        return f"a leaf of `{name}` is an array"
+                return f"`{paths[i]}` is {leaf!r}, and was {was!r}"
+        return "another leaf of the arguments is an array"
 
 
 class Filtered:
-    """A step to trace, compile and call with such arguments. The arrays of the first argument are
-    donated, as those of a plain function's are.
+    """A step to trace, compile and call with such arguments.
+
+    step: the function.
+    donate_argnums: the positional arguments whose arrays are donated.
     """
 
-    def __init__(self, step: Callable):
-        self._step = step
+    def __init__(self, step: Callable, donate_argnums: int | Sequence[int] = ()):
+        self._step, self._donated = step, donate_argnums
 
-    def trace(self, *args) -> "FilteredStage":
-        arrays, given = Tree.of(args)
+    def trace(self, *args, **kwargs) -> "FilteredStage":
+        (arrays, named), given = Tree.of((args, kwargs))
         returned: list[Tree] = []
 
         @functools.wraps(self._step, updated=())  # JAX's errors then name the user's parameters
-        def step(*arrays):
-            out, rest = Tree.of(self._step(*given.filled(arrays)))
+        def step(*arrays, **named):
+            args, kwargs = given.filled((arrays, named))
+            out, rest = Tree.of(self._step(*args, **kwargs))
             returned.append(rest)
             return out
 
-        traced = jax.jit(step, donate_argnums=0 if args else ()).trace(*arrays)
+        traced = jax.jit(step, donate_argnums=self._donated).trace(*arrays, **named)
         return FilteredStage(traced, given, returned[-1])
+
+    def lower(self, *args, **kwargs) -> "FilteredStage":
+        return self.trace(*args, **kwargs).lower()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,14 +162,14 @@ class FilteredStage:
     def compile(self, compiler_options=None) -> "FilteredStage":
         return dataclasses.replace(self, stage=self.stage.compile(compiler_options))
 
-    def __call__(self, *args):
+    def __call__(self, *args, **kwargs):
         """Raises StepError where a static leaf has changed since the step was compiled."""
-        arrays, given = Tree.of(args)
+        (arrays, named), given = Tree.of((args, kwargs))
         if given != self.given:
             raise StepError(
                 "Plan.step: an argument differs in something that is no array (a function, a"
                 " number, a module's structure) from what the step was compiled for:"
-                f" {given.difference(self.given, 'args')}; make the plan anew with these arguments,"
+                f" {given.difference(self.given)}; make the plan anew with these arguments,"
                 " or give numbers that change as arrays"
             )
-        return self.returned.filled(self.stage(*arrays))
+        return self.returned.filled(self.stage(*arrays, **named))

@@ -34,6 +34,7 @@ def per_device(size: int, shards: int) -> int:
 
 
 def _shape(atom) -> tuple[int, ...]:
+    """The shape of a variable or literal."""
     aval: Any = atom.aval
     return aval.shape
 

@@ -54,6 +54,7 @@ class Job:
 
     @functools.cached_property
     def _mapped(self) -> list:
+        """Each `jax.shard_map` over several devices in the function."""
         every = (as_mapped(eqn) for eqn in equations(self.jaxpr.jaxpr))
         return [m for m in every if m is not None and m.mesh.size > 1]
 

@@ -178,6 +178,7 @@ def program_of(closed: ClosedJaxpr, opaque: Callable[[JaxprEqn], bool]) -> Progr
 
 @functools.lru_cache(2**12)
 def _parts(stack) -> tuple[str, ...]:
+    """The names of the modules and functions in a name stack."""
     return tuple(part for part in str(stack).split("/") if part)
 
 
@@ -197,6 +198,7 @@ def _shards(eqn: JaxprEqn) -> bool:
 
 
 def _is_said(sharding) -> bool:
+    """Whether the user has given a sharding."""
     return type(sharding).__name__ != "UnspecifiedValue"
 
 
@@ -238,6 +240,7 @@ def run(
 
 
 def _bound_anywhere(node: Node, operands: Sequence) -> Sequence:
+    """The results of a node. For an axis name that no mesh binds, arrays of their shapes."""
     try:
         return node.bind(operands)
     except NameError:  # JAX's error for an axis name that no mesh binds

@@ -55,8 +55,9 @@ def trace_step(step, args: tuple) -> tuple[Any, jax.stages.Traced]:
 
 
 def _jitted(step, args: tuple):
+    """A step compiled as `jaxmem.plan` compiles it: with its first argument donated."""
     if takes_more_than_arrays(args):
-        return Filtered(step)
+        return Filtered(step, donate_argnums=0)
     return jax.jit(step, donate_argnums=0 if args else ())
 
 

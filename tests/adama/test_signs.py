@@ -21,14 +21,15 @@ pytestmark = [
 SHAPES = [(3, 4), (2, 300), (2, 3, 16, 8), (5,), ()]
 
 
-def sums(g, step, position=rows.Position):
+@jax.jit
+def sums(g, step):
     """The signed sums of an array's rows."""
-    return position(step).sums(g, jnp.zeros(rows.shape_of_rows(g.shape)))
+    return rows.Position(step).sums(g, jnp.zeros(rows.shape_of_rows(g.shape)))
 
 
 def test_the_square_of_a_signed_sum_is_on_average_the_squared_norm():
     g = jnp.asarray(np.random.default_rng(3).standard_normal((4, 300)))
-    found = np.asarray(jax.vmap(lambda step: sums(g, step) ** 2)(jnp.arange(4000))).mean(0)
+    found = np.asarray(jax.vmap(lambda step: sums(g, step))(jnp.arange(4000)) ** 2).mean(0)
     # The variance of such a square is at most twice its mean's square.
     assert np.abs(found / np.asarray((g**2).sum(1)) - 1).max() < 5 * (2 / 4000) ** 0.5
 
@@ -37,8 +38,8 @@ def test_the_square_of_a_signed_sum_is_on_average_the_squared_norm():
 def test_rows_that_are_alike_err_apart(count):
     """The mean of their squares has the variance of that many independent ones, or of 32."""
     g = jnp.broadcast_to(jnp.asarray(np.random.default_rng(3).standard_normal(64)), (count, 64))
-    found = jax.vmap(lambda step: (sums(g, step) ** 2).mean())(jnp.arange(2000))
-    relative = np.asarray(found) / float((g[0] ** 2).sum())
+    found = np.asarray(jax.vmap(lambda step: sums(g, step))(jnp.arange(2000)))
+    relative = (found**2).mean(1) / float((g[0] ** 2).sum())
     assert abs(relative.mean() - 1) < 5 * (2 / min(count, 32) / 2000) ** 0.5
     assert relative.var() < 1.3 * 2 / min(count, 32)
 
@@ -46,7 +47,8 @@ def test_rows_that_are_alike_err_apart(count):
 @pytest.mark.parametrize("apart", [1, 2, 3, 64, 768, 65536])
 def test_signs_of_two_values_have_nothing_in_common_over_steps_or_places(apart):
     signs = lambda step, length: rows.Position(step).signs((length,), (length,), 0)[0]
-    several = np.asarray(jax.vmap(lambda step: signs(step, 2**17 + apart))(jnp.arange(8)))
+    of_steps = jax.jit(jax.vmap(lambda step: signs(step, 2**17 + apart)))
+    several = np.asarray(of_steps(jnp.arange(8)))
     several = several.astype(np.float64)
     of_pairs = several[:, apart:] * several[:, :-apart]
     assert np.abs(of_pairs.mean(1)).max() < 5 / 2**8.5  # one step
@@ -76,7 +78,8 @@ def test_layers_have_the_same_signs_stacked_and_alone(shape):
     whole = jnp.asarray(np.random.default_rng(0).standard_normal(shape))
     want, alone = sums(whole, 7), rows.Position(7, stacked=False)
     for layer, of_layer in zip(whole, want):
-        np.testing.assert_allclose(alone.sums(layer, of_layer), of_layer, rtol=1e-12, atol=1e-12)
+        got = jax.jit(alone.sums)(layer, of_layer)
+        np.testing.assert_allclose(got, of_layer, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(577, 1, 16), (40, 2, 8), (7, 7, 1, 4), (12, 12, 4)])
@@ -104,17 +107,17 @@ def test_groups_are_few_and_divided_as_rows_are(count, before, groups):
 @pytest.mark.parametrize("shape", [(64, 12), (96, 3), (2, 3, 40, 256), (4, 12, 64), (12,)])
 def test_parts_have_the_signs_of_the_whole(shape, stacked, devices):
     """Along every axis that the devices divide: sums of parts of rows add up, others are parts."""
-    g = jnp.asarray(np.random.default_rng(0).standard_normal(shape))
+    g = np.random.default_rng(0).standard_normal(shape)
     axes = len(rows.shape_of_rows(shape))
     divided = [axis for axis, length in enumerate(shape) if length % devices == 0]
     assert divided
-    position = rows.Position(5, g, "devices", stacked)
-    want = rows.Position(5, stacked=stacked).sums(g, jnp.zeros(shape[:axes]))
+    position = rows.Position(5, jnp.asarray(g), "devices", stacked)
+    want = jax.jit(rows.Position(5, stacked=stacked).sums)(g, jnp.zeros(shape[:axes]))
     for axis in divided:
-        parts = jnp.stack(jnp.split(g, devices, axis))
+        parts = np.stack(np.split(g, devices, axis))
         of = lambda part: position.sums(part, jnp.zeros(part.shape[:axes]))
-        got = jax.jit(jax.vmap(of, axis_name="devices"))(parts)
-        got = got.sum(0) if axis >= axes else jnp.concatenate(got, axis)
+        got = np.asarray(jax.jit(jax.vmap(of, axis_name="devices"))(parts))
+        got = got.sum(0) if axis >= axes else np.concatenate(got, axis)
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 
 

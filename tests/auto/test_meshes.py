@@ -53,7 +53,7 @@ def test_gradients_are_the_models_own_and_a_step_is_planned(loss):
     with jax.set_mesh(mesh):
         params, x = {n: made(*s) for n, s in SHAPES.items()}, made((ROWS, WIDTH), P())
         want = jax.jit(jax.grad(loss))(params, x)
-        assert all(jnp.abs(a).max() > 0 for a in want.values())
+        assert all(np.abs(a).max() > 0 for a in want.values())
         for plan in (Assignment.nothing(), Assignment.everything()):
             got = jax.jit(jax.grad(jaxmem.auto(loss, plan)))(params, x)
             for name in want:

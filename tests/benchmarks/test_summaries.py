@@ -1,5 +1,6 @@
 """The summaries of the committed results are what their scripts make of the results today."""
 
+import functools
 import importlib
 import json
 import math
@@ -14,6 +15,14 @@ from benchmarks.shared.sources import Sources
 # Importing one sets the environment of libtpu; others are of a layout without `results`.
 LEFT_OUT = {"tpu_codecs", "baselines_cpu", "time_rank", "stack_time"}
 pytestmark = pytest.mark.jax_defaults
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hashed_once():
+    """All reports share one reading of the sources, which takes most of a summary's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("benchmarks.shared.results.Sources", functools.cache(Sources))
+        yield
 
 
 def read(name: str) -> dict:

@@ -3,9 +3,6 @@ devices in a process of their own.
 """
 
 import itertools
-import json
-import subprocess
-import sys
 
 import pytest
 
@@ -16,14 +13,9 @@ KINDS = "wholly", "partly", "by_tensor", "summed", "ring", "ruled"
 
 
 def errors(*names) -> dict[str, dict[str, float]]:
-    command = [sys.executable, "-m", "tests.programs.mapped_gradients", *names]
-    run = subprocess.run(
-        command, env=children.with_cpus(8), capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
     found: dict = {}
-    for line in run.stdout.splitlines():
-        found |= json.loads(line)
+    for row in children.rows(children.with_cpus(8), "tests.programs.mapped_gradients", *names):
+        found |= row
     assert set(found) == set(names)
     return found
 

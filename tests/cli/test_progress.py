@@ -9,8 +9,7 @@ import time
 
 import pytest
 
-from jaxmem._cli.progress import progress
-from jaxmem._core.progress import LOG
+from jaxmem._core.progress import LOG, progress
 
 pytestmark = pytest.mark.core
 LONG = "compile 3 and 4 of at most 6; least so far 12.5 GiB, the budget is 12.0 GiB; refining it"

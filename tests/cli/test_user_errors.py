@@ -12,6 +12,7 @@ import pytest
 from jaxmem._cli.errors import message
 from jaxmem.errors import StepError
 from tests.shared.command import run
+from tests.shared.marks import slow
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 
@@ -140,8 +141,10 @@ def test_frames_of_python_and_of_installed_packages_are_not_the_users():
     assert re.search(where, str(message(outer.value)))
 
 
-@pytest.mark.parametrize("platforms", ["cuda", "nonsense"])
-@pytest.mark.parametrize("name", ["tiny", "arrays"])
+@pytest.mark.parametrize(
+    ("name", "platforms"),
+    [("tiny", "nonsense"), ("arrays", "cuda"), slow("tiny", "cuda"), slow("arrays", "nonsense")],
+)
 def test_a_platform_that_is_not_here(name, platforms, folder):
     with open(folder / "steps.py", "a") as file:
         file.write("def arrays(): return build, jnp.zeros((2, 8, 8)), jnp.zeros((16, 8))\n")

@@ -67,7 +67,7 @@ def test_nothing_is_clipped_and_a_step_is_a_fifteenth_of_the_range(codec, dtype)
     info = ml_dtypes.finfo(dtype)
 
     @given(values(dtype))
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     def check(x):
         got, s, o = (np.asarray(a, np.float64) for a in round_trip(codec, x))
         exact = np.asarray(x, np.float64)
@@ -110,7 +110,7 @@ def test_zeros_that_are_the_least_of_a_group_stay_zeros(codec, dtype):
     peaks = st.none() | st.tuples(st.integers(1, 127), st.sampled_from([-np.inf, 0, np.inf]))
 
     @given(rows, st.integers(0, GROUP - 1), peaks)
-    @settings(max_examples=100)
+    @settings(max_examples=40)
     def check(x, masked, peak):
         x[:, masked] = 0
         number = jnp.dtype(dtype).type

@@ -2,10 +2,6 @@
 what is moved.
 """
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from tests.shared import children
@@ -16,11 +12,7 @@ OPS = ("quantize", "quantize_offset", "quantize_by", "quantize_without", "pack_b
 
 @pytest.fixture(scope="module")
 def rows():
-    command = [sys.executable, "-m", "tests.kernels.interpreted"]
-    environment = children.with_cpus(1)
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return children.rows(children.with_cpus(1), "tests.kernels.interpreted")
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,6 @@
 part, and nothing is gathered.
 """
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from tests.shared import children
@@ -16,10 +12,7 @@ pytest.importorskip("jax_cuda13_plugin", reason="XLA:GPU's compiler")
 
 def compiled(*which: str) -> list[dict]:
     environment = children.finding_packages() | {"JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "tests.kernels.partitioned", *which]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return children.rows(environment, "tests.kernels.partitioned", *which)
 
 
 @pytest.fixture(

@@ -2,7 +2,6 @@
 they write are not padded.
 """
 
-import json
 import subprocess
 import sys
 
@@ -17,10 +16,7 @@ CODECS = 6
 
 def rows(*names: str) -> list[dict]:
     environment = child_environment(children.finding_packages())
-    command = [sys.executable, "-m", "tests.kernels.tpu_compiled", *names]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return children.rows(environment, "tests.kernels.tpu_compiled", *names)
 
 
 @pytest.fixture(scope="module")

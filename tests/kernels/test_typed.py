@@ -2,10 +2,6 @@
 the results are those of whole arrays.
 """
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from tests.shared import children
@@ -15,11 +11,7 @@ IN_PART = ("grouped_symmetric", "grouped_asymmetric", "channelwise_symmetric", "
 
 @pytest.fixture(scope="module")
 def rows():
-    command = [sys.executable, "-m", "tests.kernels.typed"]
-    environment = children.with_cpus(8)
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return children.rows(children.with_cpus(8), "tests.kernels.typed")
 
 
 def test_parts_give_what_whole_arrays_give(rows):

@@ -1,9 +1,6 @@
 """plan() in several processes: the first one plans, and all compile its plan's step."""
 
 import dataclasses
-import json
-import socket
-import sys
 import threading
 
 import jax
@@ -153,16 +150,9 @@ def test_one_process_compiles_a_step_of_several_without_the_others(monkeypatch):
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     """What two processes of two devices each report of the plans that they made."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
     caches = [tmp_path_factory.mktemp(f"cache{number}") for number in range(2)]
-    lines = [
-        [sys.executable, "-m", "tests.programs.planned_together", number, 2, port, caches[number]]
-        for number in range(2)
-    ]
-    printed = children.together(lines, children.with_cpus(2), seconds=240)
-    return [json.loads(text.splitlines()[-1]) for text in printed], caches
+    program, each = "tests.programs.planned_together", [(cache,) for cache in caches]
+    return children.two(children.with_cpus(2), 240, program, each=each), caches
 
 
 @pytest.mark.slow

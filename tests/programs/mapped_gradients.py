@@ -42,9 +42,9 @@ def error(step, plain, args) -> float:
     got, want = (jax.jit(f)(*args)[0] for f in (step, plain))
     found = []
     for name, before in args[0].items():
-        update = jnp.abs(want[name] - before).max()
+        update = np.abs(np.subtract(want[name], before)).max()
         assert update > 0, name
-        found.append(float(jnp.abs(got[name] - want[name]).max() / update))
+        found.append(float(np.abs(np.subtract(got[name], want[name])).max() / update))
     return max(found)
 
 

@@ -2,10 +2,6 @@
 divided then, on meshes of both kinds of axes, in one process and in two.
 """
 
-import json
-import socket
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,13 +51,9 @@ def test_a_divided_state_is_made_as_it_is_divided(axes, devices, ways):
     [("explicit", 2, ("moments",)), slow("explicit", 8, ALL), slow("auto", 8, ALL)],
 )
 def test_two_processes_make_it_together(axes, devices, ways):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    program = [sys.executable, "-m", "tests.programs.created", axes, ",".join(ways)]
-    commands = [[*program, process, 2, port] for process in range(2)]
-    for text in children.together(commands, children.with_cpus(devices // 2), 300):
-        check(json.loads(text.splitlines()[-1]), ways, devices)
+    program = "tests.programs.created", axes, ",".join(ways)
+    for found in children.two(children.with_cpus(devices // 2), 300, *program):
+        check(found, ways, devices)
 
 
 @pytest.mark.parametrize(

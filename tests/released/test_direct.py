@@ -85,7 +85,7 @@ def by_whole_gradients(tx, steps, params, loss_gradient=None):
     state, update, losses = tx.init(params), jax.jit(tx.update), []
     for seed in range(steps):
         value, found = (loss_gradient or gradient())(params, tokens(seed))
-        assert min(float(jnp.abs(g).max()) for g in jax.tree.leaves(found)) > 0
+        assert min(float(np.abs(g).max()) for g in jax.tree.leaves(found)) > 0
         updates, state = update(found, state, params)
         params = optax.apply_updates(params, updates)
         losses.append(value)
@@ -129,8 +129,15 @@ def resident(name):
     return want, found
 
 
-@pytest.mark.parametrize("persist", [0, slow(1), LAYERS - 1])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "persist"),
+    [
+        ("adamw", 0),
+        *((name, LAYERS - 1) for name in CASES),
+        *(slow(name, persist) for name in CASES for persist in (0, 1) if name != "adamw"),
+        slow("adamw", 1),
+    ],
+)
 def test_values_are_those_of_whole_gradients_and_of_a_resident_state(name, persist):
     step, (want, near) = tiny_lm.released(CASES[name]()), resident(name)
     close(near, want)
@@ -139,7 +146,7 @@ def test_values_are_those_of_whole_gradients_and_of_a_resident_state(name, persi
     close(found, want)
 
 
-@pytest.mark.parametrize("persist", [0, slow(1), LAYERS - 1])
+@pytest.mark.parametrize("persist", [slow(0), slow(1), LAYERS - 1])
 @pytest.mark.parametrize("name", [k if k == "adamw" else slow(k) for k in CASES])
 def test_no_bit_depends_on_where_states_lie(name, persist, optimized):
     step = tiny_lm.released(CASES[name]())
@@ -274,8 +281,15 @@ def test_a_component_is_clipped_to_its_own_norm():
     np.testing.assert_allclose(np.linalg.norm(change["embedding"]), 0.003, rtol=1e-3)
 
 
-@pytest.mark.parametrize("persist", [2, LAYERS])
-@pytest.mark.parametrize("clip", [None, ("component", 1.0), ("norm", 1.0)])
+@pytest.mark.parametrize(
+    ("clip", "persist"),
+    [
+        *((clip, 2) for clip in (None, ("component", 1.0), ("norm", 1.0))),
+        (None, LAYERS),
+        slow(("component", 1.0), LAYERS),
+        slow(("norm", 1.0), LAYERS),
+    ],
+)
 def test_a_layer_whose_gradient_is_not_finite_stays_as_it_was(persist, clip):
     def rooted(p, x, *shared, key=None):
         return tiny_lm.block(p, x, *shared) + 0 * jnp.sqrt(p["root"])

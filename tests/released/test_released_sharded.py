@@ -2,36 +2,18 @@
 accumulation does not add to.
 """
 
-import json
 import pathlib
-import socket
-import subprocess
-import sys
 
 import pytest
 
 from jaxmem._target.deviceless.process import child_environment
 from tests.shared import children, tiny_lm
 
-
-def outputs(devices: int, *arguments: tuple) -> list[dict]:
-    """What the processes print, one for each of `arguments`."""
-    command = [sys.executable, "-m", "tests.programs.sharded_adama"]
-    pipes = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-        "env": children.with_cpus(devices),
-    }
-    running = [subprocess.Popen([*command, *map(str, own)], **pipes) for own in arguments]
-    done = [(process, *process.communicate(timeout=500)) for process in running]
-    for process, _, err in done:
-        assert process.returncode == 0, err[-3000:]
-    return [json.loads(out.splitlines()[-1]) for _, out, _ in done]
+PROGRAM = "tests.programs.sharded_adama"
 
 
 def test_eight_devices_are_one_with_eight_times_as_many_microbatches():
-    (got,) = outputs(8, ())
+    got = children.printed(children.with_cpus(8), PROGRAM)
     assert got["devices"] == 8
     assert len(got["found"]) == 18
     assert got["found"] == pytest.approx(dict.fromkeys(got["found"], 0.0), abs=1e-12)
@@ -39,10 +21,7 @@ def test_eight_devices_are_one_with_eight_times_as_many_microbatches():
 
 @pytest.mark.slow
 def test_two_processes_are_one():
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    for got in outputs(2, (0, 2, port), (1, 2, port)):
+    for got in children.two(children.with_cpus(2), 500, PROGRAM):
         assert got["devices"] == 4
         assert len(got["found"]) == 10
         assert got["found"] == pytest.approx(dict.fromkeys(got["found"], 0.0), abs=1e-12)
@@ -50,18 +29,10 @@ def test_two_processes_are_one():
 
 def collectives(devices: int, kernels: pathlib.Path) -> dict[str, dict[str, int]]:
     """What a step for absent GPUs executes, by "devices divided microbatches"."""
-    command = [sys.executable, "-m", "tests.programs.deviceless_adama", str(devices)]
     # Kernels that programs share are assembled only once.
     flags = f"--xla_gpu_kernel_cache_file={kernels}"
-    run = subprocess.run(
-        command,
-        env=child_environment(children.finding_packages()) | {"XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    return json.loads(run.stdout.splitlines()[-1])
+    environment = child_environment(children.finding_packages()) | {"XLA_FLAGS": flags}
+    return children.printed(environment, "tests.programs.deviceless_adama", devices)
 
 
 @pytest.mark.parametrize("devices", [8, pytest.param(64, marks=pytest.mark.slow)])

@@ -107,8 +107,8 @@ def test_values_are_those_of_a_resident_state(n, persist, steps):
 @pytest.mark.parametrize(
     ("n", "persist", "steps"),
     [
-        (1, 1, 3),
         (4, 0, 3),
+        slow(1, 1, 3),
         *(slow(n, persist, 20) for n in (1, 4) for persist in (0, 1, LAYERS - 1)),
     ],
 )

@@ -2,10 +2,7 @@
 resident step.
 """
 
-import json
 import pathlib
-import socket
-import sys
 
 import jax
 import numpy as np
@@ -24,41 +21,25 @@ CLOSE = 1e-6  # of numbers of about 1, a few steps after the start
 FAR = 5 * CLOSE
 
 
-def command(kind, n, steps, persists, folder, *processes):
+def program(kind, n, steps, persists, folder):
     numbers = ",".join(map(str, persists))
-    return [
-        sys.executable,
-        "-m",
-        "tests.programs.zero3",
-        kind,
-        n,
-        steps,
-        numbers,
-        folder,
-        *processes,
-    ]
+    return "tests.programs.zero3", kind, n, steps, numbers, folder
 
 
 def alone(folder, devices, *arguments, quick: bool):
     """What one process finds, whose programs are compiled as a user's unless `quick`."""
     environment = children.with_cpus(devices)
     environment = environment if quick else children.as_users_have(environment)
-    (printed,) = children.together([command(*arguments, folder)], environment, 900)
-    return checked(printed, devices, FAR)
+    return checked(children.printed(environment, *program(*arguments, folder)), devices, FAR)
 
 
 def two(folder, devices, *arguments):
     """What two processes find, each with half of the devices."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    commands = [command(*arguments, folder, process, 2, port) for process in range(2)]
-    printed = children.together(commands, children.with_cpus(devices // 2), 300)
-    return [checked(text, devices) for text in printed]
+    found = children.two(children.with_cpus(devices // 2), 300, *program(*arguments, folder))
+    return [checked(one, devices) for one in found]
 
 
-def checked(printed: str, devices: int, close: float = CLOSE) -> dict:
-    got = json.loads(printed.splitlines()[-1])
+def checked(got: dict, devices: int, close: float = CLOSE) -> dict:
     assert got["devices"] == devices
     for persist, found in got["found"].items():
         places = ["device"] * (int(persist) > 0) + ["pinned_host"] * (int(persist) < LAYERS)
@@ -107,8 +88,7 @@ def test_two_processes_are_one(devices, n, steps, persists, tmp_path):
     one, both = tmp_path / "one", tmp_path / "both"
     one.mkdir()
     both.mkdir()
-    environment = children.with_cpus(devices)
-    children.together([command("lm", n, steps, persists, one)], environment, 300)
+    children.printed(children.with_cpus(devices), *program("lm", n, steps, persists, one))
     for found in two(both, devices, "lm", n, steps, persists):
         assert {of["created"] for of in found.values()} == {0.0}
     for name in persists:

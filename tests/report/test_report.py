@@ -149,12 +149,12 @@ def test_names_from_files_are_text(tmp_path):
 
 
 def test_many_rows_are_drawn_by_their_means_and_extremes_and_the_page_says_so(tmp_path):
-    losses = [5.0 + i % 7 / 10 for i in range(100_000)]
-    losses[54_321] = 50.0
+    losses = [5.0 + i % 7 / 10 for i in range(40_000)]
+    losses[21_321] = 50.0
     text = page_of(tmp_path, write_run(tmp_path / "run", made(), losses))
     assert (
         "the line is its mean, the shade reaches from its least to its greatest loss. Rows of run"
-        " (100,000)." in text
+        " (40,000)." in text
     )
     text = text[text.index("Training loss against step") :]
     line, band = (re.search(f'class="{name} s0" d="([^"]*)"', text) for name in ("line", "band"))
@@ -168,7 +168,7 @@ def test_many_rows_are_drawn_by_their_means_and_extremes_and_the_page_says_so(tm
 
 
 @pytest.mark.parametrize("gap", [None, float("nan"), float("inf"), 1e300])
-@pytest.mark.parametrize("count", [2, 50_000])
+@pytest.mark.parametrize("count", [2, 2_000])
 def test_rows_without_a_loss_are_gaps(gap, count, tmp_path):
     text = page_of(tmp_path, write_run(tmp_path / "run", None, [3.0, gap] * count))
     assert f"rows without a finite loss are left out: {count:,} of {2 * count:,}" in text

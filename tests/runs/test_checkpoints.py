@@ -127,13 +127,11 @@ def test_one_that_was_changed_is_not_used_but_the_one_before(tmp_path, fault):
         assert (found.step, value(found)) == (20, 20)
 
 
-@pytest.mark.parametrize(
-    "name", [".DS_Store", "._000000", "Thumbs.db", ".nfs0000000001", "desktop.ini"]
-)
-def test_files_of_the_operating_system_do_no_harm(tmp_path, name):
+def test_files_of_the_operating_system_do_no_harm(tmp_path):
     folder = saved(tmp_path / "c")
     for place in [p for p in (folder, *folder.rglob("*")) if p.is_dir()]:
-        (place / name).write_bytes(b"of the system")
+        for name in (".DS_Store", "._000000", "Thumbs.db", ".nfs0000000001", "desktop.ini"):
+            (place / name).write_bytes(b"of the system")
     found = newest(folder)
     assert (found.step, value(found)) == (30, 30)
     assert value(newest(saved(folder, [40]))) == 40

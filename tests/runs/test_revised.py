@@ -134,7 +134,7 @@ def test_a_step_that_runs_out_of_memory_is_planned_for_less(tmp_path, kept, take
             return short_of_memory(plan.step, 1, taken)(state, x)
         return plan.step(state, x)
 
-    run(tmp_path / "r", plan, revising, step=step, steps=6, keep=3)
+    run(tmp_path / "r", plan, revising, step=step, steps=6, keep=3, save_every=0)
     (row,) = (r for r in lines(tmp_path / "r", "decisions.jsonl") if r.get("event") == "swap")
     assert row["why"].startswith("out of memory: RESOURCE_EXHAUSTED: Out of memory while")
     least = min(plan.budget_bytes, plan.compiled_bytes)

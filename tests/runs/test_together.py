@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -55,9 +54,7 @@ class Together:
     """Processes of two devices each, which run the same lines."""
 
     def __init__(self, out, environments):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
+        port = children.free_port()
         outs = out if isinstance(out, list) else [out] * len(environments)
         self.running, self.readers, self.lines = [], [], [[] for _ in environments]
         for number, environment in enumerate(environments):

@@ -1,12 +1,13 @@
 """Environments of the processes that tests start for devices which they have not."""
 
+import atexit
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 
 import jax
 
@@ -39,33 +40,102 @@ def as_users_have(environment: dict[str, str]) -> dict[str, str]:
     return {k: v for k, v in environment.items() if k != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
 
 
-def printed(environment: dict[str, str], *command) -> dict:
-    """What a module prints last, as JSON, that is run with these arguments."""
-    run = subprocess.run(
-        [sys.executable, "-m", *map(str, command)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    return json.loads(run.stdout.splitlines()[-1])
+class Worker:
+    """A process that runs one program after another, and has imported JAX for all of them."""
+
+    def __init__(self, environment: dict[str, str]):
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`end` closes it)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.shared.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=environment,
+        )
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        atexit.unregister(self.end)
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def run(self, environment: dict[str, str], module: str, *arguments) -> str:
+        """What `python -m module` prints with these arguments."""
+        program = {"module": module, "arguments": [*map(str, arguments)]}
+        print(
+            json.dumps(program | {"environment": environment}),
+            file=self._process.stdin,
+            flush=True,
+        )
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._errors.seek(0)
+            raise AssertionError(f"{module} ended its process: {self._errors.read()[-3000:]}")
+        answer = json.loads(line)
+        assert "error" not in answer, answer["error"][-3000:]
+        return answer["printed"]
 
 
-def together(commands: Sequence[Sequence], environment: dict[str, str], seconds: float):
-    """What commands print that run side by side, a text for each. As soon as one fails, or when the
-    time is over, all are ended: the others would wait for it.
+WORKERS: dict[frozenset, Worker] = {}
+MOST = 2  # that wait for a program; each may hold a gigabyte
+
+
+def text(environment: dict[str, str], module: str, *arguments) -> str:
+    """What a module prints that is run with these arguments, in a process of this environment.
+
+    Programs of the same devices and compiler's settings, which JAX reads when it is imported, share
+    a process.
     """
+    settings = frozenset((k, v) for k, v in environment.items() if k.startswith(("JAX_", "XLA_")))
+    worker = WORKERS.pop(settings, None) or Worker(environment)
+    while len(WORKERS) >= MOST:
+        WORKERS.pop(next(iter(WORKERS))).end()  # the one that has waited longest
+    try:
+        printed = worker.run(environment, module, *arguments)
+    except BaseException:
+        worker.end()
+        raise
+    WORKERS[settings] = worker
+    return printed
+
+
+def rows(environment: dict[str, str], module: str, *arguments) -> list[dict]:
+    """What a module prints, a line of JSON each."""
+    return [json.loads(line) for line in text(environment, module, *arguments).splitlines()]
+
+
+def printed(environment: dict[str, str], module: str, *arguments) -> dict:
+    """What a module prints last."""
+    return rows(environment, module, *arguments)[-1]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
+def two(environment: dict[str, str], seconds: float, *program, each=((), ())) -> list[dict]:
+    """What each of two processes of one run prints last. As soon as one fails, or when the time is
+    over, both are ended: the other would wait for it.
+
+    program: a module and its arguments, behind which each process is given its number, how many
+      there are, a port to meet at, and its own arguments of `each`.
+    """
+    port = free_port()
     with tempfile.TemporaryFile("w+") as errors:
         running = [
             subprocess.Popen(
-                [*map(str, command)],
+                [sys.executable, "-m", *map(str, (*program, number, len(each), port, *own))],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
                 env=environment,
             )
-            for command in commands
+            for number, own in enumerate(each)
         ]
         try:
             end = time.monotonic() + seconds
@@ -77,8 +147,8 @@ def together(commands: Sequence[Sequence], environment: dict[str, str], seconds:
         finally:
             for process in running:
                 process.kill()
-        printed = [process.communicate()[0] for process in running]
+        outputs = [process.communicate()[0] for process in running]
         errors.seek(0)
         codes = [process.returncode for process in running]
         assert not any(codes), f"{codes} after at most {seconds} s: {errors.read()[-3000:]}"
-    return printed
+    return [json.loads(output.splitlines()[-1]) for output in outputs]

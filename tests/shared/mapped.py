@@ -34,7 +34,7 @@ def untagged(x, name, kind=None):
 
 def attention(x, tag):
     """Attention of each row to all, in the features of this device alone."""
-    tagged = functools.partial(jaxmem.softmax, name="probs")
+    tagged = functools.partial(jaxmem.ops.softmax, name="probs")
     softmax = tagged if tag is jaxmem.tag else jax.nn.softmax
     probs = softmax(x @ x.swapaxes(-1, -2))
     return jnp.tanh(tag(probs @ x, "ctx", kind="linear"))

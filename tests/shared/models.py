@@ -42,7 +42,7 @@ def block(x, p, key):
     x = jaxmem.tag(x, "in", kind="residual")
     n = jaxmem.tag(norm(x), "ln", kind="norm")
     scores = jnp.einsum("bsd,btd->bst", n @ p["a"], n)
-    x = x + jnp.einsum("bst,btd->bsd", jaxmem.softmax(scores, "probs"), n)
+    x = x + jnp.einsum("bst,btd->bsd", jaxmem.ops.softmax(scores, "probs"), n)
     noise = jnp.cos(
         37 * jnp.arange(x.shape[1] * x.shape[2], dtype=jnp.float32).reshape(x.shape[1:]) + key
     )  # random bits compile slowly

@@ -68,7 +68,8 @@ def run(out, plan, revising, stop=None, step=None, steps=STEPS, **more):
         return data(number)
 
     with record(out, resume=True) as found:
-        more = {"save_every": 0} | more
+        # One that stops is saved after each step; others at their ends.
+        more = {"save_every": 1e9 if stop is None else 0} | more
         first = lambda: parameters(())
         state = train(
             step or plan.step, first, asked, steps=steps, run=found, rectifier=revising, **more

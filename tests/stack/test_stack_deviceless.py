@@ -4,8 +4,6 @@ hold.
 
 import functools
 import re
-import subprocess
-import sys
 from importlib.metadata import version
 
 import jax
@@ -34,16 +32,8 @@ def offloading(test):
 
 @functools.cache
 def offloaded() -> str:
-    command = [sys.executable, "-m", "tests.programs.offloaded_stack"]
-    run = subprocess.run(
-        command,
-        env=child_environment(children.finding_packages()),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    return run.stdout
+    environment = child_environment(children.finding_packages())
+    return children.text(environment, "tests.programs.offloaded_stack")
 
 
 def folding_step(plan):
@@ -68,12 +58,6 @@ def plain_step(plan):
         return (y * y).mean()
 
     return lambda params, x: jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params, x))
-
-
-@pytest.fixture(scope="module")
-def h200():
-    with Compiler("h200", workers=1) as compiler:
-        yield compiler
 
 
 def stacks_of_parameters(step, *args, compiler: Compiler | None) -> list[str]:

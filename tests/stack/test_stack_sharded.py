@@ -2,22 +2,13 @@
 process of their own.
 """
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from tests.shared import children
 
 
 def errors(*plans) -> dict[str, float]:
-    command = [sys.executable, "-m", "tests.programs.sharded_stack", *plans]
-    run = subprocess.run(
-        command, env=children.with_cpus(4), capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    found = json.loads(run.stdout.splitlines()[-1])
+    found = children.printed(children.with_cpus(4), "tests.programs.sharded_stack", *plans)
     assert len(found) == 6 * len(plans)
     return found
 

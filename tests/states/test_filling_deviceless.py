@@ -15,15 +15,10 @@ from jaxmem._model.states.layout import filling
 from jaxmem._model.states.shards import shards
 from jaxmem._target.deviceless.compiler import Compiler
 from tests.shared.deviceless import result
+from tests.shared.marks import slow
 
 pytestmark = pytest.mark.jax_defaults
 LAYERS = 6
-
-
-@pytest.fixture(scope="module")
-def h200():
-    with Compiler("h200", workers=1) as compiler:
-        yield compiler
 
 
 def drawn(i):
@@ -44,7 +39,7 @@ def of_a_model(name):
 
 @pytest.mark.parametrize(
     "layer",
-    [drawn, of_a_model("gpt_nano"), of_a_model("llama_nano")],
+    [drawn, of_a_model("gpt_nano"), slow(of_a_model("llama_nano"))],
     ids=["drawn", "gpt", "llama"],
 )
 def test_one_layer_is_held_beside_the_states(layer, h200):
@@ -73,7 +68,7 @@ def eight_h200():
 
 @pytest.mark.parametrize("kind", ["pinned_host", "device"])
 @pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-@pytest.mark.parametrize("layer", [drawn, of_a_model("gpt_nano")], ids=["drawn", "gpt"])
+@pytest.mark.parametrize("layer", [drawn, slow(of_a_model("gpt_nano"))], ids=["drawn", "gpt"])
 def test_a_device_holds_its_part_of_the_states_and_one_layer_beside(layer, axes, kind, eight_h200):
     mesh = AbstractMesh((8,), ("data",), axis_types=(axes,))
     place = lambda a, spec: jax.ShapeDtypeStruct(

@@ -126,7 +126,7 @@ def test_a_layer_of_a_python_loop_has_the_policy_of_its_group():
 
 def test_everything_kept_saves_no_wider_copy_of_what_it_saves():
     """Softmax's derivative computes in float32 from a result in bfloat16."""
-    softmax = lambda x: jaxmem.softmax(x * 2, name="p")
+    softmax = lambda x: jaxmem.ops.softmax(x * 2, name="p")
     block = jax.checkpoint(softmax, policy=jaxmem.remat_policy(None))
     x = jax.ShapeDtypeStruct((64, 128), jnp.bfloat16)
     saved = jax.eval_shape(lambda x: jax.vjp(block, x)[1], x)

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmem import codecs, compress_residuals
+from jaxmem import codecs
 from jaxmem.errors import TagError
+from jaxmem.ops import compress_residuals
 
 pytestmark = pytest.mark.core
 INT4 = codecs.GroupedSymmetric(group=8)

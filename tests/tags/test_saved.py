@@ -50,7 +50,7 @@ def test_gradients_are_those_of_the_function(action):
     want = jax.grad(own, argnums=(0, 1, 2))(Q, K, V)
     got = jax.jit(jax.grad(block(of(action)), argnums=(0, 1, 2)))(Q, K, V)
     for a, b in zip(got, want, strict=True):
-        assert jnp.abs(b).max() > 0
+        assert np.abs(b).max() > 0
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
@@ -106,7 +106,7 @@ def test_it_may_close_over_what_is_traced_and_not_floating(makes):
 
     got = jax.jit(jax.grad(lambda x: loss(x, lambda f: name_residuals(f, "n"))))(Q)
     want = jax.grad(lambda x: loss(x, lambda f: f))(Q)
-    assert jnp.abs(want).max() > 0
+    assert np.abs(want).max() > 0
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 

@@ -208,7 +208,7 @@ def test_checkpoint_name_values_are_tags():
 @pytest.mark.parametrize(
     ("ours", "plain"),
     [
-        (jaxmem.softmax, jax.nn.softmax),
+        (jaxmem.ops.softmax, jax.nn.softmax),
         (jaxmem.ops.tanh, jnp.tanh),
         (jaxmem.ops.sigmoid, jax.nn.sigmoid),
         (jaxmem.ops.exp, jnp.exp),

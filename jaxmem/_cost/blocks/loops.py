@@ -129,6 +129,7 @@ class Builder:
             self._add(Operation(name, e.reads, e.outputs, i, 1.0, flops, matmuls, e.eqn))
 
     def _add(self, operation: Operation) -> int:
+        """Adds an operation, and returns its number."""
         self.operations.append(operation)
         return len(self.operations) - 1
 
@@ -147,6 +148,7 @@ class Builder:
         return [self._devices(mapped) * self._size_of(v.aval) for v in mapped.jaxpr.outvars]
 
     def _turns(self, loops: Iterable[int]) -> int:
+        """The number of times that the body of nested loops runs."""
         return math.prod(self._lengths[k] for k in loops)
 
     def tag_bytes(self, eqn: JaxprEqn) -> Counter[str]:
@@ -162,6 +164,7 @@ class Builder:
         return Counter({name: times * size for name, size in found.items()})
 
     def _devices(self, mapped: Mapped) -> int:
+        """The number of devices over which a `jax.shard_map` divides its arguments."""
         return math.prod(n for axis, n in self._axes.items() if axis in mapped.manual)
 
     def _open(self, eqn, operands, outputs, loops: frozenset[int], trips: int, whole: int) -> None:
@@ -222,12 +225,13 @@ class Builder:
             operands = [read(v) for v in node.inputs]
             loops = _loops(operands)
             results = [self._new(size, loops) for size in self._results(node.eqn)]
-            add = self._open if _opens(node.eqn) else self._one
+            add = self._open if _opens(node.eqn) else self._add_equation
             add(node.eqn, operands, tuple(v.number for v in results), loops, trips, whole)
             env.update(zip(node.outputs, results))
         return [read(v) for v in inner.outputs]
 
-    def _one(self, eqn, operands, outputs, loops, trips, whole) -> None:
+    def _add_equation(self, eqn, operands, outputs, loops, trips, whole) -> None:
+        """Adds an equation inside loops as one operation, with the work of all turns."""
         flops, matmuls = matmul_flops(eqn)
         # Its weight in the loop's time, until `_share` divides by that of the whole loop.
         weight = trips * weight_of(eqn)

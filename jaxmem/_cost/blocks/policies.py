@@ -90,6 +90,7 @@ def _cause(policies: set[Policy]) -> str:
 
 
 def _policies(jaxpr: Jaxpr) -> set[Policy]:
+    """The jaxmem policies in a program."""
     return {policy for policy in _checkpoints(jaxpr) if isinstance(policy, Policy)}
 
 
@@ -111,6 +112,7 @@ def _holds_ours(value, seen: set[int]) -> bool:
 
 
 def _parts(value) -> Iterator:
+    """What a function or a collection refers to: closure, defaults, bound arguments, elements."""
     if isinstance(value, functools.partial):
         yield from (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, list | tuple):

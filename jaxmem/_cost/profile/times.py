@@ -92,6 +92,7 @@ def job_times(jobs: Sequence[Job], backend, database: Database | None = None) ->
 
 
 def _job_times(jobs: Sequence[Job], backend, database: Database | None) -> Times:
+    """The times of jobs, outside of any mesh; see `job_times`."""
     target, source, database = backend.target, backend.source, database or Database()
     texts = [text_of(job.jaxpr) for job in jobs]
     codec = rates_of(target.chip).codec if target.chip else target.bandwidth

@@ -62,6 +62,7 @@ class _Whole:
         )
 
     def _equation(self, eqn: JaxprEqn) -> JaxprEqn | None:
+        """An equation without shardings; None for one that only changes a sharding."""
         if eqn.primitive.name in _DIVIDE:
             self._vars[eqn.outvars[0]] = self._read(eqn.invars[0])
             return None
@@ -81,6 +82,7 @@ class _Whole:
         return made if eqn.ctx.cur_abstract_mesh.empty else made.replace(ctx=self._context)
 
     def _read(self, v) -> Any:
+        """A variable or a literal, with a type that names no mesh axis."""
         if isinstance(v, Literal):
             # A number of JAX's own type remembers the mesh of the trace in which it was made.
             number = np.asarray(v.val) if hasattr(v.val, "aval") else v.val
@@ -91,6 +93,7 @@ class _Whole:
         return self._vars[v]
 
     def _param(self, name: str, value):
+        """A parameter of an equation, without shardings in it or in its jaxprs."""
         if type(value) in (tuple, list):  # others have names, as what describes a random key
             return type(value)(self._param(name, each) for each in value)
         if isinstance(value, NamedSharding) and "sharding" in name:
@@ -148,4 +151,5 @@ def _inside(mesh: AbstractMesh, manual: frozenset[str]):
 
 
 def _unspecified():
+    """JAX's value for a sharding that is not specified."""
     return _bare().params["in_shardings"][0]

@@ -40,9 +40,9 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
       argument, `auto` returns a function `build` for `jaxmem.plan`.
 
     Raises StepError if `function` is not callable, and TagError if `plan` is not a plan. When
-    called, the returned function raises StepError if jaxmem finds no layer; the message names the
-    loops that were examined. It raises StepError also if a step calls none of the three gradient
-    functions while it is traced, and TagError if the plan does not name a layer.
+    called, the returned function raises NoLayersError if jaxmem finds no layer; the message names
+    the loops that were examined. It raises NoLayersError also if a step calls none of the three
+    gradient functions while it is traced, and TagError if the plan does not name a layer.
     """
     if not callable(function):
         raise StepError(

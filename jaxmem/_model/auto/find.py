@@ -57,6 +57,7 @@ class Finder:
         return dataclasses.replace(program, nodes=tuple(nodes))
 
     def _label(self) -> str:
+        """Returns the block label of the next set of equal layers: `auto`, `auto_2`, ..."""
         self.labels += 1
         return auto_label(self.labels)
 
@@ -134,7 +135,7 @@ def read(closed: ClosedJaxpr) -> Program:
 
 
 def _holds_blocks(node: Node) -> bool:
-    """Whether an operation, such as a loop, contains a block that a plan already decides."""
+    """Whether an operation contains a block under a jaxmem policy."""
     return any(map(is_block, inside(node.eqn)))
 
 
@@ -264,6 +265,7 @@ def _kinds(program: Program) -> np.ndarray:
 
 
 def _kind(program: Program, node: Node) -> tuple:
+    """Returns a key of a node: equal for equal operations on equal shapes."""
     if uses_references(node):
         return (id(node),)  # unlike all other nodes, so that it is in no layer
     aval = lambda v: v.aval if isinstance(v, Literal) else program.avals[v]

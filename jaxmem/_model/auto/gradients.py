@@ -75,11 +75,15 @@ class _Differentiators:
                 self._also = []
 
     def _look(self, anyhow: bool) -> None:
+        """Searches the modules for gradient functions again, if modules were imported since."""
         if anyhow or self._modules != len(sys.modules):
             self._modules = len(sys.modules)
             self._found = _named_in(_namespaces())
 
     def _put(self, old: dict[str, Any], new: dict[str, Any]) -> None:
+        """Replaces the functions `old` by `new` of the same name, in every namespace that was
+        found.
+        """
         by_id = {id(old[name]): new[name] for name in NAMES}
         for names, name in (*self._found, *self._also):
             if id(names.get(name)) in by_id:  # otherwise the user has changed the name's value
@@ -87,6 +91,7 @@ class _Differentiators:
 
 
 def _namespaces() -> Iterator[dict]:
+    """Yields the variables of each imported module that is not part of JAX."""
     for name, module in list(sys.modules.items()):
         if isinstance(module, types.ModuleType) and not name.startswith(_JAX):
             yield vars(module)
@@ -122,11 +127,13 @@ def differentiating(instead: types.MethodType, also: dict, look: bool = False) -
 
 @functools.cache
 def _originals() -> dict[str, Any]:
+    """Returns JAX's own gradient functions by name."""
     return {name: getattr(jax, name) for name in NAMES}
 
 
 @functools.cache
 def _wrappers() -> dict[str, Any]:
+    """Returns the wrappers of the gradient functions by name."""
     makers = {"vjp": _of_a_call}
     return {name: makers.get(name, _of_a_function)(f) for name, f in _originals().items()}
 
@@ -178,6 +185,9 @@ def innermost(function):
 
 
 def _search(function, depth: int, found: dict[str, None], seen: set[int]) -> None:
+    """Adds to `found` the gradient functions that a function's code names, and the functions that
+    it calls, to `depth` calls.
+    """
     for inner in _wrapped(function):
         if not isinstance(inner, types.FunctionType) or id(inner) in seen:
             continue
@@ -261,6 +271,7 @@ def _codes_of_gradients() -> frozenset:
 
 
 def _nothing(x):
+    """The identity, which is differentiated only to read the code of JAX's wrappers."""
     return x
 
 

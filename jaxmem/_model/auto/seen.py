@@ -73,10 +73,11 @@ def seen(step: Callable, args: tuple) -> tuple[SeenLayers, ...]:
         # A layer in a conditional or a shard_map is found again if JAX traces it again.
         number = id(layer.program.nodes[0].eqn)
         by_label.setdefault(layer.label, {}).setdefault(number, layer)
-    return tuple(_together([*layers.values()]) for layers in by_label.values())
+    return tuple(_described([*layers.values()]) for layers in by_label.values())
 
 
-def _together(layers: Sequence[Layer]) -> SeenLayers:
+def _described(layers: Sequence[Layer]) -> SeenLayers:
+    """Returns the layers of one label as one description, with the tags of the first layer."""
     first = layers[0]
     graph = LayerGraph(first.program, ())
     tags = []

@@ -15,7 +15,7 @@ from jaxmem._model.layer.graph import flops, uses_references
 from jaxmem._model.tags.policy import decisions
 from jaxmem._trace.jaxpr import place_of
 from jaxmem._trace.rewrite import Node, Program
-from jaxmem.errors import StepError
+from jaxmem.errors import NoLayersError, StepError
 
 _SHOWN = 3  # loops
 
@@ -72,20 +72,20 @@ class PlannedStep:
             return function(*args, **kwargs)
 
     def _checked(self, function: Callable, args: tuple, kwargs: dict):
-        """Calls the step, or its `trace` or `lower`. Raises StepError if no layer is found."""
+        """Calls the step, or its `trace` or `lower`. Raises NoLayersError if no layer is found."""
         result = self.within(function, *args, **kwargs)
         if not self.found:
             raise self.no_layers()
         return result
 
-    def no_layers(self) -> StepError:
+    def no_layers(self) -> NoLayersError:
         """Returns the error for a step without layers."""
         if self._rewriter.error is not None:
             return self._rewriter.error
         name = getattr(self._step, "__name__", type(self._step).__name__)
         before = made_before(self._step)
         made = f": it uses {', '.join(before)}" if before else ""
-        return StepError(
+        return NoLayersError(
             f"auto: {name!r} called none of {', '.join(f'jax.{n}' for n in NAMES)} while it was"
             f" traced. A gradient function that was made before is not seen{made}. Make it inside"
             " the step, as in `gradients = jax.grad(loss)(params, batch)`; or let it differentiate"
@@ -117,7 +117,7 @@ class Rewriter:
     def __init__(self, decided: Decisions, layers: list[Layer] | None = None):
         """layers: the list to which the layers that are found are appended."""
         self.found = False
-        self.error: StepError | None = None
+        self.error: NoLayersError | None = None
         self._layers = layers
         self._work = -1.0  # FLOPs of the function that `error` is about
         self._decided = decided
@@ -152,15 +152,15 @@ class Rewriter:
         return call.returned(results)
 
 
-def _no_layers(function: Callable, program: Program) -> StepError:
+def _no_layers(function: Callable, program: Program) -> NoLayersError:
     """Returns the error, with the largest loops and why each is not a loop over layers."""
     name = getattr(function, "__name__", type(function).__name__)
     loops = [n for n in program.nodes if n.primitive in ("scan", "while")]
     largest = sorted(loops, key=_size, reverse=True)[:_SHOWN]
-    looked_at = "; ".join(f"the {n.primitive} at {place_of(n.eqn)}: {_why(n)}" for n in largest)
+    looked_at = "; ".join(f"the {n.primitive} at {place_of(n.eqn)}: {_why_not(n)}" for n in largest)
     products = sum(flops(n) > 0 for n in program.nodes)
     rest = f"of {products} matrix products outside loops, no layers of equal operations repeat"
-    return StepError(
+    return NoLayersError(
         f"auto: no layer was found in {name!r} ({looked_at or 'it has no loop'}; {rest}). Layers"
         " are the turns of a jax.lax.scan, or equal ones after each other, that multiply matrices"
         " or convolve. Wrap a layer by hand: jax.checkpoint(layer,"
@@ -174,7 +174,8 @@ def _size(node: Node) -> float:
     return flops(node) or values * 1e-9
 
 
-def _why(node: Node) -> str:
+def _why_not(node: Node) -> str:
+    """Returns the reason why a loop is not a loop over layers, in words."""
     if node.primitive == "while":
         return "a while loop has no derivative; a fori_loop of a known number of turns is a scan"
     if flops(node) == 0:

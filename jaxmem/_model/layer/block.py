@@ -117,6 +117,7 @@ def _like(model: Layer, program: Program) -> Layer | None:
 
 
 def _folded(program: Program) -> Program:
+    """Returns the program with each softmax and each derivative rule as one operation."""
     return with_rules(with_softmaxes(program))
 
 
@@ -155,6 +156,7 @@ def _own_tangent(node: Node) -> Callable | None:
 
 
 def _with_tag(node: Node, candidate: Candidate, tangent: Callable) -> Node:
+    """Returns a node that tags its result inside its derivative rule."""
     tagging = functools.partial(_tag, candidate)
     call = tagged_within(lambda x: node.bind([x])[0], tangent, tagging)
     return dataclasses.replace(node, call=lambda x: (call(x),))

@@ -205,6 +205,7 @@ def is_score(graph: LayerGraph, product: Node, value: int) -> bool:
 
 
 def _meets_softmax(graph: LayerGraph, value: int, depth: int) -> bool:
+    """Whether a softmax reads a value, directly or through at most `depth` operations on scores."""
     for node in graph.used_by(value):
         if node.primitive == SOFTMAX or is_exponential(graph, node):
             return True

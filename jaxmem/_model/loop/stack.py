@@ -65,7 +65,7 @@ def stack(
     x: a tree of floating-point arrays. `block` returns a tree of the same structure, shapes and
       dtypes.
     shared: arrays that all layers read, such as masks and positions.
-    plan: a `jaxmem.Plan` or a `jaxmem.plans.Assignment`. None keeps everything.
+    plan: a `jaxmem.Plan` or a `jaxmem.plans.Assignment`. None keeps every tensor.
     label: the label of the layers' block in the plan.
     key: a random key. Layer i receives `jax.random.fold_in(key, i)`. None passes no key.
     dtype: the dtype in which layers receive their floating-point parameters. The parameters are

@@ -221,6 +221,7 @@ def filling(layer: Callable[[Any], Any], count: int, mesh=None, specs=None) -> C
 
 
 def _filling(layer: Callable[[Any], Any], count: int) -> Callable[[Any], Any]:
+    """Returns a function that fills stacks of `count` layers, one layer at a time."""
     make = lambda stacks, i, _: (put(stacks, layer(i), i), None)
     return lambda stacks: counted(make, stacks, None, 0, count)[0]
 
@@ -288,6 +289,7 @@ def _copied(into, arrays: Sequence, ends: list[int], start: int, stop: int):
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4), donate_argnums=0)
 def _layers_copied(into, a, to: int, since: int, count: int):
+    """Copies `count` layers of `a`, from layer `since`, to layer `to` of `into`, one by one."""
     body = lambda s, i, _: (put(s, fetch(a, i + (since - to)), i), None)
     return counted(body, into, None, to, to + count)[0]
 

@@ -45,6 +45,7 @@ def fetch(tree, i):
 
 
 def _fetch(a, i):
+    """Returns layer `i` of one stacked array, in device memory."""
     if a.shape[0] == 1 and _on_host(a):  # not a loop for XLA: a kernel would read the slice
         return jax.device_put(a, _DEVICE)[0]
     layer = jax.lax.dynamic_index_in_dim(a, i, keepdims=False, allow_negative_indices=False)

@@ -46,6 +46,7 @@ class _Stored:
 
     @property
     def _codec(self):
+        """The choice's codec, or None if the choice does not compress."""
         return None if self.choice.codec is None else parse(self.choice.codec)
 
     def encode(self, x):
@@ -86,11 +87,11 @@ def _verdict(choice: Choice):
     return {Action.KEEP: True, Action.RECOMPUTE: False}[choice.action]  # no other action passes
 
 
-@dataclasses.dataclass(frozen=True)
 class Policy:
     """Decides for each operation of a block, when `jax.checkpoint` calls it: keep the result,
-    recompute it, or store it in another form. Frozen and hashable, since partial evaluation caches
-    on the policy.
+    recompute it, or store it in another form. It is hashable, since partial evaluation caches on
+    the policy. It is no dataclass: libraries that hold policies in their configs make them plain
+    data by `dataclasses.asdict`, which would replace a dataclass by a dict.
 
     block: the label of the block, or of the group of layers.
     choices: (tag name, choice) in the order of the names; a tag that is absent is recomputed. None
@@ -99,13 +100,37 @@ class Policy:
       `jaxmem.auto`; 0 if it may not.
     """
 
-    block: str
-    choices: tuple[tuple[str, Choice], ...] | None = None
-    layers: int = 0
-
-    def __post_init__(self):
-        if any(choice.action.compresses for _, choice in self.choices or ()):
+    def __init__(
+        self,
+        block: str,
+        choices: tuple[tuple[str, Choice], ...] | None = None,
+        layers: int = 0,
+    ):
+        self._content = block, choices, layers
+        if any(choice.action.compresses for _, choice in choices or ()):
             let_names_be_encoded()
+
+    @property
+    def block(self) -> str:
+        return self._content[0]
+
+    @property
+    def choices(self) -> tuple[tuple[str, Choice], ...] | None:
+        return self._content[1]
+
+    @property
+    def layers(self) -> int:
+        return self._content[2]
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._content == other._content
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    def __repr__(self) -> str:
+        block, choices, layers = self._content
+        return f"{type(self).__name__}(block={block!r}, choices={choices!r}, layers={layers!r})"
 
     def __call__(self, primitive, *avals, **params):
         check_remat3()
@@ -180,7 +205,7 @@ def check_remat3() -> None:
 
 
 def decisions(plan) -> Decisions:
-    """Returns `plan` as an object that makes decisions; None keeps everything.
+    """Returns `plan` as an object that makes decisions; for None, one that keeps every tensor.
 
     Raises TagError for any other object.
     """
@@ -235,9 +260,9 @@ def groups_of(plan, block: str, layers: int) -> dict[range, Policy]:
 def remat_policy(plan, *, block: str | None = None, layer: tuple[int, int] | None = None) -> Policy:
     """Makes a policy for `jax.checkpoint`, `flax.linen.remat` or `flax.nnx.remat` from a plan.
 
-    plan: a `jaxmem.Plan` or a `jaxmem.plans.Assignment`. None keeps everything. `jax.checkpoint`
-      cannot save complex values without a tag, so untagged complex values are recomputed in any
-      case.
+    plan: a `jaxmem.Plan` or a `jaxmem.plans.Assignment`. None keeps every tensor, tagged or not, as
+      if the block had no checkpoint. `jax.checkpoint` cannot save complex values without a tag, so
+      untagged complex values are recomputed in any case.
     block: the label of the block. Blocks with one label share their decisions. Use several labels
       if a plan should decide about several kinds of blocks separately. None means "block".
     layer: (i, L) for layer i, counted from 0, of L layers that a Python loop repeats. A plan may
@@ -262,6 +287,32 @@ def remat_policy(plan, *, block: str | None = None, layer: tuple[int, int] | Non
     number, layers = layer
     groups = groups_of(plan, block, layers)
     return next(policy for group, policy in groups.items() if number in group)
+
+
+def install(plan, name: str = "jaxmem", *, block: str | None = None) -> Policy:
+    """Sets `jax.checkpoint_policies.NAME` to the policy of a plan, and returns the policy.
+
+    Libraries such as big_vision, simply and gemma look their policy up there by a name in a config.
+    Call `install` in `build(plan)`, with the plan that `build` is given, and set the config to the
+    name.
+
+    plan, block: as for `remat_policy`.
+    name: the name of the policy. A policy that an earlier call installed is replaced.
+
+    Raises TagError for a name that is no identifier or that JAX's own policies have, and for the
+    arguments that `remat_policy` refuses.
+    """
+    known = getattr(jax.checkpoint_policies, name, None) if isinstance(name, str) else None
+    if not (isinstance(name, str) and name.isidentifier()) or not (
+        known is None or isinstance(known, Policy)
+    ):
+        raise TagError(
+            f"install: `name` is {name!r}; expected an identifier that is no policy of"
+            " jax.checkpoint_policies, such as 'jaxmem'"
+        )
+    policy = remat_policy(plan, block=block)
+    setattr(jax.checkpoint_policies, name, policy)
+    return policy
 
 
 def _is_layer(layer) -> bool:

@@ -217,6 +217,7 @@ def _in_parts(verdict):
 
 
 def _space(kind: str):
+    """JAX's name for the memory of this kind."""
     return jax.memory.Space.Host if kind == HOST else jax.memory.Space.Device
 
 

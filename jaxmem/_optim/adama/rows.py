@@ -132,6 +132,7 @@ class Position:
         return jax.tree.map(self._sums, gradient, whole, like)
 
     def _sums(self, g, whole, like):
+        """Returns the signed sums of the rows of one array."""
         g, axes = jnp.asarray(g), like.ndim
         if g.size == 0:
             return jnp.zeros(like.shape, wide(g.dtype))

@@ -143,6 +143,7 @@ class AdamA(optax.GradientTransformationExtraArgs):
 
 
 def _init(rule: Rule, params) -> State:
+    """Returns the optimizer's first state, with counters at zero."""
     # Each counter is an array of its own: donating a state that holds one buffer twice is an error.
     zero = lambda: jnp.zeros((), jnp.int32)
     moments = rule.start(params)

@@ -225,7 +225,7 @@ class Direct:
         if divided == "nothing":
             return jax.tree.unflatten(alone.structure, found)
         if alone.mixed is not None:
-            raise _mixed(alone.names[alone.mixed])
+            raise _mixing_error(alone.names[alone.mixed])
         layers = masters_of(parts[model.layers])[0]
         is_spec = lambda a: isinstance(a, PartitionSpec)
         spec_of = jax.tree.leaves({**parts, model.layers: layers}, is_leaf=is_spec)
@@ -233,7 +233,7 @@ class Direct:
         for s, (a, owner) in enumerate(zip(jax.tree.leaves(states), alone.owners)):
             if owner is not None and a.ndim:
                 if a.shape != shapes[owner].shape:
-                    raise _mixed(alone.names[owner])
+                    raise _mixing_error(alone.names[owner])
                 found[s] = spec_of[owner]
         return jax.tree.unflatten(alone.structure, found)
 
@@ -287,7 +287,8 @@ class Direct:
         return new, metrics_of(states, loss[None], axis, apart=False)
 
 
-def _mixed(name: str) -> OptimizerError:
+def _mixing_error(name: str) -> OptimizerError:
+    """Returns the error for an update that mixes values of a divided array."""
     return OptimizerError(
         f"specs: `divided` is 'states', and the update of a value of `{name}` needs others of the"
         " same array, of which a device has a part; expected 'nothing', or a `tx` that takes each"

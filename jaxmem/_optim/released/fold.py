@@ -165,6 +165,7 @@ class Fold:
         return used | {"squares": squares, "skipped": counted}
 
     def _clipped(self, own, like, square, finite, whole) -> Gradient:
+        """Returns the clipped gradient, as zeros if it is not finite."""
         clip = self.clip
         # Widened first: a bfloat16 gradient is clipped and squared in the precision of its moments.
         wide = lambda g, v: g.astype(jnp.promote_types(g.dtype, v.dtype))

@@ -173,5 +173,6 @@ def _even(layers) -> bool:
 
 
 def _keys(tree) -> str:
+    """Returns the paths of a tree's arrays, in words."""
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
     return ", ".join(paths) or "no arrays"

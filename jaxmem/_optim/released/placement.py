@@ -181,6 +181,7 @@ def _one_layer(model: Model, outer, layer):
 
 
 def _shape(a, *layers: int) -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype of an array, below leading axes of these `layers`."""
     return jax.ShapeDtypeStruct((*layers, *jnp.shape(a)), jnp.result_type(a))
 
 

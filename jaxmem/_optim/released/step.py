@@ -233,10 +233,12 @@ class ReleasedStep:
         return state
 
     def _check(self, state) -> None:
+        """Raises OptimizerError unless the state is of this model and optimizer."""
         check_pair(self.model, state)
         self.optimizer.check(self.model, *state)
 
     def _check_split(self, state) -> None:
+        """Raises OptimizerError unless all stacks of a state are split in the same way."""
         stacks, *_ = self.optimizer.opened(self.model, *state)
         check_split({"params": state[0][self.model.layers], **stacks})
 

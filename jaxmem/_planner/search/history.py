@@ -126,6 +126,15 @@ class History:
         device = f"{self._device} least"
         self._database.write_tried(device, self._under(key), _text(actions), "")
 
+    def recall_plan(self, key: str) -> str | None:
+        """The latest plan for the options that `key` describes, as the text that was stored."""
+        found = self._database.read_tried(f"{self._device} plan", self._under(key), 1)
+        return found[0][1] if found else None
+
+    def remember_plan(self, key: str, plan: str) -> None:
+        """Stores a plan as text."""
+        self._database.write_tried(f"{self._device} plan", self._under(key), "", plan)
+
     def _under(self, key: str) -> str:
         return f"{self._step}\n{key}"
 

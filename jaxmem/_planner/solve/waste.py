@@ -20,7 +20,7 @@ def warnings(profile: Profile, actions: Actions) -> tuple[str, ...]:
         f"tag {tag!r} of block {label!r} is saved, and what makes its tensor is recomputed all the"
         " same, so that saving it spares no matrix product: the backward reads values between the"
         " last product and the tag; tag that product too, or put the tag inside the operation's"
-        " derivative rule, as jaxmem.softmax does"
+        " derivative rule, as jaxmem.ops.softmax does"
         for label, tag in in_vain
         if not is_auto(label)
     ]

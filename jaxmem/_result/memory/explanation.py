@@ -141,6 +141,7 @@ def _table(parts: tuple[Part, ...], total: int) -> list[str]:
 
 
 def _times(item: Item) -> str:
+    """The name of an item, with the number of equal buffers."""
     return f"{item.count} x {item.name}" if item.count > 1 else item.name
 
 
@@ -167,6 +168,7 @@ def _explanation(value: Any, read: Callable[[Any], Explanation]) -> Explanation:
 
 
 def _live(value: Any, read: Callable[[Any], Live]) -> Live:
+    """Reads the bytes in use over the schedule, and checks that phases and points are whole."""
     found = read(value)
     if not found.parts or not found.phases:
         raise Broken(value, "`parts` and `phases`, at least one of each")

@@ -87,4 +87,5 @@ def _figure(name: str, a, b, comparable: bool) -> str:
 
 
 def _say(choice: Choice | None) -> str:
+    """A choice in words."""
     return "not in the plan" if choice is None else str(choice)

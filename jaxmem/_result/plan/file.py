@@ -64,6 +64,7 @@ def read_assignment(data: Any, path: str) -> dict[str, dict[str, Choice]]:
 
 
 def _plan(kind: type[T], data: Any) -> T:
+    """Makes a plan of the values of JSON. Raises Broken for another schema, or without actions."""
     if not isinstance(data, dict):
         raise Broken(data, "an object")
     # True equals 1 in Python, and is no number here.
@@ -99,10 +100,12 @@ def _choice(value: Any, _: Callable) -> Choice:
 
 
 def _choice_by_name(value: Any, read: Callable) -> Choice:
+    """Reads a choice, which may be the name of an action alone."""
     return _choice({"action": value} if isinstance(value, str) else value, read)
 
 
 def _bytes(value: Any, read: Callable[[Any], Bytes]) -> Bytes:
+    """Reads the parts of a plan's bytes, which are whole numbers."""
     found = read(value)
     total = found.arguments + found.saved + found.working
     if not is_size(total):
@@ -111,6 +114,7 @@ def _bytes(value: Any, read: Callable[[Any], Bytes]) -> Bytes:
 
 
 def _places(value: Any, read: Callable[[Any], Places]) -> Places:
+    """Reads places of model states, and checks that the numbers of layers agree."""
     found = read(value)
     if found.outer_moments not in (DEVICE, HOST):
         raise Broken(found.outer_moments, f"{DEVICE!r} or {HOST!r}", "outer_moments")

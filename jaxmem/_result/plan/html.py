@@ -34,6 +34,7 @@ def html(
 
 
 def _lines(texts: Iterable[str]) -> str:
+    """A paragraph with a line for each text."""
     return element("p", "<br>".join(map(escape, texts)))
 
 
@@ -51,6 +52,7 @@ def _lanes(timeline: Timeline) -> str:
 
 
 def _panel(panel: Panel) -> str:
+    """The lanes of one pass, as rows of a figure."""
     rows = (("", panel.head), *panel.rows, ("ms", panel.ticks))
     inner = "".join(_row(name, marks) for name, marks in rows)
     drawn = element("div", inner, role="img", aria_label=panel.said)

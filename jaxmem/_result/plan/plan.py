@@ -162,7 +162,7 @@ class Plan:
         Raises StepError if the plan places no states, or was loaded and not verified. Raises the
         errors of the released step's `split`.
         """
-        return self._placing("place", self._split)(state, **self._where("place").split)
+        return self._placing("place", self._split)(state, **self._required_places("place").split)
 
     def create(self, outer, layer):
         """Makes the first state in the memories that the plan chose, one layer at a time.
@@ -176,10 +176,11 @@ class Plan:
         if the step's state holds more than the pair of parameters and optimizer's state. Raises the
         errors of the released step's `create`.
         """
-        where = self._where("create")
+        where = self._required_places("create")
         return self._placing("create", self._create)(outer, layer, where.layers, **where.split)
 
-    def _where(self, method: str) -> Places:
+    def _required_places(self, method: str) -> Places:
+        """The places of the model states. Raises StepError if the plan places none."""
         if self.places is None:
             raise StepError(
                 f"Plan.{method}: this plan places no states; expected one that was made with"
@@ -189,7 +190,7 @@ class Plan:
 
     def _placing(self, method: str, placing):
         """The function that moves or makes states. Raises StepError if the plan has none."""
-        self._where(method)
+        self._required_places(method)
         if placing is None:
             raise StepError(
                 f"Plan.{method}: this plan was loaded, and knows no step; verify it by"

@@ -230,6 +230,7 @@ class Timeline:
         return found
 
     def _runs(self) -> Iterator[tuple[Pass, int]]:
+        """Each pass of each group of layers, with the number of times that it runs in a step."""
         for group in self.groups:
             yield from group.runs(self.microbatches)
 
@@ -311,4 +312,5 @@ def _lanes(one: Pass, longest: float) -> Iterator[str]:
 
 
 def _ms(seconds: float) -> str:
+    """Seconds as a text in milliseconds."""
     return f"{1e3 * seconds:,.2f}"

@@ -77,10 +77,16 @@ _Placed = tuple[float, int, Pass]  # a group: its start in seconds, its layers, 
 
 
 def _seconds(run: _Run) -> float:
+    """The seconds of groups of layers that run after each other."""
     return sum(group.count * one.seconds for _, group, one in run)
 
 
 def _panel(title: str, there: _Run, back: _Run, longest: float, said: str) -> Panel:
+    """The lanes of a forward and a backward as a figure.
+
+    there, back: the groups of layers in the order of the forward and of the backward.
+    longest: seconds of the whole scale.
+    """
     scale = 100 / longest
     groups: list[_Placed] = []
     words, at = [], 0.0
@@ -107,6 +113,7 @@ def _panel(title: str, there: _Run, back: _Run, longest: float, said: str) -> Pa
 
 
 def _labels(texts: Iterable[tuple[float, str]]) -> str:
+    """Texts at positions in percent."""
     plain = {"y": "12", "font_size": "11", "text_anchor": "middle", "fill": "currentColor"}
     return "".join(
         element("text", escape(text), css="tick mid", x=percent(at), **plain) for at, text in texts
@@ -150,6 +157,7 @@ def _before(lane: Lane, one: Pass) -> float:
 
 
 def _edges(edges: Iterable[float]) -> str:
+    """Upright lines at positions in percent."""
     plain = {"stroke": "currentColor", "stroke_opacity": ".4"}
     return "".join(upright(x, "phase", **plain) for x in edges)
 

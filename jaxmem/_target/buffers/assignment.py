@@ -138,6 +138,7 @@ class BufferAssignment:
 
 
 def _stay(buffers: set[int], slices: Mapping[int, Slice], first: Moment, last: Moment) -> Stay:
+    """Returns the stay of buffers that share memory: as large as the largest of them."""
     return Stay(frozenset(buffers), max(slices[b][1] for b in buffers), first, last)
 
 

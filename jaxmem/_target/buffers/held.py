@@ -101,6 +101,7 @@ class Peak:
 
 
 def _read_held(data: Mapping[str, Any]) -> Held:
+    """Reads the record of one held buffer from the values of JSON."""
     fields: dict[str, Any] = dict(data)
     names = ("shape", "sources", "loops", "handed_on")
     fields |= {name: tuple(data[name]) for name in names}

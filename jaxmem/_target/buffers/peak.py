@@ -155,6 +155,7 @@ def _history(
 def _temporary(
     module: Module, assignment: BufferAssignment, size: int, host: bool, buffers: Iterable[int]
 ) -> Held:
+    """Describes temporary buffers that share memory as one held buffer."""
     places = [assignment.places[b] for b in sorted(buffers)]
     return _held(module, "temporary", size, host, places)
 

@@ -163,6 +163,10 @@ class Deviceless(Backend):
         return self._compiled(traced, assigned=self.stops_at_buffers)
 
     def _compiled(self, traced, assigned: bool) -> "concurrent.futures.Future[Compiled]":
+        """Compiles a step in a child process, or returns the stored result of the same compile.
+
+        assigned: whether the compile ends once buffers are assigned.
+        """
         exported, donated = self._export(traced)
         self._tell_of_idle_devices(exported)
         options = options_of(self.target.platform, traced)
@@ -237,6 +241,7 @@ class Deviceless(Backend):
         )
 
     def _export(self, traced: jax.stages.Traced) -> tuple[bytes, tuple[int, ...]]:
+        """Returns the exported step for the target, and the indices of its donated arguments."""
         check_arguments(self.target, traced)
         return export_flat(traced, self.target.platform, self.target.compute_capability)
 
@@ -253,6 +258,7 @@ def backend_for(
 
 
 def _done(result: T) -> "concurrent.futures.Future[T]":
+    """Returns a future that has its result already."""
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     future.set_result(result)
     return future

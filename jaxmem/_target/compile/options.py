@@ -82,4 +82,5 @@ def _copies(jaxpr) -> bool:
 
 
 def _loops(jaxpr) -> Iterator[JaxprEqn]:
+    """Yields the loops of a program, at any depth."""
     return (eqn for eqn in equations(jaxpr) if eqn.primitive.name in LOOPS)

@@ -19,6 +19,11 @@ LEAST_ROUNDS, MOST_ROUNDS = 2, 30
 SMALL = 0.02  # of the numbers in arguments that are made: those of parameters are about so large
 
 
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device has too little memory for a step."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+
+
 class CannotRun(Exception):
     """A step that is not run to be timed, and why."""
 

@@ -89,6 +89,7 @@ def measured_link() -> tuple[float, float] | None:
 
 
 def _least(run: Callable, a) -> float:
+    """Returns the least seconds of several runs, after one run that is not counted."""
     jax.block_until_ready(run(a))
     found = []
     for _ in range(ROUNDS):

@@ -82,6 +82,7 @@ def compiled_bytes(compiled: jax.stages.Compiled) -> int:
 
 
 def _memory(compiled: jax.stages.Compiled):
+    """Returns XLA's memory analysis of a compiled step. Raises StepError if there is none."""
     if (memory := compiled.memory_analysis()) is None:
         raise StepError(
             "the compiled step has no memory analysis on this platform, so its bytes cannot be"

@@ -139,6 +139,7 @@ class Compiler:
         return answer
 
     def _start(self) -> "Process":
+        """Starts a child process for this thread."""
         child = self._own.child = Process()
         self._children.add(child)
         if self._closed:  # closed while it was starting: nobody else will end it

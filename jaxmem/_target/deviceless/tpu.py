@@ -94,6 +94,7 @@ def explained(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> dict[st
 
 
 def _compiled(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> tuple[Compiled, bytes]:
+    """Compiles a step for a TPU; also returns the `HloProto` that the result was read from."""
     own = _AS_WRITTEN if header.get("assigned") else {}
     ended = f"emitter for {_STOP} not found"
     compile = lambda dumps: lowered.compile(compiler_options=dumps | own)

@@ -33,6 +33,7 @@ def install_command(*wheels: str) -> str:
 
 
 def _require_plugin(target: Target) -> None:
+    """Raises TargetError unless XLA's CUDA plugin has JAX's version."""
     wanted = installed("jax")
     found = {name: installed(name) for name in ("jaxlib", *PLUGIN_WHEELS)}
     if all(version == wanted for version in found.values()):
@@ -48,6 +49,7 @@ def _require_plugin(target: Target) -> None:
 
 
 def _require_libtpu(target: Target) -> None:
+    """Raises TargetError unless libtpu has the version that JAX requires."""
     wanted, found = _wanted_libtpu(), installed("libtpu")
     if found is not None and f"{found}.".startswith(wanted.rstrip("*")):
         return

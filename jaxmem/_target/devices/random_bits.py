@@ -29,4 +29,5 @@ def random_notes(jaxpr: Jaxpr, target: Target) -> tuple[str, ...]:
 
 
 def _by_threefry(eqn) -> bool:
+    """Whether random bits come from JAX's default generator."""
     return str(eqn.invars[0].aval.dtype) == THREEFRY

@@ -113,4 +113,5 @@ def _action(word, actions) -> Action:
 
 
 def _plain(word) -> str:
+    """Returns a word in the spelling of an action: lower case, with underscores."""
     return str(word).strip().lower().replace("-", "_")

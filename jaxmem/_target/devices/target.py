@@ -174,18 +174,25 @@ def _unknown(target: str, name: str) -> str:
 
 
 def _named(gpu: Gpu, each: int, hosts: int) -> Target:
+    """Returns the target of `each` GPUs on each of several hosts."""
     # A ring over hosts crosses between them by the network of all devices of a host together.
     ring = gpu.peers if hosts == 1 else min(gpu.peers, gpu.network * each)
     return _of_chip(gpu, each * hosts, hosts, int(USABLE_FRACTION * gpu.memory_bytes), ring)
 
 
 def _named_tpu(topology: Topology) -> Target:
+    """Returns the target of a slice of TPUs."""
     tpu, devices, hosts = topology.tpu, topology.devices, topology.hosts
     target = _of_chip(tpu, devices, hosts, tpu.memory_bytes, topology.ring)
     return dataclasses.replace(target, shape=topology.shape)
 
 
 def _of_chip(chip: Chip, devices: int, hosts: int, usable: int, ring: float) -> Target:
+    """Returns the target of several devices of a chip.
+
+    usable: bytes of one device.
+    ring: bytes a second of each device in a ring over all of them.
+    """
     rates = rates_of(chip)
     return Target(
         name=chip.name,

@@ -37,4 +37,5 @@ def _power(n: int) -> int:
 
 
 def _up(n: int, multiple: int) -> int:
+    """Rounds up to a multiple."""
     return -(-n // multiple) * multiple

@@ -51,6 +51,7 @@ def is_collective(i: Instruction) -> bool:
 
 
 def _kind(i: Instruction) -> str:
+    """The collective's name, without the suffix of its start or its end."""
     return i.opcode.removesuffix("-start").removesuffix("-done")
 
 
@@ -62,4 +63,5 @@ def _crossed_bytes(i: Instruction) -> int:
 
 
 def _size(arrays: Sequence[Array]) -> int:
+    """Bytes of arrays in the memory's tiles. Scalars are not counted."""
     return sum(a.tiled_bytes for a in arrays if a.shape)

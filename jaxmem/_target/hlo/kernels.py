@@ -50,8 +50,10 @@ class Kernels:
 
 
 def _of_values(values: Sequence[Any]) -> Shapes:
+    """The shapes of a jaxpr's variables."""
     return tuple(tuple(v.aval.shape) for v in values)
 
 
 def _shapes(*arrays: Sequence[Sequence[int]]) -> tuple:
+    """The shapes of operands and results as a key."""
     return tuple(tuple(map(tuple, each)) for each in arrays)

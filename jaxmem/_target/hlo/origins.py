@@ -43,6 +43,11 @@ def host_operand(i: Instruction, found: dict[str, Origin]) -> str:
 
 
 def _origin(i: Instruction, found: dict[str, Origin], given: Sequence[Origin] | None) -> Origin:
+    """The argument that an instruction's result is a part of, "" where there is none.
+
+    found: the origins of earlier instructions.
+    given: the origins of a called computation's parameters; None for the whole program.
+    """
     operands = [found.get(name, "") for name in i.operand_names]
     if i.opcode == "parameter":
         if given is None:

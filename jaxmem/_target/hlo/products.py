@@ -112,6 +112,7 @@ def dilated_flops(i: Instruction) -> int | None:
 
 
 def _window(text: str) -> dict[str, list[str]]:
+    """The attributes of a convolution's window by name, with a value for each dimension."""
     found = _WINDOW.search(text)
     parts = found[1].split() if found else []
     return {name: values.split("x") for name, values in (p.split("=") for p in parts)}

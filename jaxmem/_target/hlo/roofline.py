@@ -148,6 +148,7 @@ class _Program:
             yield work
 
     def _one(self, i: Instruction) -> Work:
+        """The work of one instruction, and of the computations that it calls."""
         if i.opcode == "while":
             body = total([self.sequence(name) for name in i.runs])
             turns = self._module.turns(i)
@@ -171,6 +172,9 @@ class _Program:
         return self._kernel(i)
 
     def _kernel(self, i: Instruction) -> Work:
+        """The work of one kernel, such as a fusion: its arithmetic or its memory traffic, whichever
+        takes longer.
+        """
         # A fusion may start a collective, which others carry on beside their work and one ends. It
         # counts at its start, and neither end has work of its own.
         if i.opcode == "fusion" and i.name.startswith("async-collective-"):
@@ -302,10 +306,12 @@ def _updates(i: Instruction) -> Sequence[Array]:
 
 
 def _flops(i: Instruction) -> int | None:
+    """The FLOPs of a product or a convolution; None for other instructions."""
     return dilated_flops(i) if i.opcode == "convolution" else flops_of(i)
 
 
 def _behind_views(i: Instruction | None, made: dict[str, Instruction]) -> Instruction | None:
+    """The instruction that made a value, behind bitcasts of it."""
     while i is not None and i.opcode == "bitcast" and i.operand_names:
         i = made.get(i.operand_names[0])
     return i

@@ -295,10 +295,7 @@ def _instruction(name: str, body: str, arrays: dict[str, tuple[Array, ...]]) -> 
     """Reads what stands after `name = `; `arrays` are the results of the lines above."""
     called = _OPCODE.search(body)
     types = body[: called.start()] if called else body
-    results = tuple(
-        Array(dtype, tuple(int(d) for d in dims.split(",") if d), layout)
-        for dtype, dims, layout in _ARRAY.findall(types)
-    )
+    results = tuple(_array(*found) for found in _ARRAY.findall(types))
     if not called:
         return Instruction(name, "", results[:1], (), (), body)
     # The operands' names end at the first closing parenthesis; attributes follow it.
@@ -308,5 +305,11 @@ def _instruction(name: str, body: str, arrays: dict[str, tuple[Array, ...]]) -> 
     return Instruction(name, called[1], results, operands, tuple(one for one, _ in given), body)
 
 
+@functools.lru_cache(maxsize=2**12)  # a module has thousands of arrays of a few types
+def _array(dtype: str, dims: str, layout: str) -> Array:
+    return Array(dtype, tuple(int(d) for d in dims.split(",") if d), layout)
+
+
 def _element(results: Sequence[Array], at: int) -> Array:
+    """An element of a tuple's arrays, and no array if the tuple is shorter."""
     return results[at] if at < len(results) else NOTHING

@@ -153,6 +153,7 @@ def _moved(slices: list[Instruction], reads: list[Array], writes: list[Array]) -
 
 
 def _is_product(i: Instruction, module: HloModule) -> bool:
+    """Whether an instruction is a matrix product, or contains one."""
     return any(flops_of(e) is not None for e in (i, *module.within(i)))
 
 

@@ -115,19 +115,21 @@ class Channel:
         self._number += 1
         self._put(str(self.index), message)
         if not self.first:
-            return self._got("all", "process 0")
+            return self._received("all", "process 0")
         found = [message]
         for number in range(1, self.count):
-            found.append(self._got(str(number), f"process {number}"))
+            found.append(self._received(str(number), f"process {number}"))
         self._put("all", found)
         if self._number > 1:  # all have read those, since they sent these
             self._client.key_value_delete(f"{self.name}/{self._number - 1}")
         return found
 
     def _put(self, key: str, value: Any) -> None:
+        """Sends a value under a key of the current exchange."""
         self._client.key_value_set(f"{self.name}/{self._number}/{key}", json.dumps(value))
 
-    def _got(self, key: str, whose: str) -> Any:
+    def _received(self, key: str, whose: str) -> Any:
+        """Waits for another process's value. Raises RunError if it does not come in time."""
         began = time.monotonic()
         while True:
             try:

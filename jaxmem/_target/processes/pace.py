@@ -62,6 +62,7 @@ class Pace:
         return is_late
 
     def _is_late(self) -> bool:
+        """Whether it is time for the next checkpoint."""
         return self._clock() - self._saved >= self._save_every
 
     def _gap(self, step: int) -> int:

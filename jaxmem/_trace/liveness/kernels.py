@@ -174,10 +174,11 @@ class _Fusion:
         """By node: the written nodes whose kernels run it."""
         found: list[frozenset[int]] = [frozenset()] * len(self.nodes)
         for i in range(len(self.nodes) - 1, -1, -1):
-            found[i] = frozenset((i,)) if self.written[i] else self._read_by(i, found)
+            found[i] = frozenset((i,)) if self.written[i] else self._kernels_of_readers(i, found)
         return found
 
-    def _read_by(self, i: int, found: Sequence[frozenset[int]]) -> frozenset[int]:
+    def _kernels_of_readers(self, i: int, found: Sequence[frozenset[int]]) -> frozenset[int]:
+        """The written nodes whose kernels run the readers of node `i`."""
         return frozenset().union(*(found[r] for r in self.readers[i]))
 
     def _merge_siblings(self, dear: Iterable[int]) -> None:
@@ -195,7 +196,7 @@ class _Fusion:
                 if (j := self.made_by.get(v)) is not None:
                     before[i] |= before[j] | 1 << j
         for i in dear:
-            group = self._read_by(i, kernels)
+            group = self._kernels_of_readers(i, kernels)
             bits = sum(1 << k for k in group)
             if all(self.pointwise[k] and not before[k] & bits for k in group):
                 self.written[i] = False

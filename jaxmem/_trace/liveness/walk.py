@@ -152,6 +152,7 @@ class _Walk:
         return found
 
     def _positions(self, body: Body, order: Order, size: Callable[[int], int]) -> list[int]:
+        """The order in which the kernels run; on a GPU, copies from host memory come first."""
         found = order(body, size)
         return with_fetches_first(body, found) if self._on_gpu else found
 

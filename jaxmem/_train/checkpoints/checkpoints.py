@@ -137,6 +137,7 @@ class Checkpoints:
         path.mkdir(parents=True)
 
     def _finish(self, path: pathlib.Path, step: int, leaves, notes, failed) -> None:
+        """Ends a save in all processes: waits for orbax, and gives the checkpoint its manifest."""
         self._writing.agreed(lambda: self._written(failed))
         # One process lists the files, since others may see a folder later; all sum up a part.
         names = self._writing.first_does(lambda: manifest.names(path))
@@ -146,6 +147,7 @@ class Checkpoints:
         self.whole = step
 
     def _written(self, failed: Exception | None) -> None:
+        """Waits until orbax has written this process's part; raises the error `failed` if given."""
         with _told(self):
             if failed is not None:
                 raise failed
@@ -153,6 +155,7 @@ class Checkpoints:
             self._writer.wait_until_finished()
 
     def _summed(self, path: pathlib.Path, names: list[str]) -> dict[str, tuple[int, str]]:
+        """The size and digest of each of this process's share of the files."""
         with _told(self):
             return manifest.summed(path, names[self._writing.index :: self._writing.count])
 
@@ -177,6 +180,7 @@ class Checkpoints:
             self._pending.append(self._thread.submit(self._prune, 1))
 
     def _prune(self, keep: int) -> None:
+        """Removes all but the newest `keep` checkpoints and the best one."""
         best = [step for _, step in noted(self.folder, self.best)[:1]]
         for old in steps_in(self.folder)[keep:]:
             if old not in best:
@@ -198,6 +202,7 @@ class Checkpoints:
         return self._go(self._newest)
 
     def _newest(self) -> Checkpoint | None:
+        """The newest complete checkpoint; see `newest`."""
         steps = steps_in(self.folder)
         found = first_whole(self.folder, steps)
         if steps and found is None:
@@ -260,6 +265,7 @@ def first_whole(folder: pathlib.Path, steps: Sequence[int]) -> Checkpoint | None
 
 
 def _read(path: pathlib.Path, found: manifest.Manifest) -> Checkpoint:
+    """A checkpoint as its manifest describes it."""
     return Checkpoint(found.step, found.notes, path, found.leaves)
 
 

@@ -153,6 +153,7 @@ def is_stray(name: str) -> bool:
 
 
 def _sum(path: pathlib.Path, flush: bool = False) -> tuple[int, str]:
+    """The size and the digest of a file."""
     with path.open("rb") as file:
         sums = hashlib.file_digest(file, "sha256")
         size = file.tell()
@@ -162,5 +163,6 @@ def _sum(path: pathlib.Path, flush: bool = False) -> tuple[int, str]:
 
 
 def _own_sum(data: Mapping[str, Any]) -> str:
+    """The digest of a manifest's own content."""
     text = json.dumps(data, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

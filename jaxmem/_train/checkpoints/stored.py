@@ -189,14 +189,17 @@ def _is_stored_by_all(data) -> bool:
 
 
 def _name(number: int) -> str:
+    """The file name of a leaf, which sorts by number."""
     return f"{number:06d}"
 
 
 def _is_key(leaf) -> bool:
+    """Whether a leaf is a random key."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _kind(leaf) -> str:
+    """What a leaf is restored as: a number, a NumPy array or a JAX array."""
     if isinstance(leaf, bool | int | float | complex):
         return "number"
     return "numpy" if isinstance(leaf, np.ndarray | np.generic) else "array"

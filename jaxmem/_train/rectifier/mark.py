@@ -57,10 +57,9 @@ class Marking:
         return ()
 
     def policy_for(self, label: str, layers: int) -> Policy:
-        return _MarkingPolicy(label, (), layers, self._codecs)
+        return _MarkingPolicy(label, layers, self._codecs)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class _MarkingPolicy(Policy):
     """Recomputes every tensor, and marks a tensor in the forward if a codec of the tensor separates
     outliers.
@@ -68,7 +67,9 @@ class _MarkingPolicy(Policy):
     codecs: the codecs that the user passed to `jaxmem.plan`.
     """
 
-    codecs: Any = None
+    def __init__(self, block: str, layers: int, codecs: Any):
+        super().__init__(block, (), layers)
+        self.codecs = codecs
 
     __hash__ = object.__hash__  # by identity: a policy must be hashable, and `codecs` need not be
 
@@ -186,6 +187,7 @@ def _outputs(
 
 
 def _marked(node: Node, operands, wanted: set[int], measure: Callable, found: Found) -> Sequence:
+    """The rule of a mark: measures its operand, and passes the operand on."""
     params = node.eqn.params
     for _ in range(params["several"]):
         measure = jax.vmap(measure)

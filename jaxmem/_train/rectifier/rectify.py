@@ -139,6 +139,7 @@ class Rectifier:
         return found, self._unwatched(number, wrong)
 
     def _unwatched(self, number: int, wrong: str | None) -> list[Row]:
+        """The row of a decision that counting has ended; none if nothing went wrong."""
         if wrong is None:
             return []
         return [self._row(number, False, f"nothing is tracked from here on: {wrong}")]
@@ -338,6 +339,7 @@ class Rectifier:
         return step, [row]
 
     def _row(self, number: int, taken: bool, why: str, **numbers: Any) -> Row:
+        """The row of a decision, with the predicted and the measured seconds of a step."""
         measured = {} if self._times.median is None else {"step_seconds": self._times.median}
         predicted = {"predicted_seconds": self.plan.predicted_seconds}
         return {"step": number, "taken": taken, "why": why} | predicted | measured | numbers

@@ -61,9 +61,10 @@ class Replanner:
         """Starts to make a plan and its executable for this device, in a thread, while training
         continues.
         """
-        return self._beside(self.now, budget, outliers)
+        return self._in_thread(self.now, budget, outliers)
 
-    def _beside(self, function: Callable, *given) -> concurrent.futures.Future:
+    def _in_thread(self, function: Callable, *given) -> concurrent.futures.Future:
+        """Runs a function in the rectifier's thread, in the settings of JAX that training uses."""
         # Read for each plan: a rectifier may be made before the training sets its mesh.
         as_in_training = _as_here()
 
@@ -95,7 +96,7 @@ class Replanner:
         if plan.target != "local":
             return
         run = (plan.actions, other.actions, seconds, noise)
-        done = self._beside(remember_run, self.build, self.args, *run)
+        done = self._in_thread(remember_run, self.build, self.args, *run)
         done.add_done_callback(_log)
 
     def executable(self, plan: Plan) -> Any:
@@ -125,6 +126,7 @@ class Replanner:
 
 
 def _log(done: concurrent.futures.Future) -> None:
+    """Logs the error of work in the thread."""
     if not done.cancelled() and (error := done.exception()) is not None:
         logging.getLogger("jaxmem").warning("times of steps were not written down: %s", error)
 

@@ -185,6 +185,7 @@ class Watch:
         return found, None
 
     def _end(self, error: Exception) -> str:
+        """Ends counting, and returns the reason in words."""
         self._ended = True
         self._scores.clear()
         return said(error)

@@ -108,10 +108,12 @@ def _drawn(runs: Sequence[Run], courses: Sequence[Course]) -> Drawn:
 
 
 def _finite(drawn: Drawn) -> list[float]:
+    """The finite numbers of all runs."""
     return [value for *_, course in drawn for _, value in course if math.isfinite(value)]
 
 
 def _steps(drawn: Drawn) -> Axis:
+    """The axis of steps, over all runs."""
     finite = [step for *_, course in drawn for step, value in course if math.isfinite(value)]
     return axis(min(finite), max(step for *_, course in drawn for step, _ in course))
 

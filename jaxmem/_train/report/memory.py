@@ -123,6 +123,7 @@ def _bars(bars: Sequence[tuple[str, int, _Parts]], budget: int | None) -> str:
 
 
 def _bar(name: str, size: int, parts: _Parts, most: float, rule: str) -> str:
+    """One row of the figure: a name, its parts on the scale, and their sum."""
     left, marks = 0.0, ""
     for css, part, title in parts:
         marks += box(left, 100 * part / most, f"c-{css}", f"{title}: {show_bytes(part)}")
@@ -161,6 +162,7 @@ def live_figure(found: Explanation, budget: int | None = None) -> str:
 
 
 def _title(plan: str) -> str:
+    """The heading of a figure of live memory."""
     return "the plan" if plan == "under the plan" else plan
 
 
@@ -192,6 +194,7 @@ def _bands(live: Live, tags: Mapping[str, str]) -> _Bands:
 
 
 def _areas(name: str, live: Live, bands: _Bands, y: Axis, budget: int | None) -> str:
+    """The bytes in use over the schedule as stacked areas."""
     count, at, totals = live.points, live.peak, live.totals
     named = [x for x in live.phases if (x.last + 1 - x.first) / count >= _LABELLED]
     place = lambda phase: (phase.first + phase.last + 1) / 2

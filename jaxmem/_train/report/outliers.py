@@ -41,6 +41,7 @@ def _some(found: Sequence[Outliers]) -> list[Outliers]:
 
 
 def _map(name: str, found: Sequence[Outliers]) -> str:
+    """A picture of one tag's outlier channels: channels across, steps downwards."""
     last = found[-1]
     columns = min(COLUMNS, last.channels)
     cells = []
@@ -85,10 +86,12 @@ def decided(run: Run) -> str:
 
 
 def _ms(seconds: Any) -> str:
+    """Seconds as a text in milliseconds."""
     return show_ms(1e3 * seconds) if isinstance(seconds, int | float) else "–"
 
 
 def _changes(changed: Any) -> str:
+    """The tags whose codec a decision changed, with the old and the new capacity."""
     if not isinstance(changed, Mapping) or not changed:
         return "–"
     # A rectifier changes the capacity of a codec only, so the other fields are left out.

@@ -105,6 +105,7 @@ def report_runs(runs: Sequence[str], out: pathlib.Path) -> str:
 
 
 def _command(runs: Sequence[str], out: pathlib.Path) -> str:
+    """The command that makes the page again."""
     return shlex.join(["jaxmem", "report", *runs, "--out", str(out)])
 
 
@@ -145,6 +146,7 @@ def _page(runs: Sequence[Run], command: str) -> str:
 
 
 def _lead(runs: Sequence[Run]) -> str:
+    """The first sentence of the page: the result of one run, or the names of several."""
     if len(runs) > 1:
         return escape(", ".join(run.name for run in runs))
     (run,) = runs
@@ -163,6 +165,8 @@ def _lead(runs: Sequence[Run]) -> str:
 
 
 def _compared(runs: Sequence[Run]) -> str:
+    """A table that compares runs; columns with 0 B in every run are left out."""
+
     def of(run: Run) -> dict[str, str]:
         off = {"Prediction off by": f"{error(run.plan):+.1f} %"} if run.plan else {}
         target = run.plan.target if run.plan else run.summary.get("target") or "–"
@@ -185,6 +189,7 @@ def _told(what: str, size: str, beside: str) -> str:
 
 
 def _memory_and_time(run: Run) -> Iterable[str]:
+    """The sections about bytes and seconds of one run."""
     plan = run.plan
     if plan is not None:
         text = (
@@ -236,6 +241,7 @@ def _rest(run: Run) -> Iterable[str]:
 
 
 def _made(command: str) -> str:
+    """The page's footer: version and command."""
     version = f"This page: jaxmem {installed('jaxmem') or '(not installed)'}"
     return element("footer", element("p", escape(version)) + element("pre", escape(command)))
 
@@ -246,6 +252,7 @@ def _beside(one: str, other: str) -> str:
 
 
 def _section(title: str, content: str, text: str = "") -> str:
+    """A section of the page; empty without content."""
     if not content:
         return ""
     lead = element("p", _sentence(text), css="about") if text else ""

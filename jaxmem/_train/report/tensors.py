@@ -27,6 +27,7 @@ CELLS = 48  # at most, in a tensor's strip of layers; where there are more layer
 
 
 def _word(action: Action) -> str:
+    """An action as the page writes it."""
     return action.value.replace("_", "+")
 
 
@@ -58,6 +59,7 @@ def strip_figure(plan: Plan) -> str:
 
 
 def _strip(rows: Sequence[Row], most: int) -> str:
+    """The figure of one block: a line for each tensor, and cells for the layers."""
     layers = max(row.layers for row in rows)
     each = -(-layers // CELLS)  # layers to a cell, rounded up
     cells = f"layers 1 to {layers}" if layers > 1 else "one layer"

@@ -50,6 +50,7 @@ def places_figure(plan: Plan) -> str:
 
 
 def _panel(panel: Panel) -> str:
+    """The lanes of one pass as a figure."""
     background = element("rect", css="nothing", width="100%", height="100%")
     row = lambda name, marks, css="bar": element(
         "div",

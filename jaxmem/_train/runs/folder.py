@@ -71,6 +71,7 @@ def best(folder: str | os.PathLike, metric: str) -> Checkpoint:
 
 
 def _checkpoints(folder: str | os.PathLike) -> pathlib.Path:
+    """The folder of a run's checkpoints; that of the unfinished run if the run has not ended."""
     folder = pathlib.Path(folder)
     ended = folder / CHECKPOINTS
     left = None if steps_in(ended) else _unfinished(folder)
@@ -78,6 +79,7 @@ def _checkpoints(folder: str | os.PathLike) -> pathlib.Path:
 
 
 def _found(found: Checkpoint | None, folder: str | os.PathLike, what: str) -> Checkpoint:
+    """The checkpoint. Raises RunError if there is none."""
     if found is None:
         raise RunError(
             f"checkpoints: {os.fspath(folder)!r} has {what} that is whole; expected the folder of a"

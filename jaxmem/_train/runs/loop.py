@@ -10,12 +10,13 @@ from typing import Any
 
 import jax
 
+from jaxmem._target.compile.running import ran_out_of_memory
 from jaxmem._target.processes.pace import Pace
 from jaxmem._train.checkpoints.checkpoints import Checkpoint, Checkpoints
 from jaxmem._train.checkpoints.stored import shape
 from jaxmem._train.runs.positions import Data, check_settings
 from jaxmem._train.runs.record import Record
-from jaxmem._train.runs.revised import Revised, is_out_of_memory
+from jaxmem._train.runs.revised import Revised
 from jaxmem._train.runs.rows import Best, StepMeter, numbers
 from jaxmem.errors import NotFiniteError, RunError
 
@@ -104,7 +105,7 @@ class Loop:
         while True:
             try:
                 while self.done < steps and self.pace.ended is None:
-                    self._one()
+                    self._run_or_skip()
                     if self.best.rare:
                         self._read(0)
                     due = self.pace.due(self.done) or self.best.is_least
@@ -121,7 +122,7 @@ class Loop:
             except NotFinite as found:
                 self._leave_out(found, not_finite)
             except jax.errors.JaxRuntimeError as error:
-                if not (is_out_of_memory(error) and self.run.processes.alone):
+                if not (ran_out_of_memory(error) and self.run.processes.alone):
                     raise
                 self._take_less(error)
             except KeyboardInterrupt:
@@ -131,7 +132,8 @@ class Loop:
             else:
                 break
 
-    def _one(self) -> None:
+    def _run_or_skip(self) -> None:
+        """Runs the next step, or skips it."""
         number = self.done + 1
         batch = self.data(number)
         if number in self.skipped:
@@ -158,6 +160,7 @@ class Loop:
             self._write(number, row | self.revised.row(number, row.get("step_seconds")))
 
     def _write(self, number: int, row: Mapping[str, float]) -> None:
+        """Writes the row of a step."""
         self.best.read(row)
         self.run.row(number, **row)
         if self.each is not None:
@@ -171,6 +174,7 @@ class Loop:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
+        """Saves the state, and what the run needs to resume."""
         notes = {
             "settings": self.settings,
             "position": self.data.position,

@@ -83,6 +83,7 @@ class Data:
         return each[0] if all(one == each[0] for one in each) else {"each": each}
 
     def _position(self) -> Any:
+        """The position of this process's iterator, as a value of JSON."""
         state = self._source.get_state()
         if isinstance(state, bytes):
             return {"bytes": base64.b64encode(state).decode()}

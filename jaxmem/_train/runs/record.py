@@ -114,6 +114,7 @@ class Record:
         self.steps += 1
 
     def _append(self, row: Mapping[str, Any]) -> None:
+        """Writes a row of metrics at the end of its file, and to TensorBoard."""
         with told(self.folder):
             if self._rows is None:
                 self._rows = (self.path / METRICS).open("a", encoding="utf-8")
@@ -158,6 +159,7 @@ class Record:
                 write_json(self.path / SUMMARY, _without_nan(dict(fields)))
 
     def _close(self) -> None:
+        """Closes the files of the record."""
         if self._rows is not None:
             with contextlib.suppress(OSError):  # `row` has raised the error
                 self._rows.close()
@@ -207,6 +209,7 @@ class Events:
             self._file = None
 
     def _opened(self):
+        """TensorBoard's file, which is made at the first row."""
         if self._file is None:
             self.folder.mkdir(exist_ok=True)
             number = sum(1 for _ in self.folder.glob(f"{EVENTS}*"))  # two may begin in one second

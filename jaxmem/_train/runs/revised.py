@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-import jax
-
 from jaxmem._core.files import write_whole
 from jaxmem._train.rectifier.rectify import Rectifier
 from jaxmem._train.runs.lock import told
@@ -12,11 +10,6 @@ from jaxmem._train.runs.record import Record, lines_of, rows_until
 from jaxmem._train.runs.run import DECISIONS, OUTLIERS
 
 T = TypeVar("T")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device has too little memory for a step."""
-    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
 class Revised:
@@ -105,6 +98,7 @@ class Revised:
         return result
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Writes rows at the end of a file of the run."""
         lines = lines_of(rows)
         if lines:
             with (

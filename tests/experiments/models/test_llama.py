@@ -105,7 +105,7 @@ def gradient(config, params, loop=None):
 def untagged(monkeypatch):
     """Takes out every tag and every checkpoint."""
     monkeypatch.setattr(jaxmem, "tag", lambda x, *_, **__: x)
-    monkeypatch.setattr(jaxmem, "softmax", lambda x, _: jax.nn.softmax(x))
+    monkeypatch.setattr(jaxmem.ops, "softmax", lambda x, _: jax.nn.softmax(x))
     monkeypatch.setattr(jaxmem.ops, "sigmoid", lambda x, *_, **__: jax.nn.sigmoid(x))
     monkeypatch.setattr(jax, "checkpoint", lambda f, **_: f)
 

@@ -48,7 +48,7 @@ class LinenBlock(nn.Module):
         scores = jnp.where(
             jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, jnp.finfo(scores.dtype).min
         )
-        a_BSD = jnp.einsum("bhst,bthk->bshk", jaxmem.softmax(scores, "probs"), v).reshape(
+        a_BSD = jnp.einsum("bhst,bthk->bshk", jaxmem.ops.softmax(scores, "probs"), v).reshape(
             x_BSD.shape
         )
         x_BSD = tag(

@@ -65,6 +65,7 @@ def test_stems_and_strides():
     assert resolutions("small", 32) == [32, *[32] * 4, 32, *[16] * 3, 16, *[8] * 3, 8, *[4] * 3]
 
 
+@functools.partial(jax.jit, static_argnums=2)
 def plain_conv(x_BHWC, kernel, stride):
     """A sum over the kernel's positions."""
     size = kernel.shape[0]
@@ -74,6 +75,7 @@ def plain_conv(x_BHWC, kernel, stride):
     return sum(shifted(i, j) @ kernel[i, j] for i in range(size) for j in range(size))
 
 
+@jax.jit
 def plain_norm(x_BHWC, p):
     mean, std = x_BHWC.mean((0, 1, 2)), jnp.sqrt(x_BHWC.var((0, 1, 2)) + 1e-5)
     return (x_BHWC - mean) / std * p["scale"] + p["bias"]

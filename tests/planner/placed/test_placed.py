@@ -154,13 +154,13 @@ def test_on_a_cpu_copies_are_measured_and_run_beside_no_work(monkeypatch):
 
 
 def test_the_number_of_microbatches_is_decided_too():
-    """Within what one microbatch does not fit, of those that divide the batch of 8."""
-    many = lambda rows: tiny_lm.tokens(rows, vocab=32, sequence=128).astype(jnp.int32)
+    """Within what one microbatch does not fit, of those that divide the batch of 4."""
+    many = lambda rows: tiny_lm.tokens(rows, vocab=32, sequence=256).astype(jnp.int32)
     decide = ("actions", "states", "microbatches")
-    one = jaxmem.plan(functools.partial(build, microbatches=1), first(), many(8), decide=BOTH)
+    one = jaxmem.plan(functools.partial(build, microbatches=1), first(), many(4), decide=BOTH)
     budget = int(0.7 * one.compiled_bytes)
-    plan = jaxmem.plan(build, first(), many(8), budget=budget, decide=decide)
-    assert plan.microbatches in (1, 2, 4, 8)
+    plan = jaxmem.plan(build, first(), many(4), budget=budget, decide=decide)
+    assert plan.microbatches in (1, 2, 4)
     assert plan.compiled_bytes <= budget
     assert plan.places is not None
     with pytest.raises(StepError, match="expected `microbatches`, such as"):

@@ -118,7 +118,8 @@ def test_a_way_to_divide_that_xla_refuses_takes_nothing_from_the_others(monkeypa
         return compile_(self, assignment, places)
 
     monkeypatch.setattr(PlacedSteps, "compile", compile_some)
-    plan = jaxmem.plan(build, shapes(), tokens(32), target="h200:8", decide=ALL, budget="1GiB")
+    how = {"target": "h200:8", "decide": ALL, "actions": ["keep"]}
+    plan = jaxmem.plan(build, shapes(), tokens(32), budget="1GiB", **how)
     assert len(refused) == 1
     assert plan.divided in DIVIDED
 

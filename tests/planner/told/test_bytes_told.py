@@ -25,7 +25,7 @@ from tests.shared.profiles import INT4, chain, profile
 
 pytestmark = pytest.mark.core
 few = hypothesis.settings(
-    max_examples=30, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+    max_examples=15, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
 )
 NEGATIVE = re.compile(r"-\s?[\d.]+ ?(B|KiB|MiB|GiB|TiB|bytes)\b")
 PLANS = ({REST: KEEP}, {}, {"u": KEEP, "v": KEEP}, {"u": INT4}, {"v": KEEP})

@@ -95,7 +95,7 @@ def attention_tagged(x, p, _):
     x = jaxmem.tag(x, "in", kind="residual")
     qkv = jaxmem.tag(models.norm(x) @ p["qkv"], "qkv").reshape(*x.shape[:2], 3, HEADS, -1)
     q, k, v = (qkv[:, :, i] for i in range(3))
-    probs = jaxmem.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k), "probs")
+    probs = jaxmem.ops.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k), "probs")
     mixed = jaxmem.tag(jnp.einsum("bhqk,bkhd->bqhd", probs, v).reshape(x.shape), "mixed")
     x = jaxmem.tag(x + mixed @ p["out"], "mid", kind="residual")
     up = jaxmem.tag(models.norm(x) @ p["up"], "up", kind="linear")

@@ -1,0 +1,292 @@
+"""`jaxmem.jit`: `jax.jit` for a training step, under a byte budget.
+
+At the first call for given shapes the step is planned as by `jaxmem.plan(jaxmem.auto(step), ...)`,
+and the plan's executable runs. Later calls run the executable directly. It has JAX's own fast path,
+and refuses arguments that it was not compiled for; only then are the arguments' shapes looked up.
+The alternative, a key of all arguments at every call, takes longer than a short step.
+"""
+
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from jaxmem._core.actions import AS_WRITTEN
+from jaxmem._core.bytes import parse_budget, show_bytes
+from jaxmem._core.progress import LOG, reported
+from jaxmem._core.warn import warn
+from jaxmem._model.auto.auto import auto
+from jaxmem._planner.explain.explain import explain
+from jaxmem._planner.recall import plan_or_recall
+from jaxmem._planner.search.compile import StepCompiler
+from jaxmem._result.memory.explanation import Explanation
+from jaxmem._result.plan.plan import Plan
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.compile.running import ran_out_of_memory
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.filtered import jitted_for
+from jaxmem._trace.signature import Signature, is_traced
+from jaxmem.errors import BudgetError, NoLayersError, StepError
+
+# The options of `jaxmem.plan` that `jit` takes, and those that need a plan's own arguments.
+PLANNING = ("host_budget", "actions", "codecs", "outliers", "measure", "fresh")
+ELSEWHERE = ("target", "decide", "microbatches", "batch", "sizes")
+LESS = 0.9  # the share of its bytes that a step which ran out of memory may take
+RETRIES = 3  # plans after a step ran out of memory
+
+
+def jit(step: Callable | None = None, budget=None, **options):
+    """Compiles a training step under a byte budget, in place of `jax.jit`.
+
+        train_step = jaxmem.jit(train_step, budget="20GiB", donate_argnums=0)
+
+    At the first call for given shapes, jaxmem finds the layers of the functions that the step
+    differentiates (`jaxmem.auto`), plans the layers (`jaxmem.plan`), compiles the step under the
+    plan, and runs it. Later calls run the compiled step. A step that fits, and that no plan makes
+    faster, runs as it is. The plan is stored on the disk: a later process compiles the step once
+    and searches nothing. If several processes call the step, the first process decides.
+
+    If the step runs out of memory at its first run, it is planned again for 90 % of its bytes.
+
+    step: a function of arrays, of Flax NNX modules (as for `nnx.jit`) or of Equinox modules (as for
+      `eqx.filter_jit`), or a `jax.jit` or `nnx.jit` function, which keeps its options. None returns
+      a decorator.
+    budget: bytes of the whole step on one device: a number, a text such as "12GiB", or a share of
+      the device's usable memory such as "90%". None means all usable memory.
+    options: `host_budget`, `actions`, `codecs`, `outliers`, `measure` and `fresh` are options of
+      `jaxmem.plan`. All others are options of `jax.jit` or `nnx.jit`, such as `donate_argnums`,
+      `static_argnames` and `out_shardings`. For Equinox modules, `donate_argnums` is the only
+      option: every leaf that is no array is static.
+
+    Returns a `PlannedFunction`: it is called like the step, and has `plan`, `explain`, `trace` and
+    `lower`. While jaxmem plans, a terminal shows the progress. Afterwards one line summarizes the
+    plan. Both go through the logger "jaxmem".
+
+    Raises StepError if `step` is not callable, for options of a step that is jitted already, and
+    for options of `jaxmem.plan` that need other arguments than the step's. A call raises the errors
+    of `jaxmem.plan`, such as BudgetError if no plan fits.
+    """
+    if step is None:
+        return functools.partial(jit, budget=budget, **options)
+    if not callable(step):
+        raise StepError(
+            f"jit: `step` is {type(step).__name__}; expected the training step, a function"
+        )
+    if wrong := [name for name in ELSEWHERE if name in options]:
+        raise StepError(
+            f"jit: got the option `{wrong[0]}`; expected a step that runs here, with the arguments"
+            " that it is called with: make a plan by jaxmem.plan(jaxmem.auto(step), ...), and run"
+            " jaxmem.auto(step, plan)"
+        )
+    planning = {name: options.pop(name) for name in PLANNING if name in options}
+    if options and hasattr(step, "trace"):
+        raise StepError(
+            f"jit: `step` is jitted already, and got the option `{next(iter(options))}`; expected"
+            " the function itself with this option, or the jitted step without options of jit"
+        )
+    return PlannedFunction(step, {"budget": budget} | planning, options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilation:
+    """The step compiled for arguments of one signature.
+
+    build: returns the step under a plan, as a function of the dynamic arguments' values.
+    plan: what was decided; None for a step in which jaxmem finds no layer.
+    run: the executable, called like the step without its static arguments.
+    shapes: the values of all arguments, with shapes in place of arrays.
+    """
+
+    build: Callable
+    plan: Plan | None
+    run: Callable
+    shapes: tuple
+
+
+class PlannedFunction:
+    """A training step that jaxmem plans at its first call; made by `jaxmem.jit`."""
+
+    def __init__(self, step: Callable, planning: Mapping[str, Any], options: Mapping[str, Any]):
+        functools.update_wrapper(self, step, updated=())
+        self._step, self._planning, self._options = step, dict(planning), dict(options)
+        self._signature = Signature(step, options)
+        self._known: dict[Any, Compilation] = {}
+        self._last: Compilation | None = None
+        self._last_key: Any = None
+        self._lock = threading.Lock()
+
+    def __call__(self, *args, **kwargs):
+        # An executable does not see static arguments, so that each call looks its executable up.
+        if self._last is not None and not self._signature.static:
+            try:
+                return self._last.run(*args, **kwargs)
+            except (TypeError, ValueError):  # raised before the executable runs or takes memory
+                inside = is_traced((args, kwargs))
+                if not inside and self._signature.key(args, kwargs) == self._last_key:
+                    raise
+        return self._called(args, kwargs)
+
+    def __get__(self, instance, owner=None):
+        """A bound method, if the step is defined in a class."""
+        return self if instance is None else functools.partial(self, instance)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the latest call.
+
+        Raises StepError before the first call, and if jaxmem found no layer in the step.
+        """
+        return self._decided()[1]
+
+    def explain(self) -> Explanation:
+        """Names the buffers that hold the memory of the latest call's step, as `jaxmem.explain`.
+
+        Raises StepError as `plan`.
+        """
+        latest, plan = self._decided()
+        return explain(latest.build, *latest.shapes, plan=plan)
+
+    def trace(self, *args, **kwargs):
+        """Plans the step for these arguments, and traces it under the plan."""
+        return self._stage(args, kwargs).trace(*args, **kwargs)
+
+    def lower(self, *args, **kwargs):
+        """Plans the step for these arguments, and lowers it under the plan."""
+        return self._stage(args, kwargs).lower(*args, **kwargs)
+
+    def _decided(self) -> tuple[Compilation, Plan]:
+        if self._last is None:
+            raise StepError(
+                "jit: the step has no plan before its first call; call it first, or make a plan by"
+                " jaxmem.plan(jaxmem.auto(step), ...)"
+            )
+        if self._last.plan is None:
+            raise StepError("jit: the step has no plan, since jaxmem found no layer in it")
+        return self._last, self._last.plan
+
+    def _stage(self, args: tuple, kwargs: dict):
+        """The jitted step under the plan for these arguments."""
+        plan = self._compilation(args, kwargs).plan
+        step = self._step if plan is None else auto(self._step)(plan)
+        return self._jitted(step, args, kwargs)
+
+    def _called(self, args: tuple, kwargs: dict):
+        """Looks the executable up, after the step is planned if it is new, and runs it."""
+        if is_traced((args, kwargs)):
+            return self._inside(args, kwargs)
+        key, known = self._signature.key(args, kwargs), len(self._known)
+        latest = self._compilation(args, kwargs, key)
+        self._last, self._last_key = latest, key
+        dynamic = self._signature.dynamic(args, kwargs)
+        if len(self._known) == known:
+            return latest.run(*dynamic[0], **dynamic[1])
+        for _ in range(RETRIES):
+            try:
+                return jax.block_until_ready(latest.run(*dynamic[0], **dynamic[1]))
+            except jax.errors.JaxRuntimeError as error:
+                latest = self._smaller(latest, error, args, kwargs)
+                self._last = self._known[key] = latest
+        return latest.run(*dynamic[0], **dynamic[1])
+
+    def _smaller(self, latest: Compilation, error: Exception, args, kwargs) -> Compilation:
+        """The step planned for less memory than a plan under which it ran out of memory. Raises the
+        error if that is not its reason, or if the run consumed donated arguments.
+        """
+        leaves = jax.tree.leaves((args, kwargs))
+        consumed = any(isinstance(a, jax.Array) and a.is_deleted() for a in leaves)
+        if not ran_out_of_memory(error) or latest.plan is None or consumed:
+            raise error
+        if jax.process_count() > 1:  # the others did not run out of memory, and do not plan
+            raise error
+        bytes_ = int(LESS * latest.plan.compiled_bytes)
+        warn(
+            f"jit: the step ran out of memory under a plan of"
+            f" {show_bytes(latest.plan.compiled_bytes)}; it is planned again for"
+            f" {show_bytes(bytes_)}: other programs may use the device, or its memory is in pieces"
+        )
+        try:
+            return self._made(args, kwargs, {"budget": bytes_})
+        except BudgetError as none:
+            raise none from error
+
+    def _inside(self, args: tuple, kwargs: dict):
+        """The step inside another transformation, which compiles it: under the latest plan."""
+        if self._last is None or self._last.plan is None:
+            warn(
+                "jit: the step is called inside another function that JAX traces, before it has a"
+                " plan, and runs there as it is; call it by itself first, or pass the outer"
+                " function to jaxmem.jit"
+            )
+            return self._step(*args, **kwargs)
+        return auto(self._step)(self._last.plan)(*args, **kwargs)
+
+    def _compilation(self, args: tuple, kwargs: dict, key=None) -> Compilation:
+        key = self._signature.key(args, kwargs) if key is None else key
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = self._made(args, kwargs, {})
+        return self._known[key]
+
+    def _made(self, args: tuple, kwargs: dict, changed: Mapping[str, Any]) -> Compilation:
+        """Plans and compiles the step for these arguments.
+
+        changed: options of planning that take the place of the user's.
+        """
+        values, called = self._signature.positional(args, kwargs)
+        build = auto(self._step)
+        jitted = lambda plan: called(self._jitted(build(plan), args, kwargs))
+        start, options = time.perf_counter(), self._planning | dict(changed)
+        with reported():
+            try:
+                plan = plan_or_recall(jitted, *values, **options)
+            except NoLayersError as error:
+                return self._unplanned(jitted, values, error)
+            name = getattr(self._step, "__name__", type(self._step).__name__)
+            LOG.info(
+                "%s", _summary(name, plan, time.perf_counter() - start), extra={"summary": True}
+            )
+        return Compilation(jitted, plan, plan.step, self._signature.shapes(values))
+
+    def _unplanned(self, jitted, values: tuple, error: NoLayersError) -> Compilation:
+        """The step as it is, in which jaxmem finds no layer. Raises BudgetError if it does not
+        fit.
+        """
+        target = Target.parse("local")
+        with backend_for(target) as backend:
+            compiled = StepCompiler(jitted, values, backend).compile(AS_WRITTEN)[0].compiled
+        limit = parse_budget(self._planning["budget"], target.usable_bytes)
+        if compiled.total_bytes > limit:
+            raise BudgetError(
+                f"jit: the step takes {show_bytes(compiled.total_bytes)} as it is, over the budget"
+                f" of {show_bytes(limit)}, and cannot be planned: {error}",
+                least_bytes=compiled.total_bytes,
+            ) from error
+        warn(f"jit: the step runs as it is, and is not planned: {error}")
+        return Compilation(jitted, None, compiled.executable, self._signature.shapes(values))
+
+    def _jitted(self, step: Callable, args: tuple, kwargs: dict):
+        """The step under the jit that its arguments want."""
+        if hasattr(step, "trace"):
+            return step
+        return jitted_for(self._signature.dynamic(args, kwargs), step, **self._options)
+
+
+def _summary(name: str, plan: Plan, seconds: float) -> str:
+    """What was decided, in one line."""
+    size = f"{show_bytes(plan.compiled_bytes)} of {show_bytes(plan.budget_bytes)}"
+    if plan.as_written or plan.keeps_everything:
+        return f"jaxmem.jit: {name} runs as it is, in {size} (planned in {seconds:.0f} s)"
+    counts: dict[str, int] = {}
+    for choices in plan.actions.values():
+        for choice in choices.values():
+            counts[choice.action.value] = counts.get(choice.action.value, 0) + 1
+    decided = ", ".join(f"{n} {action}" for action, n in counts.items())
+    slower = plan.predicted_seconds / plan.baseline_seconds - 1
+    return (
+        f"jaxmem.jit: {name} takes {size} ({show_bytes(plan.baseline_bytes)} without a plan) and"
+        f" {slower:+.1%} time: {decided} (planned in {seconds:.0f} s)"
+    )

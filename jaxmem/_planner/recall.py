@@ -1,0 +1,60 @@
+"""Plans that `jaxmem.jit` made before, from the database.
+
+A plan is stored under the step, traced with every tag recomputed, the shapes and shardings of its
+arguments, the options of planning, the usable memory, and the versions of jaxmem and JAX. So a
+later process compiles the plan's step, and searches nothing.
+"""
+
+import json
+from typing import Any
+
+import jax
+
+from jaxmem._core.assignment import Assignment
+from jaxmem._core.database import Database
+from jaxmem._core.progress import LOG
+from jaxmem._core.versions import installed
+from jaxmem._planner.multi_process import by_the_first
+from jaxmem._planner.plan import plan as make_plan
+from jaxmem._planner.search.history import History
+from jaxmem._planner.verify import verify
+from jaxmem._result.plan import file
+from jaxmem._result.plan.plan import Plan
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import trace
+from jaxmem.errors import JaxmemError
+
+
+@by_the_first
+def plan_or_recall(build, *args, **options) -> Plan:
+    """The plan that an earlier call made for the same step and options, verified, or a new plan.
+
+    build, args, options: as for `jaxmem.plan`, for the device at hand. Under several processes the
+      first one decides. With `fresh=True` nothing is recalled.
+
+    Raises the errors of `jaxmem.plan`.
+    """
+    target = Target.parse("local")
+    with backend_for(target, Database()) as backend:
+        history = History(backend, trace(build, Assignment.nothing(), args)[1].jaxpr)
+    key = repr((sorted(options.items()), target.usable_bytes, _versions(), _shardings(args)))
+    if not options.get("fresh") and (text := history.recall_plan(key)) is not None:
+        try:
+            LOG.info("compiling the step under its stored plan")
+            return verify(file.read(Plan, json.loads(text), "the stored plan"), build, *args)
+        except (JaxmemError, ValueError) as error:
+            LOG.info("the stored plan is made anew: %s", error)
+    made = make_plan.__wrapped__(build, *args, **options)
+    history.remember_plan(key, json.dumps(made.to_json()))
+    return made
+
+
+def _versions() -> str:
+    return f"{installed('jaxmem')} {jax.__version__}"
+
+
+def _shardings(args: tuple) -> list[Any]:
+    """The shardings of arrays that are committed to devices."""
+    leaves = jax.tree.leaves(args)
+    return [str(a.sharding) if getattr(a, "committed", False) else None for a in leaves]

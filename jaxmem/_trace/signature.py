@@ -1,0 +1,139 @@
+"""How a jitted function is called: its static arguments, a key of its arguments' shapes, and the
+same call with positional arguments alone.
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+
+class Signature:
+    """The arguments of a function under options of `jax.jit`.
+
+    function: the function, jitted or not.
+    options: the options of jit, of which `static_argnums` and `static_argnames` are read.
+    """
+
+    def __init__(self, function: Callable, options: Mapping[str, Any]):
+        numbers = _tuple(options.get("static_argnums"))
+        names = set(_tuple(options.get("static_argnames")))
+        parameters = _positional_names(function)
+        # `jax.jit` finds the names of numbers, and the numbers of names, in the same way.
+        names |= {parameters[i] for i in numbers if -len(parameters) <= i < len(parameters)}
+        self._names, self._numbers = names, numbers
+        self._positions = {i for i, name in enumerate(parameters) if name in names}
+        self.static = bool(numbers or names)
+
+    def _is_static(self, count: int) -> list[bool]:
+        """For each of `count` positional arguments, whether it is static."""
+        static = self._positions | {i % count for i in self._numbers if -count <= i < count}
+        return [i in static for i in range(count)]
+
+    def dynamic(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """The arguments without the static ones."""
+        if not self.static:
+            return args, kwargs
+        which = self._is_static(len(args))
+        left = tuple(a for a, static in zip(args, which) if not static)
+        return left, {k: v for k, v in kwargs.items() if k not in self._names}
+
+    def key(self, args: tuple, kwargs: dict) -> Any:
+        """A hashable key, equal for arguments that one compiled program serves."""
+        dynamic = self.dynamic(args, kwargs)
+        which = self._is_static(len(args)) if self.static else [False] * len(args)
+        static = tuple(a for a, one in zip(args, which) if one)
+        named = tuple(sorted((k, v) for k, v in kwargs.items() if k in self._names))
+        leaves, tree = jax.tree.flatten(_without_modules(dynamic))
+        context = jax.config.read("jax_enable_x64"), jax.sharding.get_abstract_mesh()
+        return context, static, named, tree, tuple(map(_leaf_key, leaves))
+
+    def positional(self, args: tuple, kwargs: dict) -> tuple[tuple, Callable]:
+        """The values of all arguments in one tuple, and a function that makes the jitted function
+        into one of these values.
+        """
+        names, count = tuple(kwargs), len(args)
+        called = lambda jitted: _Called(jitted, count, names) if names else jitted
+        return (*args, *kwargs.values()), called
+
+    def shapes(self, values: tuple) -> tuple:
+        """The values with shapes in place of arrays, so that no memory is held."""
+        return jax.tree.map(_shape, values)
+
+
+class _Called:
+    """A jitted function that is traced, lowered and called with the values of its arguments, of
+    which the last ones are keyword arguments.
+    """
+
+    def __init__(self, jitted, count: int, names: tuple[str, ...]):
+        functools.update_wrapper(self, jitted, updated=())
+        self._jitted, self._count, self._names = jitted, count, names
+
+    def __call__(self, *values):
+        return self._with(self._jitted, values)
+
+    def trace(self, *values):
+        return self._with(self._jitted.trace, values)
+
+    def lower(self, *values):
+        return self._with(self._jitted.lower, values)
+
+    def _with(self, function: Callable, values: tuple):
+        named = dict(zip(self._names, values[self._count :]))
+        return function(*values[: self._count], **named)
+
+
+def is_traced(arguments) -> bool:
+    """Whether the arguments hold a tracer: they are those of a call that JAX traces."""
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arguments))
+
+
+def _positional_names(function: Callable) -> list[str]:
+    """The names of the parameters that may be positional."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin, or an object without a signature
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.kind in kinds]
+
+
+def _tuple(numbers) -> tuple:
+    """One number or name, several or none, as a tuple."""
+    if numbers is None:
+        return ()
+    return (numbers,) if isinstance(numbers, int | str) else tuple(numbers)
+
+
+def _without_modules(tree):
+    """The tree with Flax's NNX modules split into their graph and their arrays."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return tree
+    is_module = lambda x: isinstance(x, nnx.Module | nnx.Optimizer)
+    return jax.tree.map(lambda x: nnx.split(x) if is_module(x) else x, tree, is_leaf=is_module)
+
+
+def _leaf_key(leaf) -> Any:
+    """The shape, the dtype and the sharding of an array; the type of a number; another leaf."""
+    if isinstance(leaf, jax.Array):
+        sharding = leaf.sharding if getattr(leaf, "committed", True) else None
+        return leaf.shape, leaf.dtype, leaf.aval.weak_type, sharding
+    if isinstance(leaf, np.ndarray | np.generic | jax.ShapeDtypeStruct):
+        return leaf.shape, leaf.dtype, getattr(leaf, "sharding", None)
+    if isinstance(leaf, bool | int | float | complex):
+        return type(leaf)
+    return leaf
+
+
+def _shape(leaf):
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    sharding = leaf.sharding if getattr(leaf, "committed", True) else None
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

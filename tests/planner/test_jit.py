@@ -1,0 +1,312 @@
+"""`jaxmem.jit` in the place of `jax.jit`, `nnx.jit` and `eqx.filter_jit`."""
+
+import functools
+import types
+import warnings
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxmem
+from jaxmem._planner import recall
+from jaxmem._planner.jit import Compilation, PlannedFunction
+from jaxmem.errors import BudgetError, JaxmemWarning, StepError
+from tests.auto.steps import blocks_in
+from tests.shared.foreign import plain as models
+from tests.shared.foreign.libraries import equinox_transformer
+from tests.shared.foreign.size import SMALL
+
+pytestmark = [pytest.mark.core, pytest.mark.usefixtures("own_cache")]
+LOSS, PARAMS, (BATCH,) = models.gemma_in_a_scan()
+SHARE = 0.75  # of the bytes of the step as it is
+
+
+def step(params, batch, rate=0.1, *, power: int = 1):
+    loss, gradients = jax.value_and_grad(LOSS)(params, batch)
+    return jax.tree.map(lambda p, g: p - rate * g**power, params, gradients), loss
+
+
+def nbytes(function, *args, **options) -> int:
+    found = jax.jit(function, **options).lower(*args).compile().memory_analysis()
+    whole = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
+    return whole - found.alias_size_in_bytes
+
+
+BUDGET = int(SHARE * nbytes(step, PARAMS, BATCH, donate_argnums=0))
+
+
+def copied(tree):
+    return jax.tree.map(jnp.copy, tree)
+
+
+def assert_equal(got, want, rtol=1e-12):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def own_cache(tmp_path_factory):
+    """Plans of other modules are not recalled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def planned(own_cache) -> PlannedFunction:
+    """The step after its first call."""
+    made = jaxmem.jit(step, BUDGET, actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
+    made(copied(PARAMS), BATCH)
+    return made
+
+
+def no_search(monkeypatch):
+    """Nothing is planned anew from here on."""
+    fail = types.SimpleNamespace(__wrapped__=lambda *args, **options: pytest.fail("a search"))
+    monkeypatch.setattr(recall, "make_plan", fail)
+
+
+def test_it_computes_the_step_within_the_budget(planned):
+    params = copied(PARAMS)
+    got = planned(params, BATCH)
+    assert_equal(got, step(PARAMS, BATCH))
+    assert params["embedding"].is_deleted(), "the first argument is donated"
+    assert planned.plan.compiled_bytes <= BUDGET == planned.plan.budget_bytes
+    assert not planned.plan.keeps_everything
+    assert planned.__name__ == "step"
+
+
+def test_later_calls_are_calls_of_the_executable(planned, monkeypatch):
+    monkeypatch.setattr(PlannedFunction, "_called", lambda *_: pytest.fail("a lookup"))
+    params, losses = copied(PARAMS), []
+    for _ in range(3):
+        params, loss = planned(params, BATCH)
+        losses.append(float(loss))
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_a_later_process_searches_nothing(planned, monkeypatch):
+    no_search(monkeypatch)
+    again = jaxmem.jit(step, BUDGET, actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
+    assert_equal(again(copied(PARAMS), BATCH), step(PARAMS, BATCH))
+    assert again.plan.actions == planned.plan.actions
+    other = jaxmem.jit(step, BUDGET - 1, actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
+    with pytest.raises(pytest.fail.Exception, match="a search"):
+        other(copied(PARAMS), BATCH)
+
+
+def test_other_shapes_are_planned_and_known_afterwards(planned, monkeypatch):
+    half = BATCH[: len(BATCH) // 2]
+    assert_equal(planned(copied(PARAMS), half), step(PARAMS, half))
+    of_half = planned.plan
+    no_search(monkeypatch)
+    planned(copied(PARAMS), BATCH)
+    assert planned.plan is not of_half
+    assert planned.plan.fingerprint != of_half.fingerprint
+    planned(copied(PARAMS), half)
+    assert planned.plan is of_half
+
+
+def test_an_executables_own_error_is_raised(planned, monkeypatch):
+    """An error that shapes do not explain is the user's to see, and nothing is planned for it."""
+    planned(copied(PARAMS), BATCH)
+
+    def fails(*args):
+        raise ValueError("of the executable")
+
+    last = planned._last
+    monkeypatch.setattr(planned, "_last", Compilation(last.build, last.plan, fails, last.shapes))
+    with pytest.raises(ValueError, match="of the executable"):
+        planned(copied(PARAMS), BATCH)
+
+
+def test_keywords_and_static_arguments(monkeypatch):
+    made = jaxmem.jit(step, static_argnames="power", donate_argnames="params")
+    for power in (1, 2):
+        got = made(copied(PARAMS), batch=BATCH, rate=0.2, power=power)
+        assert_equal(got, step(PARAMS, BATCH, 0.2, power=power))
+    assert len(made._known) == 2
+    monkeypatch.setattr(made, "_made", lambda *_: pytest.fail("planned again"))
+    assert_equal(made(copied(PARAMS), batch=BATCH, rate=0.3, power=1), step(PARAMS, BATCH, 0.3))
+
+
+def test_a_static_argument_by_its_number_is_found_by_its_name_too():
+    made = jaxmem.jit(
+        lambda n, params: step(params, BATCH, power=n), static_argnums=0, donate_argnums=1
+    )
+    for call in (made(2, copied(PARAMS)), made(n=2, params=copied(PARAMS))):
+        assert_equal(call, step(PARAMS, BATCH, power=2))
+
+
+def test_as_a_decorator_and_as_a_method():
+    class Trainer:
+        rate = 0.3
+
+        @jaxmem.jit(static_argnums=0, donate_argnums=1)
+        def train(self, params, batch):
+            return step(params, batch, self.rate)
+
+    assert_equal(Trainer().train(copied(PARAMS), BATCH), step(PARAMS, BATCH, 0.3))
+
+
+def test_a_jitted_step_keeps_its_options():
+    made = jaxmem.jit(jax.jit(step, donate_argnums=0), BUDGET)
+    params = copied(PARAMS)
+    made(params, BATCH)
+    assert params["embedding"].is_deleted()
+    assert made.plan.compiled_bytes <= BUDGET
+
+
+def test_trace_lower_and_explain(planned):
+    planned(copied(PARAMS), BATCH)
+    assert "differentiated=True" in str(planned.trace(PARAMS, BATCH).jaxpr)
+    assert "stablehlo" in planned.lower(PARAMS, BATCH).as_text()
+    explained = planned.explain()
+    assert explained.total_bytes == planned.plan.compiled_bytes
+
+
+def test_inside_another_function_it_is_the_step_under_its_plan(planned):
+    planned(copied(PARAMS), BATCH)
+    outer = lambda params: planned(params, BATCH)[0]
+    assert blocks_in(outer, PARAMS)
+    fresh = jaxmem.jit(step, BUDGET)
+    with pytest.warns(JaxmemWarning, match="before it has a plan"):
+        jax.eval_shape(fresh, PARAMS, BATCH)
+
+
+@pytest.mark.parametrize("scanned", [True, False])
+def test_equinox_modules(scanned):
+    loss, model, rest = equinox_transformer(SMALL, scanned=scanned)
+
+    def train(model, *rest):
+        value, gradients = eqx.filter_value_and_grad(loss)(model, *rest)
+        return eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, gradients)), value
+
+    made = jaxmem.jit(train, "1GiB", donate_argnums=0)
+    want, expected = eqx.filter_jit(train)(model, *rest)
+    got, value = made(model, *rest)
+    assert_equal(eqx.filter(got, eqx.is_array), eqx.filter(want, eqx.is_array), 1e-6)
+    assert float(value) == pytest.approx(float(expected))
+    assert made.plan.compiled_bytes
+    made(got, *rest)
+    assert len(made._known) == 1
+
+
+class Block(nnx.Module):
+    def __init__(self, width: int, rngs: nnx.Rngs):
+        self.up = nnx.Linear(width, 4 * width, rngs=rngs, param_dtype=jnp.float64)
+        self.down = nnx.Linear(4 * width, width, rngs=rngs, param_dtype=jnp.float64)
+
+    def __call__(self, x):
+        return x + self.down(jnp.tanh(self.up(x)))
+
+
+class Model(nnx.Module):
+    def __init__(self, width: int, layers: int, rngs: nnx.Rngs):
+        self.blocks = nnx.List([Block(width, rngs) for _ in range(layers)])
+        self.calls = nnx.Variable(jnp.zeros((), int))
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def nnx_train(model, x):
+    loss, gradients = nnx.value_and_grad(lambda m: (m(x) ** 2).mean())(model)
+    state = nnx.state(model, nnx.Param)
+    nnx.update(model, jax.tree.map(lambda p, g: p - 0.1 * g, state, gradients))
+    return loss
+
+
+def test_nnx_modules_are_updated():
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((8, 32)))
+    ours, theirs = Model(32, 4, nnx.Rngs(0)), Model(32, 4, nnx.Rngs(0))
+    made, jitted = jaxmem.jit(nnx_train, "1GiB", donate_argnums=0), nnx.jit(nnx_train)
+    for _ in range(3):
+        assert float(made(ours, x)) == pytest.approx(float(jitted(theirs, x)), rel=1e-12)
+    assert_equal(nnx.state(ours), nnx.state(theirs))
+    assert ours.calls[...] == 3
+    assert len(made._known) == 1
+
+
+def test_a_step_without_layers_runs_as_it_is_if_it_fits():
+    def regression(w, x):
+        return w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+
+    w, x = jnp.ones(3), jnp.ones((5, 3))
+    made = jaxmem.jit(regression)
+    with pytest.warns(JaxmemWarning, match="runs as it is, and is not planned"):
+        assert_equal(made(w, x), regression(w, x))
+    with pytest.raises(StepError, match="no layer"):
+        _ = made.plan
+    with pytest.raises(BudgetError, match="cannot be planned"):
+        jaxmem.jit(regression, 10)(w, x)
+
+
+class OutOfMemory(Exception):
+    """Stands for JAX's error, which only its runtime makes."""
+
+
+def test_a_step_that_runs_out_of_memory_is_planned_for_less(monkeypatch, planned):
+    monkeypatch.setattr(jax.errors, "JaxRuntimeError", OutOfMemory)
+    made = jaxmem.jit(step, int(1.2 * BUDGET), actions=jaxmem.plans.LOSSLESS)
+    warnings.filterwarnings("ignore", "plan: the step replaces")  # it donates nothing
+    make, most = made._made, []
+
+    def limited(args, kwargs, changed):
+        """A device with memory for 95 % of the first plan."""
+        found = make(args, kwargs, changed)
+        most.append(0.95 * found.plan.compiled_bytes)
+
+        def run(*values):
+            if found.plan.compiled_bytes > most[0]:
+                raise OutOfMemory("RESOURCE_EXHAUSTED: Out of memory")
+            return found.run(*values)
+
+        return Compilation(found.build, found.plan, run, found.shapes)
+
+    monkeypatch.setattr(made, "_made", limited)
+    with pytest.warns(JaxmemWarning, match="ran out of memory"):
+        assert_equal(made(PARAMS, BATCH), step(PARAMS, BATCH))
+    assert made.plan.compiled_bytes <= most[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made(PARAMS, BATCH)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        (lambda: jaxmem.jit(3), "`step` is int"),
+        (lambda: jaxmem.jit(step, target="h200"), "`target`"),
+        (lambda: jaxmem.jit(jax.jit(step), donate_argnums=0), "`donate_argnums`"),
+        (lambda: jaxmem.jit(step).plan, "before its first call"),
+        (lambda: jaxmem.jit(step).explain(), "before its first call"),
+    ],
+)
+def test_wrong_arguments(wrong, match):
+    with pytest.raises(StepError, match=match):
+        wrong()
+
+
+def test_a_budget_that_no_plan_meets():
+    with pytest.raises(BudgetError) as error:
+        jaxmem.jit(step, BUDGET // 50)(PARAMS, BATCH)
+    assert error.value.least_bytes > BUDGET // 50
+
+
+def test_one_line_says_what_was_decided(capsys, planned, monkeypatch):
+    """Outside of a terminal nothing else is written."""
+    monkeypatch.setattr("jaxmem._core.progress.LOG.hasHandlers", lambda: False)
+    again = jaxmem.jit(step, BUDGET, actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
+    again(copied(PARAMS), BATCH)
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert "step" in lines[0]
+    assert functools.reduce(lambda n, word: n + (word == "recompute"), lines[0].split(), 0) <= 1
