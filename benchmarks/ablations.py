@@ -81,7 +81,7 @@ def run(report: Report, config: str, target: str, actions: str) -> None:
         for share in SHARES[target]:
             budget = int((low + share * (high - low)) / (1 - case.backend.margin)) + 1
             for phase in PHASES:
-                if phase == "whole steps" and not case.backend.assigns:
+                if phase == "whole steps" and not case.backend.stops_at_buffers:
                     continue
                 report.once(
                     f"{name} {share} without {phase}", planned, case, budget, phase, actions

@@ -182,11 +182,11 @@ def of_walk(report: Report, name: str, target: str) -> None:
     with on(target, AnyTimes()) as backend:
         here = [a for a in allowed_actions(ALL, backend.target)[0] if not a.offloads]
         step = Step(build, args, backend, backend.database, here)
-        walks = Estimates(step.steps, step.profile)
+        walks = Estimates(step.compiler, step.profile)
         for which, actions in assignments(step.profile).items():
             if report.has(key := f"{name}, {target}, {which}"):
                 continue
-            (found,) = step.steps.try_compile(actions)
+            (found,) = step.compiler.try_compile(actions)
             if isinstance(found, CompiledStep):
                 told = walks.temporary_bytes(actions) + found.compiled.argument_bytes
                 total = found.compiled.total_bytes

@@ -159,7 +159,7 @@ def boundary_of(
         steps = PlacedSteps(*steps_of(layers, few.steps.backend))
         problem = rule(dataclasses.replace(few.problem, states=steps.states()))
         error = errors[-1] if errors else 0
-        search = dataclasses.replace(few, steps=steps, problem=problem, error=error, tried=[])
+        search = dataclasses.replace(few, steps=steps, problem=problem, error=error, trials=[])
         lowest, best = search.least(), None
         assert lowest is not None
         if not errors or search.expected(lowest) <= room:

@@ -56,7 +56,7 @@ from jaxmem._planner.placement.plan import read_places
 from jaxmem._planner.placement.program import (
     PlacementProblem,
     PlacementSolution,
-    priced,
+    priced_placement,
     solve_placement,
 )
 from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch, with_working
@@ -103,11 +103,11 @@ def bytes_of(best: PlacedTrial) -> dict[str, Any]:
 def within(unlimited: PlacementSearch, room: int) -> dict[str, Any]:
     """The plan within so many bytes."""
     limits = dataclasses.replace(unlimited.limits, usable_bytes=room)
-    search = dataclasses.replace(unlimited, limits=limits, tried=[])
-    best, first = search.run(), search.tried[0]
+    search = dataclasses.replace(unlimited, limits=limits, trials=[])
+    best, first = search.run(), search.trials[0]
     row = {
         "room": room,
-        "compiles": len(search.tried),
+        "compiles": len(search.trials),
         "solve seconds": search.solve_seconds,
         "first error": first.predicted_bytes / first.total - 1,
     }
@@ -158,9 +158,9 @@ def states_first(problem: PlacementProblem) -> PlacementSolution | None:
         counts: dict[LayerGroup, int] = {}
         for (kind, n), policy in zip(first.counts.items(), policies):
             counts[LayerGroup(kind.place, policy)] = n
-        found.append(priced(problem, counts, first.outer))
+        found.append(priced_placement(problem, counts, first.outer))
     found = [one for one in found if fits(problem, one)]
-    return min(found, key=lambda one: one.cautious_seconds, default=None)
+    return min(found, key=lambda one: one.risk_adjusted_seconds, default=None)
 
 
 def actions_first(problem: PlacementProblem) -> PlacementSolution | None:
@@ -168,7 +168,7 @@ def actions_first(problem: PlacementProblem) -> PlacementSolution | None:
     alone = [
         (policy.seconds, w)
         for w, policy in enumerate(problem.policies)
-        for one in [priced(problem, {LayerGroup(STREAMED, w): layers}, "pinned_host")]
+        for one in [priced_placement(problem, {LayerGroup(STREAMED, w): layers}, "pinned_host")]
         if fits(problem, one)
     ]
     if not alone:

@@ -132,15 +132,15 @@ def policies(step: Step) -> dict:
     """The hand-written policies, compiled, by name."""
     made = step.profile
     wanted = {"everything kept": made.everything_kept} | hand_policies(made)
-    return dict(zip(wanted, step.steps.compile(*wanted.values()), strict=True))
+    return dict(zip(wanted, step.compiler.compile(*wanted.values()), strict=True))
 
 
 def compared(step: Step, hand: dict, budget: int, way) -> dict:
     plan = step.plan(budget, actions=way, measure=CHOOSING)
     fits = {n: s for n, s in hand.items() if s.compiled.total_bytes <= budget}
-    (own,) = step.steps.compile(plan.actions)
+    (own,) = step.compiler.compile(plan.actions)
     named = {"plan": own} | fits
-    rounds = dict(zip(named, step.steps.run(*named.values(), seconds=COMPARING), strict=True))
+    rounds = dict(zip(named, step.compiler.run(*named.values(), seconds=COMPARING), strict=True))
     best = min(fits, key=lambda name: statistics.median(rounds[name]), default=None)
     row = {
         "budget": budget,

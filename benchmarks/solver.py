@@ -50,14 +50,14 @@ def on_profile(case: Case) -> dict:
         processor.append(time.process_time() - busy)
         assert best is not None
         assert best.bytes <= room
-        counts["time_rose_with_room"] += best.cautious_seconds > before * (1 + SAME)
-        before = best.cautious_seconds
+        counts["time_rose_with_room"] += best.risk_adjusted_seconds > before * (1 + SAME)
+        before = best.risk_adjusted_seconds
         slack.append(best.bytes / room if room else 1.0)
         other = greedy(ActionProblem(made, room=room))
         if other is None:
             counts["greedy_found_none"] += 1
             continue
-        theirs = other.cautious_seconds
+        theirs = other.risk_adjusted_seconds
         counts["greedy_better"] += before > theirs * (1 + SAME)
         ratios.append(theirs / before if before else 1.0)
     return {

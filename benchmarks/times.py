@@ -92,7 +92,7 @@ def in_rounds(report: Report, name: str) -> None:
         return
     with on("local") as backend:
         step = Step(*local_step(CASES[name]), backend, backend.database)
-        made, steps = step.profile, step.steps
+        made, steps = step.profile, step.compiler
         chosen = plans(made)
         say(f"{name}: {len(chosen)} plans are compiled")
         compiled = steps.compile(*chosen.values())

@@ -10,9 +10,9 @@ from jaxmem._core.actions import Choice as Choice
 from jaxmem._core.assignment import Assignment as Assignment
 from jaxmem._core.bytes import parse_budget as parse_budget
 from jaxmem._core.progress import progress as progress
-from jaxmem._planner.hand.estimate import Estimate as Estimate
-from jaxmem._planner.hand.estimate import estimate as estimate
-from jaxmem._planner.hand.price import price as price
+from jaxmem._planner.user_assignments import Estimate as Estimate
+from jaxmem._planner.user_assignments import estimate as estimate
+from jaxmem._planner.user_assignments import price as price
 from jaxmem._result.plan.difference import difference as difference
 from jaxmem._result.plan.plan import Plan as Plan
 from jaxmem._result.plan.timeline import Timeline as Timeline

@@ -16,7 +16,7 @@ from jaxmem._train.rectifier.rectify import Rectifier as Rectifier
 from jaxmem._train.runs.folder import best as best
 from jaxmem._train.runs.folder import newest as newest
 from jaxmem._train.runs.folder import record as record
-from jaxmem._train.runs.read import Run as Run
-from jaxmem._train.runs.read import read as read
 from jaxmem._train.runs.record import Record as Record
+from jaxmem._train.runs.run import Run as Run
+from jaxmem._train.runs.run import read as read
 from jaxmem._train.runs.train import train as train

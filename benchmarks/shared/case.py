@@ -62,7 +62,7 @@ class Step:
     ):
         self.build, self.args, self.backend, self.database = build, args, backend, database
         self.allowed, self.codecs = allowed_actions(allowed, backend.target)[0], codecs
-        self.steps = StepCompiler(build, args, backend)
+        self.compiler = StepCompiler(build, args, backend)
 
     @property
     def target(self) -> Target:
@@ -70,10 +70,10 @@ class Step:
 
     @functools.cached_property
     def profile(self) -> Profile:
-        jaxpr = self.steps.trace(Assignment.nothing()).jaxpr
+        jaxpr = self.compiler.trace(Assignment.nothing()).jaxpr
         allowed = Allowed(self.allowed, codecs=self.codecs)
         made = profile(jaxpr, self.backend, allowed, database=self.database)
-        self.steps.idle_blocks = made.idle_blocks
+        self.compiler.idle_blocks = made.idle_blocks
         return made
 
     @property
@@ -87,11 +87,13 @@ class Step:
         return assignments.keep_everything(self.profile)
 
     def trace(self, actions: Actions | None):
-        return self.steps.trace(Assignment.everything() if actions is None else Assignment(actions))
+        return self.compiler.trace(
+            Assignment.everything() if actions is None else Assignment(actions)
+        )
 
     def compile(self, *many: Actions | None) -> list[CompiledStep]:
         """The step under each, None being everything kept."""
-        return self.steps.compile(*(self.keep_everything if a is None else a for a in many))
+        return self.compiler.compile(*(self.keep_everything if a is None else a for a in many))
 
     def compile_fully(self, actions: Actions | None):
         """The future of a complete compile of the step as it is written under `actions`; None is no

@@ -10,7 +10,7 @@ from jaxmem._cli.tables import show_plan
 from jaxmem._result.plan.difference import difference
 from jaxmem._result.plan.plan import Plan
 from jaxmem._train.report.report import report_runs
-from jaxmem._train.runs.read import EXPLAINED, METRICS, PLAN, SUMMARY
+from jaxmem._train.runs.run import EXPLAINED, METRICS, PLAN, SUMMARY
 
 
 def show(args: argparse.Namespace) -> int:

@@ -22,9 +22,9 @@ from jaxmem._model.auto.auto import auto
 from jaxmem._model.auto.seen import seen
 from jaxmem._model.codecs.registry import parse
 from jaxmem._planner.explain.explain import explain as make_explanation
-from jaxmem._planner.hand.estimate import estimate as make_estimate
-from jaxmem._planner.hand.price import price
 from jaxmem._planner.plan import plan as make_plan
+from jaxmem._planner.user_assignments import estimate as make_estimate
+from jaxmem._planner.user_assignments import price
 from jaxmem._planner.verify import verify as verify_plan
 from jaxmem._result.memory.explanation import Explanation
 from jaxmem._result.plan.file import read_assignment

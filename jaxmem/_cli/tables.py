@@ -5,7 +5,7 @@ rich is installed; as plain text elsewhere.
 import sys
 
 from jaxmem._core.progress import console
-from jaxmem._result.looks import LOOKS
+from jaxmem._result.action_styles import LOOKS
 from jaxmem._result.plan.plan import HEAD, Plan, cells, summary
 
 _COLOURS = {str(action): look.terminal for action, look in LOOKS.items()}

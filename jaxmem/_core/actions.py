@@ -67,9 +67,9 @@ RECOMPUTE = Choice(Action.RECOMPUTE)
 OFFLOAD = Choice(Action.OFFLOAD)
 
 
-# Block label -> tag name -> choice; a tag that is absent is recomputed. REST stands for what no tag
-# names: kept, it makes the block as it is without a checkpoint, every tag kept; else it is
-# recomputed.
+# Block label -> tag name -> choice. A tag that is absent is recomputed. The name REST stands for
+# all tensors of the block that no tag names. If REST is kept, the block has no checkpoint, and
+# every tag is kept too. If REST is absent, untagged tensors are recomputed.
 Actions = dict[str, dict[str, Choice]]
 REST = "*"
 

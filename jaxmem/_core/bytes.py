@@ -12,7 +12,7 @@ import unicodedata
 
 from jaxmem.errors import BudgetError
 
-MOST = 2**63 - 1  # the greatest number of bytes in XLA and in every file format
+MOST_BYTES = 2**63 - 1  # the greatest number of bytes in XLA and in every file format
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 # Unit in lower case -> bytes. Letters alone and with "b" are powers of 1000, with "i" of 1024.
 _UNITS = {f"{letter}{end}": 1000**power for letter, power in _POWERS.items() for end in ("", "b")}
@@ -53,7 +53,7 @@ def parse_budget(budget, usable_bytes: int, argument: str = "budget") -> int:
     if budget is None:
         return usable_bytes
     count = _read(budget, usable_bytes)
-    if count is not None and 1 <= count <= MOST:
+    if count is not None and 1 <= count <= MOST_BYTES:
         return int(count)
     raise BudgetError(
         f"`{argument}` is {budget!r}{_objection(budget, count, usable_bytes)}; {_EXPECTED}"
@@ -97,7 +97,7 @@ def _objection(budget, count: decimal.Decimal | None, usable_bytes: int) -> str:
     middle of an error's sentence.
     """
     if count is not None:
-        return ", less than a byte" if count < 1 else f", more than {show_bytes(MOST)}"
+        return ", less than a byte" if count < 1 else f", more than {show_bytes(MOST_BYTES)}"
     if not isinstance(budget, str):
         return ""
     number, unit = _parts(budget)
@@ -109,7 +109,7 @@ def _objection(budget, count: decimal.Decimal | None, usable_bytes: int) -> str:
     known = unit.lower() in _UNITS or unit == "%"
     units = [unit] if known else [f"{power}iB", f"{power}B"] if power.lower() in _POWERS else []
     sizes = {number + end: _read(number + end, usable_bytes) for end in units}
-    meant = [repr(text) for text, size in sizes.items() if size is not None and 1 <= size <= MOST]
+    meant = [repr(text) for text, size in sizes.items() if 1 <= (size or 0) <= MOST_BYTES]
     return f": did you mean {' or '.join(meant)}?" if meant else ""
 
 

@@ -23,7 +23,7 @@ from jaxmem.errors import PlanFileError
 
 T = TypeVar("T")
 Read = Callable[[Any], Any]
-MOST = 2**63  # whole numbers are below it, so that 64 bits with a sign hold them
+INT_LIMIT = 2**63  # whole numbers are below it, so that 64 bits with a sign hold them
 
 
 class Broken(ValueError):
@@ -78,7 +78,7 @@ def is_number(value: Any) -> bool:
 
 def is_size(value: Any) -> bool:
     """Whether a value is a whole number that fits 64 bits with a sign."""
-    return type(value) is int and 0 <= value < MOST
+    return type(value) is int and 0 <= value < INT_LIMIT
 
 
 def is_text(value: Any) -> bool:

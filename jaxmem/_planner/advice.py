@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
-from jaxmem._planner.search.candidates import fastest
+from jaxmem._planner.search.candidates import solve_fastest
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import LEAST_GAIN
 from jaxmem._planner.search.trial import Trial
@@ -71,7 +71,7 @@ def _solved(search: Search, wider: Callable[[], Profile]) -> tuple[ActionSolutio
     if not _lossless(search.profile):
         return None
     problem = dataclasses.replace(search.problem(search.model()), profile=wider())
-    solution = fastest(problem)
+    solution = solve_fastest(problem)
     if solution is None:
         return None
     names = {

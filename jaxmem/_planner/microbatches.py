@@ -51,7 +51,7 @@ def numbers_for(args: tuple, devices: int) -> list[int]:
     return [n for n in (1, 2, 4, 8, 16) if each % (n * devices) == 0] or [1]
 
 
-def fastest(numbers: Sequence[int], plan_for: Callable[[int], Plan]) -> Plan:
+def fastest_plan(numbers: Sequence[int], plan_for: Callable[[int], Plan]) -> Plan:
     """Returns the plan of least predicted time over numbers of microbatches.
 
     Once a plan keeps everything, more microbatches only cost time. So the search ends there.

@@ -15,7 +15,8 @@ from jaxmem._cost.blocks.unnamed import listed, unnamed
 from jaxmem._cost.profile.options import Allowed, checked_outliers
 from jaxmem._cost.profile.times import RETRY_SECONDS
 from jaxmem._planner.advice import would_fit, would_save
-from jaxmem._planner.microbatches import checked, fastest, numbers_for
+from jaxmem._planner.microbatches import checked, fastest_plan, numbers_for
+from jaxmem._planner.multi_process import by_the_first
 from jaxmem._planner.outcome.searched import infeasible, outcome
 from jaxmem._planner.placement.plan import (
     MICROBATCHES,
@@ -24,14 +25,13 @@ from jaxmem._planner.placement.plan import (
     check_decide,
     plan_places,
 )
-from jaxmem._planner.read import read_step
 from jaxmem._planner.search.candidates import price_of
-from jaxmem._planner.search.measure import Runs, check_measure, measured
+from jaxmem._planner.search.measure import Runs, check_measure, compare_by_runs
 from jaxmem._planner.search.search import find_plan
 from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.sizes import Boundary, StepSizes, check_batch, of_size, possible
 from jaxmem._planner.solve import waste
-from jaxmem._planner.together import by_the_first
+from jaxmem._planner.traced_step import read_step
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.protocol import Backend
@@ -142,9 +142,10 @@ def plan(
     limit = parse_budget(budget, target.usable_bytes)
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
     able, notes = allowed_actions(ALL if actions is None else actions, target)
-    named = tuple(a for a in able if actions is not None or not a.compresses)
+    by_default = actions is None
+    named = tuple(a for a in able if not by_default or not a.compresses)
     counted = checked_outliers(outliers)
-    allowed = Allowed(able, named, codecs=codecs, outliers=counted, careful=actions is None)
+    allowed = Allowed(able, named, codecs=codecs, outliers=counted, codecs_by_default=by_default)
     notes += budget_notes(limit, target)
     # The database reads no entry that was written before `since`. It always writes.
     database = Database(since=time.time() if fresh else 0.0)
@@ -160,7 +161,7 @@ def plan(
         def plan_at(args: tuple, measure: float | None) -> Plan:
             if microbatches is None:
                 return plan_for(args, measure, None)
-            return fastest(checked(microbatches), functools.partial(plan_for, args, measure))
+            return fastest_plan(checked(microbatches), functools.partial(plan_for, args, measure))
 
         if batch is None:
             return plan_at(args, measure)
@@ -208,7 +209,7 @@ def _plan(
     _warn_of_waste(profile)
     _warn_of_no_tags(profile, jaxpr, step.shards)
     # Search: solve and compile in alternation.
-    search = step.search(limits, allowed.careful)
+    search = step.search(limits, allowed.codecs_by_default)
     found = find_plan(search, step.arguments)
     # The profile with codecs for values that `checkpoint_name` names, for advice to the user.
     wider = lambda: silently(step.wider)
@@ -220,7 +221,7 @@ def _plan(
     notes += random_notes(jaxpr.jaxpr, target)
     runs: list[Runs] = []
     if measure is not None:
-        found, runs, notes_of_runs = measured(found, measure)
+        found, runs, notes_of_runs = compare_by_runs(found, measure)
         notes += notes_of_runs
     assert found.best is not None
     if allowed.named != allowed.actions and found.best is not search.baseline:
@@ -235,8 +236,8 @@ def _time_notes(profile: Profile) -> tuple[str, ...]:
         return ()
     return (
         f"{profile.disturbed:.0%} of the times were measured while the machine was busy, and may be"
-        f" too long; a plan made in {RETRY_SECONDS // 60} minutes or later measures them again, and"
-        " one made with `fresh=True` does so at once",
+        f" too long; a plan made in {RETRY_SECONDS // 60} minutes or later measures these times"
+        " again, and a plan made with `fresh=True` measures them at once",
     )
 
 
@@ -265,9 +266,9 @@ def _kernel_notes(more: int | None) -> tuple[str, ...]:
         return ()
     size = f"{show_bytes(abs(more))} {'more' if more > 0 else 'less'}" if more else "as much"
     return (
-        "codecs were compiled as XLA divides their references, since the devices are not there; on"
-        " the devices kernels run in place of those that have one, which are expected to take"
-        f" {size}",
+        "codecs were compiled as their references, which XLA divides, since the devices are not at"
+        " hand; on the devices, kernels run in place of the references that have a kernel, and are"
+        f" expected to take {size}",
     )
 
 

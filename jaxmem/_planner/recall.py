@@ -14,9 +14,9 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database
 from jaxmem._core.progress import LOG
 from jaxmem._core.versions import installed
+from jaxmem._planner.multi_process import by_the_first
 from jaxmem._planner.plan import plan as make_plan
 from jaxmem._planner.search.history import History
-from jaxmem._planner.together import by_the_first
 from jaxmem._planner.verify import verify
 from jaxmem._result.plan import file
 from jaxmem._result.plan.plan import Plan

@@ -293,7 +293,7 @@ class Boundary:
         return (f"the next size, {self.sizes[index + 1]}, needs {needed} at the least",)
 
 
-def fastest(boundary: Boundary, kept: Callable[[int], int]) -> int:
+def fastest_index(boundary: Boundary, kept: Callable[[int], int]) -> int:
     """The index of the size with the highest predicted throughput. Throughput is assumed to grow
     with the size as long as everything kept fits. From the largest such size to the largest size
     that fits, at most `SPREAD` evenly spaced sizes are planned.
@@ -313,7 +313,7 @@ def fastest(boundary: Boundary, kept: Callable[[int], int]) -> int:
 
 def of_size(batch: str, boundary: Boundary, kept: Callable[[int], int]) -> Plan:
     """The plan of the largest size if `batch` is "max", else the plan of the fastest size."""
-    index = boundary.find() if batch == "max" else fastest(boundary, kept)
+    index = boundary.find() if batch == "max" else fastest_index(boundary, kept)
     plan = boundary.plans[index]
     notes = (*plan.notes, *boundary.beyond(index))
     return dataclasses.replace(plan, batch=boundary.sizes[index], notes=notes)

@@ -13,7 +13,7 @@ from jaxmem._core.actions import ALL, REST, Action
 from jaxmem._core.assignment import Assignment
 from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.blocks.find import find_blocks
-from jaxmem._cost.blocks.opened import opened
+from jaxmem._cost.blocks.opened import open_block
 from jaxmem._cost.blocks.segments import graph_of
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import block_classes, profile
@@ -116,7 +116,7 @@ def test_what_is_predicted_is_what_is_traced(kind):
 def test_flops_are_those_of_one_device(kind):
     """Half of them where the axis tensor divides the work inside."""
     graph = graph_of(find_blocks(traced(kind, {}).jaxpr.jaxpr).instances[0])
-    shut = sum(o.flops for o in opened(graph, axes={"data": 2, "fsdp": 2}).operations)
+    shut = sum(o.flops for o in open_block(graph, axes={"data": 2, "fsdp": 2}).operations)
     (held,) = profiled(kind).blocks
     assert sum(e.flops for e in held.equations) == pytest.approx(shut / 4)
 

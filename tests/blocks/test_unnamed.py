@@ -12,7 +12,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.assignment import Assignment
-from jaxmem._cost.blocks.unnamed import MOST, listed, unnamed
+from jaxmem._cost.blocks.unnamed import MOST_NAMED, listed, unnamed
 from jaxmem._cost.profile.profile import block_classes
 from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning
@@ -94,9 +94,9 @@ def test_a_list_names_the_largest_five():
 
     tensors = found_in(many)
     text = listed(tensors)
-    assert len(tensors) > MOST
-    assert text.count(" at ") == MOST
-    assert text.endswith(f"; and {len(tensors) - MOST} more")
+    assert len(tensors) > MOST_NAMED
+    assert text.count(" at ") == MOST_NAMED
+    assert text.endswith(f"; and {len(tensors) - MOST_NAMED} more")
     assert [u.bytes for u in tensors] == sorted((u.bytes for u in tensors), reverse=True)
 
 

@@ -84,7 +84,7 @@ def test_steps_take_turns_until_the_time_is_over(monkeypatch):
 
 
 def test_a_slow_step_is_run_twice_at_least():
-    assert [len(f) for f in in_turns([lambda: 1.0], seconds=0.0)] == [running.LEAST]
+    assert [len(f) for f in in_turns([lambda: 1.0], seconds=0.0)] == [running.LEAST_ROUNDS]
 
 
 def traced(function, *args):
@@ -115,7 +115,7 @@ def test_a_backend_runs_what_fits_and_says_nothing_of_the_rest(measured_times, m
     quick, nothing = backend.run(
         [built, dataclasses.replace(built, executable=None)], told, args, 0.01
     )
-    assert len(quick) >= running.LEAST
+    assert len(quick) >= running.LEAST_ROUNDS
     assert nothing == []
     monkeypatch.setattr("jaxmem._target.compile.running.free_bytes", lambda target: 100)
     assert backend.run([built], told, args, 0.01) == [[]]

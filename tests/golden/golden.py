@@ -24,9 +24,9 @@ from benchmarks.shared.steps import MODELS, of_config, shapes, step_of
 from jaxmem._core.actions import ALL, Action, Choice
 from jaxmem._core.profile import BlockClass, Equation, Option, Profile, Tag
 from jaxmem._cost.profile.options import Allowed
-from jaxmem._planner.read import read_step
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import least_bytes, solve
+from jaxmem._planner.traced_step import read_step
 from jaxmem._target.compile.backend import Local, backend_for
 from jaxmem._target.compile.protocol import Backend, Pricing
 from jaxmem._target.devices.target import Target

@@ -17,7 +17,7 @@ from jaxmem._planner.placement.layer import (
     Sharding,
     States,
 )
-from jaxmem._planner.placement.program import PlacementProblem, priced, solve_placement
+from jaxmem._planner.placement.program import PlacementProblem, priced_placement, solve_placement
 
 pytestmark = pytest.mark.core
 MB = 1_000_000
@@ -74,7 +74,7 @@ def all_solutions(problem):
         if len(counts) > problem.most_groups or (layers > 1 and 1 in counts.values()):
             continue
         for outer in outers:
-            found = priced(problem, counts, outer)
+            found = priced_placement(problem, counts, outer)
             if found.device_bytes <= problem.room and found.host_bytes <= problem.host_room:
                 yield found.seconds + doubt_of(problem, counts), found
 
@@ -94,9 +94,9 @@ def test_the_fastest_counts_are_found(problem):
     assert found is not None
     assert found.device_bytes <= problem.room
     assert found.host_bytes <= problem.host_room
-    assert found.cautious_seconds == pytest.approx(min(known), rel=1e-6)
+    assert found.risk_adjusted_seconds == pytest.approx(min(known), rel=1e-6)
     doubt = doubt_of(problem, found.counts)
-    assert found.cautious_seconds == pytest.approx(found.seconds + doubt, rel=1e-9)
+    assert found.risk_adjusted_seconds == pytest.approx(found.seconds + doubt, rel=1e-9)
     assert sum(found.counts.values()) == problem.states.layers == found.places.layers
     stops = [stop for _, stop, _ in found.ranges]
     assert [0, *stops[:-1]] == [start for start, *_ in found.ranges]

@@ -87,7 +87,7 @@ def test_what_compiles_teach_is_reckoned_with():
     assert best is not None
     assert best.total <= 800 * MB
     assert one.error == 150 * MB
-    assert len(one.tried) <= 3
+    assert len(one.trials) <= 3
 
 
 @hypothesis.settings(max_examples=40, deadline=None)
@@ -102,7 +102,7 @@ def test_whatever_compiles_take_more_a_plan_is_found_where_the_least_compiles(mo
     assert least is not None
     total = sums(one.assignment(least), least.places) + of_places(least.places)
     best = one.run()
-    assert len(one.tried) <= 5
+    assert len(one.trials) <= 5
     if total <= room:
         assert best is not None
         assert best.total <= room
@@ -113,4 +113,4 @@ def test_one_answer_that_xla_does_not_compile_takes_nothing_from_those_before():
         search(800 * MB, sums, fails=(1,)).run()
     # The first is over the room, as compiled, so that a second is asked for.
     one = search(800 * MB, sums, more=-100 * MB, fails=(2,))
-    assert one.run() is one.tried[0]
+    assert one.run() is one.trials[0]

@@ -22,7 +22,7 @@ from jaxmem._planner.placement.layer import (
     Sharding,
     States,
 )
-from jaxmem._planner.placement.program import PlacementProblem, priced
+from jaxmem._planner.placement.program import PlacementProblem, priced_placement
 from jaxmem._result.plan.timeline import COLUMNS, LANES, WORK, Pass
 from jaxmem._result.plan.timeline_figure import CELLS, EXPOSED, panels, places
 from jaxmem.errors import PlanFileError, StepError
@@ -53,7 +53,11 @@ def answers(draw):
     many = Sharding(draw(st.sampled_from(DIVIDED)), 8, 1e9)
     sharding = draw(st.sampled_from([ONE_DEVICE, many]))
     asked = PlacementProblem(states, policies, link, draw(st.integers(1, 4)), sharding=sharding)
-    return asked, priced(asked, counts, draw(st.sampled_from([DEVICE, HOST]))), draw(seconds)
+    return (
+        asked,
+        priced_placement(asked, counts, draw(st.sampled_from([DEVICE, HOST]))),
+        draw(seconds),
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -164,7 +168,9 @@ def test_the_text_of_one_microbatch_has_one_backward():
         "backward",
     ]
     assert "  layer 2, in host memory, a copy on the device" in lines
-    here = timeline_of(problem(3), priced(problem(3), {LayerGroup("resident", 0): 3}, DEVICE), 0.0)
+    here = timeline_of(
+        problem(3), priced_placement(problem(3), {LayerGroup("resident", 0): 3}, DEVICE), 0.0
+    )
     assert str(here).splitlines()[-1] == "exposed: nothing, work hides every copy"
 
 

@@ -11,7 +11,7 @@ from jaxmem._core.actions import ALL, KEEP, Action, Choice
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database, Timing
 from jaxmem._core.profile import Option
-from jaxmem._cost.profile.doubt import SEEN, with_doubts
+from jaxmem._cost.profile.doubt import MIN_GAIN_REQUESTED, with_doubts
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile
 from jaxmem._cost.profile.times import CEILING, ESTIMATED, job_times
@@ -42,7 +42,7 @@ def doubts(blocks, *told) -> list[dict]:
 
 def test_a_lossy_choice_is_doubted_by_its_own_seconds_and_a_share_of_the_step():
     (found,) = doubts([tagged([(KEEP, 3.0), (LOSSY, 2.0), (BITS, 2.0), (AWAY, 4.0)], 5)], 0.1, 100)
-    seen = SEEN * 100 / 5
+    seen = MIN_GAIN_REQUESTED * 100 / 5
     assert found == {
         KEEP: 0.0, LOSSY: pytest.approx(0.2 + seen), BITS: 0.0, AWAY: pytest.approx(0.4 + seen)
     }  # fmt: skip
@@ -51,7 +51,7 @@ def test_a_lossy_choice_is_doubted_by_its_own_seconds_and_a_share_of_the_step():
 def test_the_share_of_the_step_is_that_of_a_label():
     made = [tagged([(KEEP, 3.0), (LOSSY, 2.0)], runs) for runs in (1, 7)]
     assert sum(b.runs * found[LOSSY] for b, found in zip(made, doubts(made, 0.0, 50.0))) == (
-        pytest.approx(SEEN * 50.0)
+        pytest.approx(MIN_GAIN_REQUESTED * 50.0)
     )
 
 
@@ -96,7 +96,9 @@ def test_times_are_as_uncertain_as_they_were_measured(backend, uncertainty, tmp_
     for tag in block.tags:
         for option in tag.options:
             lossy = option.choice.codec not in (None, BITS.codec)
-            expected = uncertainty * option.seconds + SEEN * made.step_seconds / block.runs
+            expected = (
+                uncertainty * option.seconds + MIN_GAIN_REQUESTED * made.step_seconds / block.runs
+            )
             assert option.doubt == pytest.approx(expected if lossy else 0.0)
     assert {bool(o.doubt) for t in block.tags for o in t.options} == {True, False}
 

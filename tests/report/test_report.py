@@ -8,7 +8,7 @@ import pytest
 
 from jaxmem import plans
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action
-from jaxmem._result.looks import LOOKS
+from jaxmem._result.action_styles import LOOKS
 from jaxmem._result.plan.rows import Measured
 from jaxmem._train.report.curves import BUCKETS
 from jaxmem._train.report.tensors import CELLS

@@ -7,10 +7,10 @@ import pytest
 
 from jaxmem import plans
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Action
-from jaxmem._result.looks import LOOKS
+from jaxmem._result.action_styles import LOOKS
 from jaxmem._result.plan.rows import Point
 from jaxmem._train.report.tensors import curve_grid, runs_grid
-from jaxmem._train.runs.read import Run
+from jaxmem._train.runs.run import Run
 from tests.shared.report_pages import HOSTILE, MIB, check, made, page_of, row, write_run
 
 pytestmark = pytest.mark.core

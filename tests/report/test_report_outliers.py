@@ -9,7 +9,7 @@ import pytest
 
 from jaxmem._train.rectifier.counts import Outliers
 from jaxmem._train.report.outliers import ROWS, decided, outlier_maps
-from jaxmem._train.runs.read import Run
+from jaxmem._train.runs.run import Run
 from jaxmem.errors import PlanFileError
 from jaxmem.runs import read
 from tests.shared.report_pages import HOSTILE, page_of, write_run

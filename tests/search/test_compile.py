@@ -29,9 +29,9 @@ class Counting:
     def __init__(self, fails: bool = False):
         self.fails, self.asked = fails, 0
 
-    assigns = False
+    stops_at_buffers = False
 
-    def assign(self, stage, traced):
+    def compile_buffers(self, stage, traced):
         self.asked += 1
         future: Any = concurrent.futures.Future()
         if self.fails:

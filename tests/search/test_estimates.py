@@ -23,7 +23,7 @@ from tests.shared.profiles import chain, profile
 pytestmark = pytest.mark.core
 MADE = profile(chain(layers=4, runs=4))
 NOTHING = {"block": {}}
-BACKEND = types.SimpleNamespace(assigns=False)
+BACKEND = types.SimpleNamespace(stops_at_buffers=False)
 BOUNDS = dict(MOST_EQUATIONS)
 EQUATIONS = 1000  # of each traced step
 # Traces nothing: `Told` knows what an estimate would tell.
@@ -147,7 +147,7 @@ def test_equations_of_a_step_are_counted_inside_loops_too():
     for layers in (4, 8):
         for loop in (scanned, unrolled):
             steps = types.SimpleNamespace(
-                backend=types.SimpleNamespace(assigns=False, temporary_bytes=lambda *_: 1),
+                backend=types.SimpleNamespace(stops_at_buffers=False, temporary_bytes=lambda *_: 1),
                 plan_of=lambda actions: None,
                 trace=lambda plan, f=loop, n=layers: jax.jit(f).trace(
                     jnp.ones((n, 4)), jnp.ones(4)

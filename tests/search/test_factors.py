@@ -8,7 +8,7 @@ import pytest
 
 from jaxmem._core.actions import KEEP
 from jaxmem._core.profile import Option
-from jaxmem._planner.search.factors import LEAST, MOST, Factors, fitted, rescaled
+from jaxmem._planner.search.factors import LEAST_FACTOR, MOST_FACTOR, Factors, fitted, rescaled
 from jaxmem._planner.search.history import Comparison
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem.errors import TagError
@@ -72,7 +72,7 @@ def test_absurd_differences_are_cut_off():
     for one in absurd:
         factors = fitted(made, [one])
         values = (factors.recompute, factors.keep, factors.codec)
-        assert all(math.isfinite(f) and LEAST <= f <= MOST for f in values)
+        assert all(math.isfinite(f) and LEAST_FACTOR <= f <= MOST_FACTOR for f in values)
 
 
 @hypothesis.given(profiles(), st.data())

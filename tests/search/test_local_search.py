@@ -60,7 +60,7 @@ def test_what_it_returns_is_no_worse_than_any_start_and_is_told_the_truth(sizes,
     start = priced(ActionProblem(MADE), NOTHING)
     assert over(found) <= over(start)
     if over(start) == 0:
-        assert found.cautious_seconds <= start.cautious_seconds
+        assert found.risk_adjusted_seconds <= start.risk_adjusted_seconds
     # and it does so again: nothing is left to luck
     assert local_search([NOTHING], ActionProblem(MADE), beside, room) == found
 
@@ -83,9 +83,9 @@ def test_it_finds_the_optimum_of_a_small_step():
     assert beside(found.actions) == least
     # with room for 10, the fastest of all is found
     roomy = local_search([NOTHING], ActionProblem(MADE), beside, 10)
-    fitting = [s.cautious_seconds for s in ALL.values() if beside(s.actions) <= 10]
+    fitting = [s.risk_adjusted_seconds for s in ALL.values() if beside(s.actions) <= 10]
     assert roomy is not None
-    assert roomy.cautious_seconds == pytest.approx(min(fitting))
+    assert roomy.risk_adjusted_seconds == pytest.approx(min(fitting))
 
 
 def test_it_keeps_to_host_memory_and_to_what_xla_compiles():

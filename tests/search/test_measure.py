@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from jaxmem._planner.search.measure import Runs, fastest_of
+from jaxmem._planner.search.measure import Runs, fastest_run
 
 pytestmark = pytest.mark.core
 
@@ -15,7 +15,7 @@ def run(name: str, *rounds: float, lossy: bool = False) -> Runs:
 
 
 @pytest.mark.parametrize(
-    ("lossy", "exact", "careful", "taken"),
+    ("lossy", "exact", "codecs_by_default", "taken"),
     [
         ([0.99] * 4, [1.0] * 4, True, "exact"),
         ([0.97] * 4, [1.0] * 4, True, "lossy"),
@@ -24,10 +24,10 @@ def run(name: str, *rounds: float, lossy: bool = False) -> Runs:
         ([1.01] * 4, [1.0] * 4, True, "exact"),
     ],
 )
-def test_a_loss_must_be_noticed(lossy, exact, careful, taken):
+def test_a_loss_must_be_noticed(lossy, exact, codecs_by_default, taken):
     runs = [run("lossy", *lossy, lossy=True), run("slow", *[2.0] * 4), run("exact", *exact)]
-    assert fastest_of(careful, runs).name == taken
+    assert fastest_run(codecs_by_default, runs).name == taken
 
 
 def test_a_loss_is_taken_where_nothing_else_ran():
-    assert fastest_of(True, [run("lossy", 1.0, lossy=True)]).name == "lossy"
+    assert fastest_run(True, [run("lossy", 1.0, lossy=True)]).name == "lossy"

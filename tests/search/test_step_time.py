@@ -65,8 +65,8 @@ def test_copies_to_the_host_are_added_to_an_estimate_that_has_none():
 
 def test_what_both_steps_do_is_not_uncertain():
     now = step_time(measured=30.0)
-    assert now.uncertain(trial(EVERYTHING).cost) == 0.0
-    kept, nothing = now.uncertain(trial({"u": KEEP}).cost), now.uncertain(trial({}).cost)
+    assert now.uncertainty_of(trial(EVERYTHING).cost) == 0.0
+    kept, nothing = now.uncertainty_of(trial({"u": KEEP}).cost), now.uncertainty_of(trial({}).cost)
     everything = trial(EVERYTHING).cost.seconds  # of keeping alone
     assert nothing == pytest.approx(0.5 * (trial({}).cost.recompute_seconds + everything))
     assert 0 < kept < nothing

@@ -34,7 +34,9 @@ class Steps:
 
     def __init__(self, made, errors):
         self.made, self.errors, self.weighed, self.refused = made, errors, [], ()
-        self.backend = types.SimpleNamespace(assigns=True, width=2, target=Target.parse("v5e"))
+        self.backend = types.SimpleNamespace(
+            stops_at_buffers=True, parallel_compiles=2, target=Target.parse("v5e")
+        )
 
     def step(self, actions):
         cost = evaluate(self.made, actions)
@@ -94,7 +96,7 @@ def test_what_was_weighed_is_not_weighed_again_and_nothing_plainly_too_large_is(
     assert len(stored) == len(set(stored))
     # Both tensors are kept once, as the policy that keeps every tag, and never as a change.
     assert sum(evaluate(made, a).saved_bytes == 20 for a in steps.weighed) == 1
-    assert len(search.tried) == 1 + len(steps.weighed)
+    assert len(search.plan_trials) == 1 + len(steps.weighed)
 
 
 def test_what_is_not_compiled_is_left_out_and_others_are_weighed():
@@ -112,7 +114,7 @@ def test_a_plan_that_was_found_outlives_a_solver_that_finds_none(monkeypatch):
     def none_in_time(_):
         raise SolverError("the solver stopped")
 
-    monkeypatch.setattr("jaxmem._planner.search.candidates.fastest", none_in_time)
+    monkeypatch.setattr("jaxmem._planner.search.candidates.solve_fastest", none_in_time)
     made = pair(u=2.0, v=1.0)
     best, _, steps = polished(made, {}, STATIC + 15, {"block": {}})
     assert effective(made, best.actions)["block"] == {"u": KEEP, "v": RECOMPUTE}
@@ -156,10 +158,10 @@ def test_nothing_is_moved_beyond_the_room_in_host_memory():
 def test_nothing_is_weighed_where_a_whole_compile_alone_tells():
     made = pair(u=2.0, v=1.0)
     steps = Steps(made, {})
-    steps.backend.assigns = False
+    steps.backend.stops_at_buffers = False
     everything = {"block": {REST: KEEP}}
     start = Trial(steps.step(everything), evaluate(made, everything), 0)
-    refine_by_whole_steps(searches.search(made, Limits(10**6, 10**6, 0), start, steps=steps))
+    refine_by_whole_steps(searches.search(made, Limits(10**6, 10**6, 0), start, compiler=steps))
     assert not steps.weighed
 
 
@@ -184,7 +186,7 @@ def test_the_best_is_no_slower_than_the_start_a_policy_or_a_change_of_one_tag(ma
     )
     now = seconds(best.actions)
     assert now <= seconds(start) + 1e-9
-    unlimited = candidates.fastest(ActionProblem(made, None, 10**9))
+    unlimited = candidates.solve_fastest(ActionProblem(made, None, 10**9))
     near = [best.actions, unlimited.actions, *hand_policies(made).values()]
     for (label, tag), choice in itertools.product(open_to, (KEEP, RECOMPUTE)):
         if choice in open_to[label, tag]:

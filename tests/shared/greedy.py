@@ -36,7 +36,10 @@ def greedy(problem: ActionProblem) -> ActionSolution | None:
             for choice in open_:
                 other = _switched(actions, label, tag, choice)
                 then = priced(problem, other)
-                freed, costs = now.bytes - then.bytes, then.cautious_seconds - now.cautious_seconds
+                freed, costs = (
+                    now.bytes - then.bytes,
+                    then.risk_adjusted_seconds - now.risk_adjusted_seconds,
+                )
                 if freed <= 0 or (host_room is not None and then.host_bytes > host_room):
                     continue
                 # A switch that costs no time comes first; among those, the one that frees most.

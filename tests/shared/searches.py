@@ -24,20 +24,22 @@ class NoEstimates(Estimates):
 
 def stub(target: str) -> Any:
     """What compiles steps of a target, where nothing is compiled."""
-    backend = types.SimpleNamespace(target=Target.parse(target), assigns=False, width=1)
+    backend = types.SimpleNamespace(
+        target=Target.parse(target), stops_at_buffers=False, parallel_compiles=1
+    )
     return types.SimpleNamespace(backend=backend, seconds=0.0, compiles=0)
 
 
 def search(
-    profile: Profile, limits: Limits, baseline: Trial, tried=(), steps=None, **others
+    profile: Profile, limits: Limits, baseline: Trial, plan_trials=(), compiler=None, **others
 ) -> Search:
-    """A search that compiled the baseline and `tried`.
+    """A search that compiled the baseline and `plan_trials`.
 
-    steps: what compiles and has a backend; a stub of an H200 if it is None.
+    compiler: what compiles and has a backend; a stub of an H200 if it is None.
     others: fields of `Search`.
     """
-    steps = stub("h200") if steps is None else steps
+    compiler = stub("h200") if compiler is None else compiler
     history: Any = types.SimpleNamespace(remember=lambda step: None)
-    found = Search(profile, limits, steps, history, NoEstimates(steps, profile), **others)
-    found.baseline, found.tried = baseline, [*tried]
+    found = Search(profile, limits, compiler, history, NoEstimates(compiler, profile), **others)
+    found.baseline, found.plan_trials = baseline, [*plan_trials]
     return found

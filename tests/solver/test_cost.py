@@ -37,7 +37,7 @@ def test_evaluate_is_the_oracle(data):
     assert cost.seconds == pytest.approx(expected.seconds, rel=1e-12, abs=1e-12)
     assert cost.recompute_seconds == pytest.approx(expected.recompute, rel=1e-12, abs=1e-12)
     assert cost.doubt_seconds == pytest.approx(expected.doubt, rel=1e-12, abs=1e-12)
-    assert cost.cautious_seconds == pytest.approx(cost.seconds + expected.doubt)
+    assert cost.risk_adjusted_seconds == pytest.approx(cost.seconds + expected.doubt)
     assert flat(effective(made, nested(picked, made))) == expected.effective
 
 

@@ -59,7 +59,7 @@ def compiled(step: MaxTextStep, target: str, plan=None) -> Compiled | None:
     with step.entered(), backend_for(Target.parse(target), workers=1) as backend:
         try:
             stages = trace(lambda _: step.jitted(own), None, step.args)
-            return backend.assign(*stages).result()
+            return backend.compile_buffers(*stages).result()
         except StepError as error:
             print(f"{target}: {str(error)[:200]}")
             return None

@@ -61,7 +61,7 @@ class Opened:
         return [o for o in self.operations if o.tag is not None]
 
 
-def opened(
+def open_block(
     graph: BlockGraph,
     size_of: Callable[[Any], int] = nbytes,
     axes: Mapping[str, int] = MappingProxyType({}),

@@ -16,7 +16,7 @@ from jaxmem._trace.jaxpr import nbytes, per_device, place_of
 from jaxmem._trace.primitives import VIEWS
 from jaxmem._trace.rewrite import Node, Program
 
-MOST = 5  # tensors that a message names
+MOST_NAMED = 5  # tensors that a message names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +72,9 @@ def unnamed(jaxpr, shards: int = 1) -> list[Unnamed]:
 
 
 def listed(tensors: Sequence[Unnamed]) -> str:
-    """The first `MOST` of the tensors as one text, "" without any."""
-    rest = f"; and {len(tensors) - MOST} more" if len(tensors) > MOST else ""
-    return "; ".join(map(str, tensors[:MOST])) + rest
+    """The first `MOST_NAMED` of the tensors as one text, "" without any."""
+    rest = f"; and {len(tensors) - MOST_NAMED} more" if len(tensors) > MOST_NAMED else ""
+    return "; ".join(map(str, tensors[:MOST_NAMED])) + rest
 
 
 def _values(instance) -> list[tuple[Node, int]]:

@@ -1,13 +1,14 @@
-"""Doubts of lossy codecs: by how much each codec must be faster than a lossless choice to be taken.
+"""The doubt of a lossy choice: the seconds by which the choice must be faster than a lossless
+choice to be taken.
 
 A lossy codec must gain a difference that a user would notice, or meet a budget that no lossless
 plan meets. The difference must be 2 % of the step beyond the uncertainty of the difference.
 
-Each lossy choice has a doubt: its own seconds times the uncertainty of times, plus 2 % of the step.
-The share of the step is 0.2 % if `actions=` asks for codecs. The mixed-integer program minimises
-seconds plus doubts, so brute force still proves its optimum. The seconds that a user reads contain
-no doubt. Lossless codecs have no doubt, and neither have codecs to which `actions=` leaves no
-alternative.
+The doubt of a lossy choice is its own seconds times the uncertainty of times, plus 2 % of the step.
+The share of the step is 0.2 % if `actions=` requests codecs. The mixed-integer program minimises
+`risk_adjusted_seconds`, the sum of seconds and doubts. Doubts are constants of the choices, so that
+brute force can still check the optimum. The seconds that a user reads contain no doubt. Lossless
+codecs have no doubt, and neither have codecs to which `actions=` leaves no alternative.
 
 Before a lossy plan is returned, up to two lossless plans are compiled (`look_for_lossless` in
 `_planner/search/search.py`). The prediction that no lossless plan fits may be wrong by the few
@@ -25,26 +26,26 @@ from collections.abc import Sequence
 from jaxmem._core.profile import BlockClass, Option, Tag
 from jaxmem._model.codecs.registry import is_lossless
 
-# The share of a step's time that each lossy tag must gain in any case, where the user asked for
-# codecs: a step's own time is known to about 1 % after 25 rounds of the result time_rank.
-SEEN = 0.002
-# The share where the user did not ask for codecs: a gain that a user would notice.
-WORTH = 0.02
+# The share of a step's time that each lossy tag must gain if the user requested codecs: 25 rounds
+# of the result time_rank measure a step's time to about 1 %.
+MIN_GAIN_REQUESTED = 0.002
+# The share if the user did not request codecs: a gain that a user would notice.
+MIN_GAIN_DEFAULT = 0.02
 
 
 def with_doubts(
-    blocks: Sequence[BlockClass], uncertainty: float, step_seconds: float, share: float = SEEN
+    blocks: Sequence[BlockClass], uncertainty: float, step_seconds: float, share=MIN_GAIN_REQUESTED
 ) -> list[BlockClass]:
-    """Returns the classes with the `doubt` of each lossy option: its own seconds times their
-    uncertainty, and a `share` of the step.
+    """Returns the classes with the `doubt` of each lossy option: the option's seconds times the
+    uncertainty of times, plus a `share` of the step.
 
-    So a codec is taken only where it gains more than the times are known to. A tag whose every
-    stored form is a codec's, because the actions allowed leave out keep and offload, is compressed
-    by explicit wish, and its options are not doubted.
+    So a plan takes a codec only if the codec gains more than the error of the times. If the allowed
+    actions leave out keep and offload, all options of a tag have codecs by explicit request, and
+    the options get no doubt.
 
-    blocks: the step's, with their prices.
-    uncertainty: the share by which a piece of work may take longer than its time says.
-    step_seconds: those of a step with everything kept.
+    blocks: the block classes of the step, with their prices.
+    uncertainty: the share by which a piece of work may take longer than its stored time.
+    step_seconds: seconds of the step with everything kept.
     """
     runs: collections.Counter[str] = collections.Counter()
     for block in blocks:

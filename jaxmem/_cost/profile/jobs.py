@@ -73,14 +73,16 @@ class Jobs:
         """Adds the jobs that price the keeping of `size` bytes until the backward, and returns
         their keys. The price does not include the time to compute these bytes.
 
-        Here: their share of a loop over layers that keeps what it computes for its backward, less
-        one that does not. A step's saved tensors are one large piece of fresh memory, of which
-        every page costs more than its bytes' writing, however small the single tensor.
+        On the device at hand, the jobs are two loops over layers: one loop saves a tensor in each
+        layer for its backward, and the other loop saves none. The difference of their seconds is
+        divided among the saved bytes. The saved tensors of a step are one large piece of fresh
+        memory. Each page of fresh memory costs more than the writing of its bytes, however small
+        the single tensor is.
 
-        Elsewhere: passes that read and write. Where a loop over layers stacks what it saves, there
-        are two, since XLA copies a tensor into the stack and out of it again; else one, of the
-        writing and the reading themselves. (The result `time_choices` compares both with XLA's
-        estimates of whole steps.)
+        On other targets, the jobs are passes that read and write `size` bytes. If a loop over
+        layers stacks the saved tensors, there are two passes, since XLA copies a tensor into the
+        stack and out of it again. Otherwise there is one pass: the writing and the reading. The
+        result `time_choices` compares both with XLA's estimates of whole steps.
         """
         key = ("keep", size)
         if self.local:
@@ -95,7 +97,10 @@ class Jobs:
         return (key, key) if stacked else (key,)
 
     def prices(self, seconds: Sequence[float]) -> dict[tuple, float]:
-        """Returns seconds by key, from those of the jobs in order."""
+        """Returns seconds by key.
+
+        seconds: the seconds of each of `jobs`, in order.
+        """
         price = dict(zip(self.keys, seconds))
         if self._kept:
             of_byte = max(0.0, price["loop", True] - price["loop", False]) / (LAYERS * LAYER_BYTES)

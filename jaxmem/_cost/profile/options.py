@@ -24,17 +24,18 @@ from jaxmem.errors import TagError
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """What a user lets a planner choose from.
+    """The actions and the codecs that a plan may choose.
 
-    actions: those open to tags.
-    named: those of them that are open to values that `checkpoint_name` names, whose authors may
-      know of no codec.
-    looped: those of them that are open inside loops of a block; the profile sets them.
-    codecs: one codec, several, a dict by kind, or None for the kinds' own.
-    outliers: how many outlier channels were counted, by block and tag; codecs that separate them
-      have room for so many.
-    careful: whether a lossy codec is taken only for a gain that one would notice, since the user
-      did not ask for codecs.
+    actions: the actions for tags.
+    named: the actions for values that `checkpoint_name` names; the author of such a value may not
+      know of codecs.
+    looped: the actions for tags inside loops of a block; the profile sets them.
+    codecs: one codec, several codecs, a dict from kinds to codecs, or None for the codec of each
+      kind.
+    outliers: the counted outlier channels by block and tag. Codecs that separate outliers have
+      capacity for this number.
+    codecs_by_default: whether codecs are allowed only because the user named no actions. A lossy
+      codec must then gain at least `MIN_GAIN_DEFAULT` of the step, else `MIN_GAIN_REQUESTED`.
     """
 
     actions: Sequence[Action] = ()
@@ -42,10 +43,10 @@ class Allowed:
     looped: Sequence[Action] = ()
     codecs: Any = None
     outliers: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
-    careful: bool = False
+    codecs_by_default: bool = False
 
     def without_offload(self) -> "Allowed":
-        """The same without the actions that offload."""
+        """A copy without the actions that offload."""
         return dataclasses.replace(self, actions=[a for a in self.actions if not a.offloads])
 
     def open_to(self, places: Sequence[Operation]) -> list[Action]:
@@ -114,7 +115,7 @@ def _options(
     if Action.KEEP in actions:
         yield option(KEEP, size, 0, work(jobs.keep(size, stack > 0)))
     if Action.OFFLOAD in actions:
-        yield option(OFFLOAD, 0, size, work(moved(jobs.keep(size, stack > 0))))
+        yield option(OFFLOAD, 0, size, work(offload_jobs(jobs.keep(size, stack > 0))))
     for codec, fitted in codecs.items():
         spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
         parts = jax.eval_shape(fitted.encode, spec)
@@ -128,12 +129,12 @@ def _options(
         jobs.add(keys[1], Job(decode, tuple(encoded)))
         for action in (a for a in actions if a.compresses):
             kept = jobs.keep(codes, stack > 0)
-            kept, left = (moved(kept), stays) if action.offloads else (kept, codes)
+            kept, left = (offload_jobs(kept), stays) if action.offloads else (kept, codes)
             pieces = work(keys, place.turns) + work(kept)
             yield option(Choice(action, str(fitted)), left, codes - left, pieces)
 
 
-def moved(kept: tuple) -> tuple:
+def offload_jobs(kept: tuple) -> tuple:
     """The job keys of an offload: the passes of keeping, and one more. The tensor is also read for
     the transfer to host memory, and written after the transfer back.
     """
@@ -179,12 +180,13 @@ def _encoded(codec, place: Operation) -> tuple | None:
 
 
 def codecs_of(places: Sequence[Operation], codecs) -> Iterable:
-    """Returns the codecs that may compress a name, one of which then serves for all of its places:
-    those that any of the places asks for.
+    """Returns the codecs that may compress a name: the codecs that at least one place of the name
+    may take. A plan chooses one of them for all places of the name.
 
-    codecs: what `jaxmem.plan` was given: one codec, several, a dict by kind, or None.
+    codecs: the argument `codecs` of `jaxmem.plan`: one codec, several codecs, a dict from kinds to
+      codecs, or None.
 
-    Raises TagError if two places ask for different codecs.
+    Raises TagError if two places name different codecs.
     """
     own = {str(c) for place in places if (c := place.params.get("codec")) is not None}
     if len(own) > 1:
@@ -195,7 +197,7 @@ def codecs_of(places: Sequence[Operation], codecs) -> Iterable:
             " one codec, or names of their own"
         )
     each = [_of_place(place, codecs) for place in places]
-    # A codec of two values is of no use to a tensor of more: every place must ask for it.
+    # `BitMask` stores tensors of two values only: every place must accept it.
     return [
         c
         for c in dict.fromkeys(c for several in each for c in several)
@@ -210,8 +212,9 @@ def _of_place(place: Operation, codecs) -> list:
 
 
 def codecs_for(kind: str | None, own: str | None, dtype, codecs) -> list:
-    """The codecs that a tag may take: its own, else those asked for, else its kind's. What is
-    exact has one where its kind is asked for, or where it is booleans, which lose nothing.
+    """The codecs that a tag may take: the tag's own codec, else the requested codecs, else the
+    codec of its kind. A tag of the kind "exact" gets a codec only if `codecs` names that kind, or
+    if the tensor is boolean, which a bit mask stores without loss.
     """
     if own is not None:
         return [registry.parse(own)]
@@ -228,8 +231,8 @@ def codecs_for(kind: str | None, own: str | None, dtype, codecs) -> list:
 
 
 def recoded(profile: Profile, actions: Actions) -> tuple[Actions, int]:
-    """An earlier plan's assignment with the codecs of this profile, which may have room for another
-    number of outliers; and by how many bytes all layers together then save more.
+    """Returns the assignment of an earlier plan with the codecs of this profile, whose capacity for
+    outliers may differ; and the bytes that all layers save in addition because of the capacity.
     """
     found = {label: dict(choices) for label, choices in actions.items()}
     more = 0
@@ -247,7 +250,9 @@ def recoded(profile: Profile, actions: Actions) -> tuple[Actions, int]:
 
 
 def _other(tag: Tag, choice: Choice) -> Option | None:
-    """The option of the same action and codec, if the choice itself is none."""
+    """The tag's option with the choice's action and codec, but another capacity for outliers. None
+    if the tag has the choice itself as an option, or has no such option.
+    """
     if choice.codec is None or any(o.choice == choice for o in tag.options):
         return None
     name = lambda codec: (codec or "").partition("(")[0]

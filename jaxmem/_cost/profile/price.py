@@ -61,7 +61,7 @@ def block_class(block: Opened, index: int, allowed: Allowed, jobs: Jobs) -> Bloc
     )
 
 
-def priced(block: BlockClass, seconds: Callable[[tuple], float]) -> BlockClass:
+def with_prices(block: BlockClass, seconds: Callable[[tuple], float]) -> BlockClass:
     """Returns the class with seconds in the place of work.
 
     seconds: returns the seconds of the job under a key, of work that is not divided.

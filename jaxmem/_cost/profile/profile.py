@@ -11,12 +11,12 @@ from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.warn import warn
 from jaxmem._cost.blocks.classes import classes_of, plan_fingerprint
 from jaxmem._cost.blocks.find import find_blocks
-from jaxmem._cost.blocks.opened import Opened, hidden_tags, opened
+from jaxmem._cost.blocks.opened import Opened, hidden_tags, open_block
 from jaxmem._cost.blocks.segments import BlockGraph
-from jaxmem._cost.profile.doubt import SEEN, WORTH, with_doubts
+from jaxmem._cost.profile.doubt import MIN_GAIN_DEFAULT, MIN_GAIN_REQUESTED, with_doubts
 from jaxmem._cost.profile.jobs import Jobs
 from jaxmem._cost.profile.options import Allowed
-from jaxmem._cost.profile.price import block_class, priced
+from jaxmem._cost.profile.price import block_class, with_prices
 from jaxmem._cost.profile.times import job_times
 from jaxmem._cost.profile.whole import whole
 
@@ -64,9 +64,9 @@ def profile(
     hidden = hidden_tags(graphs)
     times = job_times(jobs.jobs, backend, database)
     price = jobs.prices(times.seconds)
-    blocks = [priced(block, price.__getitem__) for block in unpriced]
+    blocks = [with_prices(block, price.__getitem__) for block in unpriced]
     step_seconds = sum(b.runs * (b.forward_seconds + b.backward_seconds) for b in blocks)
-    share = WORTH if allowed.careful else SEEN
+    share = MIN_GAIN_DEFAULT if allowed.codecs_by_default else MIN_GAIN_REQUESTED
     blocks = with_doubts(blocks, times.uncertainty, step_seconds, share)
     return Profile(
         fingerprint=plan_fingerprint(blocks),
@@ -90,12 +90,12 @@ def block_classes(jaxpr, axes: Mapping[str, int] = MappingProxyType({})) -> list
     jobs = Jobs(False)
     graphs = [_opened(graph, jobs, axes) for graph in classes_of(find_blocks(jaxpr.jaxpr))]
     blocks = [block_class(graph, k, Allowed(), jobs) for k, graph in enumerate(graphs)]
-    return [priced(block, lambda _: 0.0) for block in blocks]
+    return [with_prices(block, lambda _: 0.0) for block in blocks]
 
 
 def _opened(graph: BlockGraph, jobs: Jobs, axes: Mapping[str, int]) -> Opened:
     """The block's operations, with the bytes of values as the block saves them."""
-    return opened(graph, lambda aval: jobs.stored(aval, max(1, graph.instance.stack)), axes)
+    return open_block(graph, lambda aval: jobs.stored(aval, max(1, graph.instance.stack)), axes)
 
 
 def _unrolled(classes: Sequence[BlockGraph]) -> tuple[str, ...]:

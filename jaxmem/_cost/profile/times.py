@@ -136,7 +136,8 @@ def _better(old: Timing | None, new: Timing) -> Timing:
     return dataclasses.replace(new, seconds=min(old.seconds, new.seconds))
 
 
-# Names of the primitives of codecs' kernels begin so.
+# Prefixes of the names of the primitives of codecs' kernels (`kernels/jaxmem_kernels/ops.py`). A
+# kernel with another name gets the rate of the device's memory.
 _CODEC = tuple(f"jaxmem_{verb}" for verb in ("quantize", "dequantize", "pack_bits", "unpack_bits"))
 
 

@@ -10,7 +10,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem._model.codecs.registry import EXACT
-from jaxmem._model.layer.candidates import MOST, Candidate, candidates, named
+from jaxmem._model.layer.candidates import MOST_CANDIDATES, Candidate, candidates, named
 from jaxmem._model.layer.graph import LayerGraph, is_complex, is_costly, is_inexact
 from jaxmem._model.layer.rules import DerivativeRule, with_rules
 from jaxmem._model.layer.softmax import Softmax, with_softmaxes
@@ -75,7 +75,7 @@ def layer_of(program: Program, activations: Sequence[int], label: str) -> Layer:
     graph = LayerGraph(_folded(program), activations)
     found = _worth_it(graph, candidates(graph))
     # If there are too many candidates, the largest remain, in the order in which they are computed.
-    largest = sorted(found, key=lambda c: -graph.bytes(c.value))[:MOST]
+    largest = sorted(found, key=lambda c: -graph.bytes(c.value))[:MOST_CANDIDATES]
     kept = [c for c in found if c in largest]
     return Layer(label, graph.program, tuple(named(graph, kept)), program)
 

@@ -19,7 +19,7 @@ from jaxmem._trace.rewrite import Node
 
 SMALLEST = 1 / 64  # of the largest activation: a smaller value is not worth a decision
 SCORES = "scores"  # the role of an attention's scores
-MOST = 24  # candidates of a layer: more candidates cost more planning time than they save
+MOST_CANDIDATES = 24  # of a layer: more candidates cost more planning time than they save
 INPUT = "in"  # the name of the layer's input
 # Operations between a projection and its attention: views, slices, rotations and scales.
 _HANDED = VIEWS | {"split", "concatenate", "mul", "add", "sub", "neg", "select_n", "div"}

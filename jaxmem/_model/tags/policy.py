@@ -77,12 +77,14 @@ def is_moved(code) -> bool:
 @functools.cache
 def _verdict(choice: Choice):
     """Returns a policy's answer for a tag with this choice: True keeps the tensor, and False
-    recomputes it.
+    recomputes it. Raises KeyError for an action that has no answer.
 
     JAX's own policies give the same answers. So a policy that combines a `Policy` with another
     policy can be traced, and is refused with an explanation.
     """
-    return {Action.KEEP: True, Action.RECOMPUTE: False}.get(choice.action, _Stored(choice))
+    if choice.action.compresses or choice.action.offloads:
+        return _Stored(choice)
+    return {Action.KEEP: True, Action.RECOMPUTE: False}[choice.action]  # no other action passes
 
 
 class Policy:

@@ -297,8 +297,9 @@ def _mixing_error(name: str) -> OptimizerError:
 
 
 def _numbers_near(stacked):
-    """Moves an array with one scalar for each layer to device memory: a scalar is not worth a
-    copy.
+    """Moves each stacked array of scalars, one scalar for each layer, to device memory. Otherwise
+    each layer would copy its scalar from host memory, which takes longer than the saved bytes are
+    worth.
     """
     near = lambda a: layout.moved(a, layout.DEVICE) if a.ndim == 1 else a
     return jax.tree.map(near, stacked)

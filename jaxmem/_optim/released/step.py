@@ -347,7 +347,7 @@ class ReleasedStep:
         return parts if divided == "states" else everywhere, made
 
 
-def opened(step) -> tuple[Any, Callable[[Any], Any]]:
+def released_of(step) -> tuple[Any, Callable[[Any], Any]]:
     """Returns the released step in the result of a `build`, and the function that gets the released
     step's pair from a state.
     """

@@ -17,7 +17,7 @@ from jaxmem._planner.placement.layer import RESIDENT, LayerGroup, LayerPolicy
 from jaxmem._planner.placement.program import (
     PlacementProblem,
     PlacementSolution,
-    priced,
+    priced_placement,
     solve_placement,
 )
 from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch
@@ -97,7 +97,7 @@ def outcome(
 def _all_kept(problem: PlacementProblem, kept: LayerPolicy) -> float:
     """Seconds of the layers if all states and all saved tensors are in device memory."""
     one = dataclasses.replace(problem, policies=(kept.with_working(0, 0),))
-    return priced(one, {LayerGroup(RESIDENT, 0): problem.states.layers}, DEVICE).seconds
+    return priced_placement(one, {LayerGroup(RESIDENT, 0): problem.states.layers}, DEVICE).seconds
 
 
 def _seconds_outside(search: PlacementSearch, best: PlacedTrial) -> float:
@@ -145,7 +145,7 @@ def infeasible(search: PlacementSearch) -> BudgetError:
             f" states take {needed} in all; expected more of either",
             least_bytes=None,
         )
-    over = [t.total for t in search.tried if t.total > limits.usable_bytes]
+    over = [t.total for t in search.trials if t.total > limits.usable_bytes]
     bytes_ = min([search.expected(least), *over])
     return BudgetError(
         f"plan: `budget` is {given}, and `host_budget` {host} for target {str(target)!r}: the least"

@@ -12,7 +12,7 @@ from jaxmem._core.actions import AS_WRITTEN, KEEP, REST, keeps_everything
 from jaxmem._core.bytes import show_bytes
 from jaxmem._planner.outcome.pareto import curve, whole_actions
 from jaxmem._planner.outcome.table import rows
-from jaxmem._planner.search.candidates import fastest
+from jaxmem._planner.search.candidates import solve_fastest
 from jaxmem._planner.search.measure import Runs, quartiles
 from jaxmem._planner.search.search import Found
 from jaxmem._planner.search.state import Search
@@ -50,7 +50,7 @@ def outcome(
     search, best, division = found.search, found.best, found.division
     assert best is not None
     profile, baseline, model = search.profile, search.baseline, search.model()
-    steps = search.steps
+    compiler = search.compiler
     step_time = search.step_time
     problem = search.problem(model)
     # The table shows the decided problem, with divided layers if the plan divides layers, within
@@ -74,13 +74,13 @@ def outcome(
         predicted_seconds=step_time.of(best),
         baseline_seconds=step_time.base,
         baseline_source=step_time.source,
-        uncertain_seconds=step_time.uncertain(best.cost),
+        uncertain_seconds=step_time.uncertainty_of(best.cost),
         profile_seconds=search.profile_seconds,
         solve_seconds=search.solve_seconds,
-        compile_seconds=steps.seconds,
-        compiles=steps.compiles,
+        compile_seconds=compiler.seconds,
+        compiles=compiler.compiles,
         time_source=profile.time_source,
-        target=str(steps.backend.target),
+        target=str(compiler.backend.target),
         fingerprint=profile.fingerprint,
         jax_version=jax.__version__,
         parts=_parts(search, best),
@@ -90,13 +90,13 @@ def outcome(
             problem,
             lambda size: search.predicted(int(model.reference) + size),
             step_time.seconds,
-            step_time.uncertain,
+            step_time.uncertainty_of,
             baseline.total,
         ),
         notes=notes + option_notes(best.step.compiled.options),
         compiler_options=best.step.compiled.options,
         measured=tuple(_measured(run, run.trial is best) for run in runs),
-        as_written=best is search.written,
+        as_written=best is search.trial_as_written,
         written=_written(search, step_time),
         lossy=_lossy(search, best, step_time, problem),
     ).with_step(best.step.compiled.executable)
@@ -119,15 +119,15 @@ def _lossy(search: Search, best: Trial, step_time: StepTime, problem: ActionProb
         other = min(exact, key=step_time.of)
         more, error = (
             step_time.of(other) - step_time.of(best),
-            step_time.uncertain(best.cost, other.cost),
+            step_time.uncertainty_of(best.cost, other.cost),
         )
         lossless = f"the fastest plan without loss, compiled to {show_bytes(other.total)}, takes"
     else:
-        solution = fastest(problem.lossless())
+        solution = solve_fastest(problem.lossless())
         if solution is None:
             return f"{named}; no plan without loss is predicted to fit"
         more = step_time.seconds(solution.cost) - step_time.of(best)
-        error = step_time.uncertain(best.cost, solution.cost)
+        error = step_time.uncertainty_of(best.cost, solution.cost)
         lossless = "the fastest plan without loss is predicted to take"
     return f"{named}; {lossless} {1e3 * more:.2f} ms more, ± {1e3 * error:.2f} ms"
 
@@ -178,13 +178,13 @@ def infeasible(search: Search, unnamed: str = "", hint: str = "") -> BudgetError
     unnamed: the largest tensors that no tag names, as a text; may be empty.
     hint: text that is added to the end of the sentence.
     """
-    least, target = search.smallest, search.steps.backend.target
+    least, target = search.smallest, search.compiler.backend.target
     parts = dict(zip(ADVICE, dataclasses.astuple(_parts(search, least))))
     holder = max(parts, key=lambda k: parts[k])
     message = (
         f"plan: `budget` is {show_bytes(search.limits.budget)}, and the least that compiled is"
         f" {show_bytes(least.total)} ({least.total} bytes){_each(target)} for target"
-        f" {str(target)!r}, of {len(search.compiled)} assignments: "
+        f" {str(target)!r}, of {len(search.trials)} assignments: "
         + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
         + f"; the largest part is {holder}: {ADVICE[holder]}{_margin(search.limits)}"
     )

@@ -11,7 +11,7 @@ from jaxmem._core.progress import LOG
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS
 from jaxmem._optim.released.direct import Direct
-from jaxmem._optim.released.step import opened
+from jaxmem._optim.released.step import released_of
 from jaxmem._planner.outcome.placed import infeasible, outcome
 from jaxmem._planner.placement.front import front
 from jaxmem._planner.placement.layer import (
@@ -28,10 +28,10 @@ from jaxmem._planner.placement.layer import (
 from jaxmem._planner.placement.program import PlacementProblem, solve_placement
 from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch, with_working
 from jaxmem._planner.placement.steps import PlacedSteps
-from jaxmem._planner.read import read_step
-from jaxmem._planner.search.candidates import fastest
+from jaxmem._planner.search.candidates import solve_fastest
 from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.traced_step import read_step
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.target import Target
@@ -60,7 +60,7 @@ def check_decide(decide: Collection[str], target: Target, measure: float | None)
     if target.devices > 1 and not sharding:
         raise TargetError(
             f"plan: `decide` has 'states', and `target` is {str(target)!r}; expected one device, or"
-            " 'sharding' in `decide` too: what is divided over several says where it lies"
+            " 'sharding' in `decide` too: it places states that are divided over several devices"
         )
     if target.devices == 1 and sharding:
         raise TargetError(
@@ -70,7 +70,7 @@ def check_decide(decide: Collection[str], target: Target, measure: float | None)
     if measure is not None:
         raise StepError(
             f"plan: `measure` is {measure}, and `decide` has 'states', whose steps take arguments"
-            " of other places each; expected measure=None"
+            " in different memories, so that they are not compared by runs; expected measure=None"
         )
     return names
 
@@ -105,7 +105,7 @@ def _every_sharding(
     OptimizerError if the optimizer supports no division.
     """
     target = backend.target
-    released, _ = opened(build(None))
+    released, _ = released_of(build(None))
     accumulates = not isinstance(getattr(released, "optimizer", None), Direct)
     # If XLA has prices for the target, its schedule overlaps more of an all-gather.
     beside = GATHERED_BESIDE if target.chip is not None and target.chip.priced else LESS_BESIDE
@@ -129,7 +129,7 @@ def _fastest(every: list[PlacementSearch], notes: tuple[str, ...]) -> Plan:
     """
     fitting: list[tuple[PlacementSearch, PlacedTrial]] = []
     pairs = ((s, solve_placement(s.within(s.limits.usable_bytes))) for s in every)
-    expected = [(search, one.cautious_seconds) for search, one in pairs if one is not None]
+    expected = [(search, one.risk_adjusted_seconds) for search, one in pairs if one is not None]
     refused: StepError | None = None
     for search, seconds in sorted(expected, key=lambda pair: pair[1]):
         if fitting and min(map(_seconds, fitting)) <= seconds:
@@ -148,9 +148,9 @@ def _fastest(every: list[PlacementSearch], notes: tuple[str, ...]) -> Plan:
         nearest = min(every, key=least)
         # The step may fit although the program has no solution. Its solution of least bytes was not
         # compiled yet.
-        best = None if nearest.tried else nearest.run()
+        best = None if nearest.trials else nearest.run()
         if best is None:
-            if refused is not None and not nearest.tried:
+            if refused is not None and not nearest.trials:
                 raise refused
             raise infeasible(nearest)
         fitting.append((nearest, best))
@@ -159,7 +159,7 @@ def _fastest(every: list[PlacementSearch], notes: tuple[str, ...]) -> Plan:
 
 
 def _seconds(pair: tuple[PlacementSearch, PlacedTrial]) -> float:
-    return pair[1].solution.cautious_seconds
+    return pair[1].solution.risk_adjusted_seconds
 
 
 def read_places(
@@ -217,7 +217,6 @@ def _stack_of(profile: Profile, steps: PlacedSteps) -> BlockClass:
 def _others(profile: Profile, block: BlockClass) -> Actions:
     """The actions of the blocks other than the stack: the fastest assignment without limits."""
     blocks = tuple(b for b in profile.blocks if b is not block)
-    solution = (
-        fastest(ActionProblem(dataclasses.replace(profile, blocks=blocks))) if blocks else None
-    )
+    problem = ActionProblem(dataclasses.replace(profile, blocks=blocks))
+    solution = solve_fastest(problem) if blocks else None
     return {} if solution is None else dict(solution.actions)

@@ -103,7 +103,7 @@ class PlacementProblem:
         """Seconds that one layer of the group takes in a step."""
         return self.lanes(group).seconds(self.microbatches)
 
-    def cautious(self, group: LayerGroup) -> float:
+    def risk_adjusted(self, group: LayerGroup) -> float:
         """The seconds by which groups are ranked: `seconds`, plus the error bound of a lossy
         policy.
         """
@@ -131,8 +131,8 @@ class PlacementSolution:
     device_bytes: device bytes of the whole step, by the problem's sums.
     host_bytes: bytes in host memory.
     seconds: seconds of the layers in a step, and of transfers that overlap with no work.
-    cautious_seconds: the seconds by which solutions are ranked: `seconds`, plus the error bounds of
-      lossy policies.
+    risk_adjusted_seconds: the seconds by which solutions are ranked: `seconds`, plus the error
+      bounds of lossy policies.
     solve_seconds: seconds that the solver took.
     """
 
@@ -141,7 +141,7 @@ class PlacementSolution:
     device_bytes: int
     host_bytes: int
     seconds: float
-    cautious_seconds: float
+    risk_adjusted_seconds: float
     solve_seconds: float
 
     @property
@@ -206,7 +206,7 @@ def solve_placement(problem: PlacementProblem, goal: str = "time") -> PlacementS
         host = sums(problem.host) + outer * (states.outside / UNIT)
         lp += host <= problem.host_room / UNIT
     first = fetched_first([STREAMED], states, problem.link)
-    seconds = pulp.lpSum(n[g] * (problem.cautious(g) * UNIT) for g in groups)
+    seconds = pulp.lpSum(n[g] * (problem.risk_adjusted(g) * UNIT) for g in groups)
     seconds += outer * (problem.outer_seconds * UNIT) + streams * (first * UNIT)
     lp += seconds + device * (TIE * UNIT) if goal == "time" else device + seconds * TIE
     if not solved(lp):
@@ -214,10 +214,10 @@ def solve_placement(problem: PlacementProblem, goal: str = "time") -> PlacementS
     rounded = {g: round(v.varValue or 0) for g, v in n.items()}
     chosen = {g: c for g, c in _ordered(problem, rounded).items() if c}
     memory = HOST if (outer.varValue or 0) > 0.5 else DEVICE
-    return priced(problem, chosen, memory, time.perf_counter() - start)
+    return priced_placement(problem, chosen, memory, time.perf_counter() - start)
 
 
-def priced(
+def priced_placement(
     problem: PlacementProblem,
     counts: Mapping[LayerGroup, int],
     outer: str,
@@ -235,8 +235,8 @@ def priced(
     alone = fetched_first([g.place for g in counts], states, problem.link)
     alone += problem.alone_seconds + (problem.outer_seconds if hosted else 0.0)
     seconds = alone + sum(n * problem.seconds(g) for g, n in counts.items())
-    cautious = alone + sum(n * problem.cautious(g) for g, n in counts.items())
-    return PlacementSolution(counts, outer, device, host, seconds, cautious, solve_seconds)
+    risk_adjusted = alone + sum(n * problem.risk_adjusted(g) for g, n in counts.items())
+    return PlacementSolution(counts, outer, device, host, seconds, risk_adjusted, solve_seconds)
 
 
 def _ordered(problem: PlacementProblem, counts: Mapping[LayerGroup, int]) -> dict[LayerGroup, int]:

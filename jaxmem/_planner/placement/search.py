@@ -34,7 +34,7 @@ MOST_ESTIMATES = 6  # estimates to find one solution to compile
 ENOUGH = 0.98  # a plan that uses at least this share of the usable bytes ends the search
 # A solution that is expected to use at least this share of the usable bytes is not improved:
 # estimates are no more exact.
-NEARLY = 0.995
+FULL_SHARE = 0.995
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class PlacementSearch:
     error: the bytes by which compiled steps are expected to exceed their liveness estimates, from
       the trials.
     profile_seconds, solve_seconds: the time of tracing and profiling, and the time of the solver.
-    tried: the solutions that were compiled.
+    trials: the solutions that were compiled.
     refused: the solutions that XLA did not compile.
     """
 
@@ -83,27 +83,27 @@ class PlacementSearch:
     error: int = 0
     profile_seconds: float = 0.0
     solve_seconds: float = 0.0
-    tried: list[PlacedTrial] = dataclasses.field(default_factory=list)
+    trials: list[PlacedTrial] = dataclasses.field(default_factory=list)
     refused: list[PlacementSolution] = dataclasses.field(default_factory=list)
     _estimated: dict = dataclasses.field(default_factory=dict)
 
     def run(self) -> PlacedTrial | None:
         """The fastest solution that compiles within the limits; None if no solution does."""
         solve_and_compile(self, self.next_solutions)
-        if self.tried and not self.fitting:
+        if self.trials and not self.fitting:
             self._try_safer()
-        return min(self.fitting, key=lambda t: t.solution.cautious_seconds, default=None)
+        return min(self.fitting, key=lambda t: t.solution.risk_adjusted_seconds, default=None)
 
     @property
     def compiles_left(self) -> int:
         """The number of solutions that may still be compiled."""
-        return MOST_COMPILES - len(self.tried)
+        return MOST_COMPILES - len(self.trials)
 
     def next_solutions(self) -> list[PlacementSolution]:
         """The solution to compile next; no solution if the last trial is good enough, or if the
         next solution was compiled before.
         """
-        if self.refused or (self.tried and self._is_enough(self.tried[-1])):
+        if self.refused or (self.trials and self._is_enough(self.trials[-1])):
             return []
         solution = self.agreed()
         return [] if solution is None or self._is_tried(solution) else [solution]
@@ -116,25 +116,25 @@ class PlacementSearch:
         """
         for solution in solutions:
             predicted = self.expected(solution)
-            LOG.info("compile %d: %s", len(self.tried) + 1, solution.places)
+            LOG.info("compile %d: %s", len(self.trials) + 1, solution.places)
             try:
                 step = self.steps.compile(self.assignment(solution), solution.places)
             except StepError as error:
                 # A solution that XLA does not compile because of a defect does not invalidate the
                 # trials before it.
-                if not self.tried:
+                if not self.trials:
                     raise
                 LOG.warning("a plan is left out: %s", str(error)[:400])
                 self.refused.append(solution)
                 continue
-            self.tried.append(PlacedTrial(solution, predicted, step))
+            self.trials.append(PlacedTrial(solution, predicted, step))
             self.error = step.total - self._estimated_of(solution)
 
     def _try_safer(self) -> None:
         """Compiles, if no trial fits, a solution that is smaller by more than the spread of the
         errors, and then the solution of least bytes.
         """
-        errors = [t.total - self._estimated_of(t.solution) for t in self.tried]
+        errors = [t.total - self._estimated_of(t.solution) for t in self.trials]
         self.error = 2 * max(errors) - min(errors)
         for find in (self.agreed, self.least):
             solution = find()
@@ -144,11 +144,11 @@ class PlacementSearch:
                 self.compile_solutions([solution])
 
     def _is_tried(self, solution: PlacementSolution) -> bool:
-        return any(solution.counts == t.solution.counts for t in self.tried)
+        return any(solution.counts == t.solution.counts for t in self.trials)
 
     @property
     def fitting(self) -> list[PlacedTrial]:
-        return [t for t in self.tried if self.limits.allow(t.step)]
+        return [t for t in self.trials if self.limits.allow(t.step)]
 
     def agreed(self) -> PlacementSolution | None:
         """The fastest solution that estimates expect to fit. The program's working memory is exact
@@ -165,12 +165,12 @@ class PlacementSearch:
             solvable = short
             expected = self.expected(solution)
             if expected <= room and (
-                best is None or solution.cautious_seconds < best.cautious_seconds
+                best is None or solution.risk_adjusted_seconds < best.risk_adjusted_seconds
             ):
                 best = solution
             # The error of the sums is assumed to be the same for the next solution.
             error = expected - solution.device_bytes
-            if error == 0 or (expected <= room and error > -(1 - NEARLY) * room):
+            if error == 0 or (expected <= room and error > -(1 - FULL_SHARE) * room):
                 break
             short += error
         # No solution is expected to fit: the solution of least bytes may fit.
@@ -229,8 +229,8 @@ class PlacementSearch:
         if trial.total >= ENOUGH * self.limits.usable_bytes:
             return True
         fastest = self._solved(self.within(None))
-        seconds = trial.solution.cautious_seconds
-        return fastest is not None and fastest.cautious_seconds >= seconds
+        seconds = trial.solution.risk_adjusted_seconds
+        return fastest is not None and fastest.risk_adjusted_seconds >= seconds
 
 
 def with_working(

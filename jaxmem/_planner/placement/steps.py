@@ -15,7 +15,7 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._model.states.layout import masters_of
 from jaxmem._model.states.places import HOST, Places
 from jaxmem._optim.released.form import check_pair
-from jaxmem._optim.released.step import ReleasedStep, opened
+from jaxmem._optim.released.step import ReleasedStep, released_of
 from jaxmem._planner.placement.layer import States
 from jaxmem._planner.placement.mesh import Divided, mesh_of
 from jaxmem._planner.search.compile import CompiledStep
@@ -191,7 +191,7 @@ def _released(made) -> tuple[ReleasedStep, Callable]:
     function that takes the released step's pair out of a state. Raises StepError if `build`
     returned no released step.
     """
-    step, pair = opened(made)
+    step, pair = released_of(made)
     if not isinstance(step, ReleasedStep):
         raise StepError(
             f"plan: states are placed, and `build` returned {type(step).__name__}; expected what"

@@ -1,9 +1,10 @@
 """How a search begins: with everything kept, and with a first guess.
 
-The first guess is a plan that is solved for the bytes that the arguments leave. The alternative is
-full recomputation. If the budget has bytes to spare, the first guess is also the last compile.
-Otherwise its bytes are the reference of the memory model, and are nearer to the answer than the
-bytes of an extreme assignment.
+The first guess is the solution for the usable bytes less the arguments and the estimated working
+memory. The alternative was to compile full recomputation first. If a budget is large, the first
+guess is good enough, and the search compiles no other plan. If a budget is small, the compiled
+bytes of the first guess are the reference of the memory model. The guess resembles the plan that
+the search will return, so that this reference is more exact than the bytes of full recomputation.
 
 Everything kept is compiled even if its bytes are likely to exceed the budget by far, unless an
 earlier search compiled it to more bytes than the budget. A plan reports these bytes. XLA's estimate
@@ -22,7 +23,7 @@ from jaxmem._core.progress import LOG
 from jaxmem._core.warn import warn
 from jaxmem._cost.profile.options import recoded
 from jaxmem._planner.search import candidates
-from jaxmem._planner.search.compile import CompiledStep, Written
+from jaxmem._planner.search.compile import AuthorCheckpoints, CompiledStep
 from jaxmem._planner.search.estimates import agreed
 from jaxmem._planner.search.least import least
 from jaxmem._planner.search.local_search import local_search
@@ -58,11 +59,11 @@ def begin(search: Search, arguments: int) -> None:
             recalled.append(Trial(step, cost, step.total))
     # Compile everything kept; at the same time a first guess, if the backend compiles two at once.
     guess = guessed = None
-    if search.steps.backend.width > 1:
+    if search.compiler.backend.parallel_compiles > 1:
         LOG.info("compiling the step with everything kept, and a first guess")
-        search.steps.begin(kept)
-        if search.written_history is not None and _too_large(search) is None:
-            search.steps.begin(AS_WRITTEN)
+        search.compiler.begin(kept)
+        if search.history_as_written is not None and _too_large(search) is None:
+            search.compiler.begin(AS_WRITTEN)
         guess = _first_guess(search, recalled, arguments)
         step, guessed = search.try_compile(kept, guess.actions)
         if isinstance(step, StepError):
@@ -73,21 +74,21 @@ def begin(search: Search, arguments: int) -> None:
     else:
         (step,) = search.compile(kept)
         search.baseline = trial_of_kept(step)
-    search.written = _written(search)
+    search.trial_as_written = _compile_as_written(search)
     fits = search.baseline.total <= limits.usable_bytes
     if fits and (guess is None or guessed is None or isinstance(guessed, StepError)):
         return
     # On other backends the guess is compiled second, and uses the working memory of everything
     # kept.
     if guess is None or guessed is None:
-        known_trials = [*search.compiled, *recalled]
+        known_trials = [*search.trials, *recalled]
         guess = _first_guess(search, known_trials, search.static)
         (guessed,) = search.try_compile(guess.actions, least=search.baseline.total)
     if isinstance(guessed, StepError):
         search.refused.append(guess.actions)
         guess = priced(ActionProblem(profile), profile.everything_recomputed)
         (guessed,) = search.compile(guess.actions, least=search.baseline.total)
-    search.tried.append(Trial(guessed, guess.cost, search.expected(guess), guess.gap))
+    search.plan_trials.append(Trial(guessed, guess.cost, search.expected(guess), guess.gap))
 
 
 def time_baselines(search: Search) -> None:
@@ -96,31 +97,32 @@ def time_baselines(search: Search) -> None:
     """
     as_written = search.checkpointed
     kept, *others = search.timed(search.baseline, *([] if as_written is None else [as_written]))
-    if search.written is not None:
-        search.written = others[0] if others else kept
+    if search.trial_as_written is not None:
+        search.trial_as_written = others[0] if others else kept
     search.baseline = kept
 
 
 def _too_large(search: Search) -> CompiledStep | None:
     """The step as written, if an earlier search compiled it and it does not fit; else None."""
-    *_, known = [None, *(search.written_history.recall() if search.written_history else [])]
+    *_, known = [None, *(search.history_as_written.recall() if search.history_as_written else [])]
     return known if known and known.compiled.total_bytes > search.limits.usable_bytes else None
 
 
-def _written(search: Search) -> Trial | None:
+def _compile_as_written(search: Search) -> Trial | None:
     """The step as written. If the step as written keeps everything, this is the baseline. If it has
     checkpoints of its own, it is compiled, unless an earlier search compiled it and it does not
     fit. None if a plan's policies decide the step, or if XLA does not compile it.
     """
-    if search.written_history is None:
-        return search.baseline if search.steps.written is Written.KEPT else None
+    if search.history_as_written is None:
+        is_kept = search.compiler.author_checkpoints is AuthorCheckpoints.KEPT
+        return search.baseline if is_kept else None
     step: CompiledStep | StepError | None = _too_large(search)
     if step is None:
         LOG.info("compiling the step as written")
         (step,) = search.try_compile(AS_WRITTEN, least=search.baseline.total)
     if isinstance(step, StepError):
         return None
-    if step.host_bytes and (version := misreading(search.steps.backend.target)):
+    if step.host_bytes and (version := misreading(search.compiler.backend.target)):
         warn(
             "plan: the step as written offloads tensors by checkpoints of its own, and jaxlib"
             f" {version} reads offloaded tensors of a loop at wrong offsets on this target (fixed"
@@ -160,7 +162,7 @@ def _first_guess(search: Search, known: list[Trial], static: int) -> ActionSolut
     def solve(model: Expected) -> ActionSolution | None:
         room = limits.usable_bytes - static - int(model.reference)
         problem = ActionProblem(profile, room, limits.host_bytes, model.working)
-        return candidates.fastest(problem) or least_bytes(problem)
+        return candidates.solve_fastest(problem) or least_bytes(problem)
 
     available = limits.usable_bytes - static
     solution = agreed(solve, model, available, estimates)
@@ -169,13 +171,13 @@ def _first_guess(search: Search, known: list[Trial], static: int) -> ActionSolut
             f"plan: `host_budget` is {show_bytes(limits.host_bytes)}, and no assignment of the"
             " actions allowed needs so little"
         )
-    # A plan that an earlier search compiled within the limits is certain to fit. A guess is better
-    # only if it is faster, and expected to fit.
+    # The compiled bytes of an earlier search show that its plan fits. A guess is better only if it
+    # is faster, and expected to fit.
     fitting = [t for t in known if limits.allow(t)]
-    best = min(fitting, key=lambda t: t.cost.cautious_seconds, default=None)
+    best = min(fitting, key=lambda t: t.cost.risk_adjusted_seconds, default=None)
     fits = solution.saved_bytes + model().predict(solution.actions) <= available
     if best is not None:
-        faster = fits and solution.cautious_seconds < best.cost.cautious_seconds
+        faster = fits and solution.risk_adjusted_seconds < best.cost.risk_adjusted_seconds
         return solution if faster else priced(ActionProblem(profile), best.actions)
     if not fits:
         expected = estimates.expecting([(t.actions, t.working) for t in known])

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, Actions, stored
 from jaxmem._core.profile import BlockClass, Profile
-from jaxmem._planner.search import candidates
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.local_search import local_search
 from jaxmem._planner.search.state import Search
@@ -26,10 +25,10 @@ from jaxmem.errors import TagError
 SHARES = (1.0, 0.985, 0.96)
 # A candidate may be predicted to take up to this multiple of the usable bytes: predictions are no
 # more exact, and the solver counts bytes in units.
-NEARLY = 1.002
+PREDICTED_SHARE = 1.002
 
 
-def fastest(problem: ActionProblem) -> ActionSolution | None:
+def solve_fastest(problem: ActionProblem) -> ActionSolution | None:
     """Returns the solver's solution with its actions `settled`; None if no assignment fits."""
     solution = solve(problem)
     if solution is None:
@@ -37,15 +36,15 @@ def fastest(problem: ActionProblem) -> ActionSolution | None:
     return priced(problem, settled(problem.profile, solution), solution.solve_seconds, solution.gap)
 
 
-def within_budget(search: Search, count: int) -> list[ActionSolution]:
+def solve_within_budget(search: Search, count: int) -> list[ActionSolution]:
     """Returns the fastest assignment for each of the first `count` of `SHARES` of the usable bytes.
     Each share but the first is reduced by the largest underprediction of this search. Assignments
     that estimates do not expect to fit are left out.
     """
     short = _short(search)
     shares = [SHARES[0], *(share - short for share in SHARES[1:])][:count]
-    solutions = [search.agreed(fastest, share) for share in shares]
-    most = NEARLY * search.limits.usable_bytes
+    solutions = [search.agreed(solve_fastest, share) for share in shares]
+    most = PREDICTED_SHARE * search.limits.usable_bytes
     return [s for s in solutions if s is not None and search.expected(s) <= most]
 
 
@@ -54,8 +53,8 @@ def _short(search: Search) -> float:
     the second of `SHARES` allows for. The first trial is left out: before it, the model was fitted
     to no plan of this search.
     """
-    errors = [(t.total - t.predicted_bytes) / search.limits.usable_bytes for t in search.tried[1:]]
-    return max([0.0, *(error - (1 - SHARES[1]) for error in errors)])
+    error = max((t.total - t.predicted_bytes for t in search.plan_trials[1:]), default=0)
+    return max(0.0, error / search.limits.usable_bytes - (1 - SHARES[1]))
 
 
 def nearest(search: Search) -> list[ActionSolution]:
@@ -67,7 +66,7 @@ def nearest(search: Search) -> list[ActionSolution]:
     by_model = search.agreed(least_bytes)
     nothing = priced(search.problem(search.model()), search.profile.everything_recomputed)
     alternatives = [s for s in (by_model, nothing) if s is not None]
-    usable = [t for t in search.compiled if not (search.lossless and t.cost.is_lossy)]
+    usable = [t for t in search.trials if not (search.lossless and t.cost.is_lossy)]
     smallest = min(usable, key=lambda t: t.total).actions
     starts = [smallest, *(s.actions for s in alternatives)]
     first = _descended(search, starts)
@@ -87,7 +86,7 @@ def _descended(
     changes of `starts`. If no plan is expected to fit, the plan that exceeds the share by the
     fewest bytes; None once the limit of estimates is reached.
     """
-    known = [(t.actions, t.working) for t in (*search.compiled, *search.recalled)]
+    known = [(t.actions, t.working) for t in (*search.trials, *search.recalled)]
     room = search.limits.usable_bytes * share - search.static
     expected = search.estimates.expecting(known)
     return local_search(starts, search.problem(search.model()), expected, room)
@@ -99,14 +98,14 @@ def recalled(
     """Returns the fastest plan that an earlier search compiled to bytes within this budget, if no
     trial of this search is as fast yet. `seconds` returns the seconds by which trials are ranked.
     """
-    best = min((seconds(t) for t in search.within_budget), default=math.inf)
+    best = min((seconds(t) for t in search.fitting_on_device), default=math.inf)
     limits = search.limits
     faster = [
         t
         for t in search.recalled
         if limits.allow(t)
         if seconds(t) < best
-        if not is_among(t.actions, search.compiled)
+        if not is_among(t.actions, search.trials)
     ]
     if not faster:
         return None
@@ -172,7 +171,7 @@ def hand_policies(profile: Profile) -> dict[str, Actions]:
         actions = by_name.setdefault(name, profile.everything_recomputed)
         for block in profile.blocks:
             actions[block.name] |= dict.fromkeys(tags_of(block), KEEP)
-    return {n: a for n, a in by_name.items() if candidates.price_of(profile, a) is not None}
+    return {n: a for n, a in by_name.items() if price_of(profile, a) is not None}
 
 
 def _products(block: BlockClass) -> list[str]:

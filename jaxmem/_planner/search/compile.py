@@ -46,7 +46,7 @@ class CompiledStep:
         return self.compiled.host_bytes
 
 
-class Written(enum.Enum):
+class AuthorCheckpoints(enum.Enum):
     """The checkpoints of the step as its author wrote it, before a plan.
 
     PLANNED: the blocks have policies of jaxmem. A plan decides every block.
@@ -65,13 +65,14 @@ class StepCompiler:
     build: takes a plan and returns the step.
     args: the step's arguments, as arrays or shapes.
     backend: compiles the step.
-    written: the checkpoints of the step as its author wrote it.
+    author_checkpoints: the checkpoints of the step as its author wrote it; `read_step` sets them.
     idle_blocks: labels of blocks through which no gradient runs. Actions do not name these blocks,
       but `build` reads their choices from the plan. So they are recomputed.
     """
 
-    def __init__(self, build, args: tuple, backend: Backend, written: Written = Written.PLANNED):
-        self.build, self.args, self.backend, self.written = build, args, backend, written
+    def __init__(self, build, args: tuple, backend: Backend):
+        self.build, self.args, self.backend = build, args, backend
+        self.author_checkpoints = AuthorCheckpoints.PLANNED
         self.idle_blocks: tuple[str, ...] = ()
         self.compiles = 0
         self.seconds = 0.0
@@ -112,7 +113,7 @@ class StepCompiler:
 
     def begin(self, actions: Actions) -> None:
         """Begins a compile that a later call of `try_compile` waits for. This saves time if the
-        backend compiles outside this process, which its `width` above 1 shows.
+        backend compiles outside this process, that is, if its `parallel_compiles` is above 1.
         """
         self._begun.append((actions, self._begin(actions)))
 
@@ -121,7 +122,7 @@ class StepCompiler:
         for i, (other, _) in enumerate(self._begun):
             if other == actions:
                 return self._begun.pop(i)[1]
-        return self.backend.assign(*self._stages(self.plan_of(actions)))
+        return self.backend.compile_buffers(*self._stages(self.plan_of(actions)))
 
     def compile_fully(self, step: CompiledStep) -> CompiledStep:
         """Compiles a step fully that was compiled for buffers only. On a backend that always
@@ -129,7 +130,7 @@ class StepCompiler:
 
         Raises StepError if XLA does not compile the step.
         """
-        if not self.backend.assigns:
+        if not self.backend.stops_at_buffers:
             return step
         start = time.perf_counter()
         compiled = self.backend.compile(*self._stages(self.plan_of(step.actions))).result()
@@ -156,7 +157,7 @@ class StepCompiler:
     def plan_of(self, actions: Actions) -> Assignment:
         """The argument of `build` for the step under `actions`."""
         kept = keeps_everything(actions)
-        if actions == AS_WRITTEN or (kept and self.written is Written.KEPT):
+        if actions == AS_WRITTEN or (kept and self.author_checkpoints is AuthorCheckpoints.KEPT):
             return Assignment.unchanged()
         if kept:
             return Assignment.everything()

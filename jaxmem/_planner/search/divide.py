@@ -95,7 +95,7 @@ def best_division(problem: ActionProblem, stored: float | None = None) -> Divisi
     for block in divisible(problem.profile):
         candidates = [best, *_divisions(problem, groups, block, stored)]
         solved = [division for division in candidates if division is not None]
-        best = min(solved, key=lambda d: (d.solution.cautious_seconds, d.bytes), default=None)
+        best = min(solved, key=lambda d: (d.solution.risk_adjusted_seconds, d.bytes), default=None)
         groups = groups if best is None else best.groups
     return best
 
@@ -219,7 +219,7 @@ def _divide(
     """
     limits = search.limits
     # The most seconds of a divided plan that is worth a compile.
-    worth = best.cost.cautious_seconds - LEAST_GAIN * search.profile.step_seconds
+    worth = best.cost.risk_adjusted_seconds - LEAST_GAIN * search.profile.step_seconds
     chosen, short, seen, slower = None, 0, [], False
     while search.compiles_left > 0:
         model = search.model()
@@ -231,7 +231,7 @@ def _divide(
         division = search.solved(best_division, problem.within(limits.usable_bytes - base), stored)
         if division is None or division.solution.actions in seen:
             break
-        if division.solution.cautious_seconds > worth:
+        if division.solution.risk_adjusted_seconds > worth:
             break
         seen.append(division.solution.actions)
         predicted = base + division.bytes
@@ -249,11 +249,11 @@ def _divide(
         short += trial.total - predicted
         if not limits.allow(trial):
             continue
-        if step_time.cautious(trial) >= step_time.cautious(best):
+        if step_time.risk_adjusted(trial) >= step_time.risk_adjusted(best):
             slower = bool(division.groups.whole)
             break
         best, chosen = trial, division
-        worth = best.cost.cautious_seconds - LEAST_GAIN * search.profile.step_seconds
+        worth = best.cost.risk_adjusted_seconds - LEAST_GAIN * search.profile.step_seconds
     return best, chosen, slower
 
 

@@ -34,13 +34,13 @@ COMPILED = 10  # a compile for buffers takes about as long as this number of est
 class Estimates:
     """Liveness estimates of one step under assignments. The estimate of an assignment is made once.
 
-    steps: traces the step.
+    compiler: traces the step.
     profile: the profile of the step.
     shards: the number of devices over which a block's tensors are divided.
     """
 
-    def __init__(self, steps: StepCompiler, profile: Profile, shards: int = 1):
-        self._steps, self._profile, self._shards = steps, profile, shards
+    def __init__(self, compiler: StepCompiler, profile: Profile, shards: int = 1):
+        self._compiler, self._profile, self._shards = compiler, profile, shards
         # Temporary bytes, and equations of the traced step, by the choices that an assignment
         # stores.
         self._estimated: dict[str, int] = {}
@@ -91,10 +91,10 @@ class Estimates:
 
     def estimate_step(self, actions: Actions) -> tuple[int, int]:
         """Estimated temporary bytes, and the number of equations that the estimate counts as."""
-        traced = self._steps.trace(self._steps.plan_of(actions))
-        backend = self._steps.backend
+        traced = self._compiler.trace(self._compiler.plan_of(actions))
+        backend = self._compiler.backend
         count = sum(1 for _ in equations(traced.jaxpr.jaxpr))
-        count *= COMPILED if backend.assigns else 1
+        count *= COMPILED if backend.stops_at_buffers else 1
         return backend.temporary_bytes(traced, self._shards), count
 
     def more_by_kernels(self, actions: Actions) -> int | None:
@@ -104,10 +104,10 @@ class Estimates:
         Returns None in three cases: the target compiles the kernels themselves, the step has no
         codec, or the limit of estimates is reached.
         """
-        backend = self._steps.backend
+        backend = self._compiler.backend
         if self._shards == 1 or not backend.compiles_references:
             return None
-        traced = self._steps.trace(self._steps.plan_of(actions))
+        traced = self._compiler.trace(self._compiler.plan_of(actions))
         if not runs_references(traced.jaxpr) or (references := self.estimate(actions)) is None:
             return None
         return backend.temporary_bytes(traced, self._shards, kernels=True) - references

@@ -16,7 +16,7 @@ from jaxmem._core.profile import BlockClass, Option, Profile
 from jaxmem._planner.search.history import Comparison
 from jaxmem._planner.solve.cost import Cost, option_of
 
-LEAST, MOST = 1 / 4, 4.0  # a factor outside this range is not an error of prices
+LEAST_FACTOR, MOST_FACTOR = 1 / 4, 4.0  # a factor outside this range is not an error of prices
 PRIOR = 0.3  # the prior standard deviation of a factor from 1
 NOISE = 0.01  # the noise of measured seconds, as a share of a step's seconds
 
@@ -61,7 +61,7 @@ def fitted(profile: Profile, observed: Sequence[Comparison[Cost]]) -> Factors:
     rows += list(np.eye(3) / PRIOR)
     wanted += [0.0] * 3
     off = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0]
-    return Factors(*(float(f) for f in np.clip(1 + off, LEAST, MOST)))
+    return Factors(*(float(f) for f in np.clip(1 + off, LEAST_FACTOR, MOST_FACTOR)))
 
 
 def _exposed(one: Comparison[Cost]) -> float:

@@ -1,8 +1,8 @@
 """The compiles of a step by earlier searches, from the database. The next search for the step
 starts with them.
 
-Earlier compiles guide a search, and prove nothing. The search that returns a plan has compiled the
-plan itself.
+Earlier compiles decide which plans a search compiles. A search never returns an earlier compile: it
+compiles the plan that it returns itself.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._trace.jaxpr import text_of
 
-MOST = 48  # the most compiles that are recalled, the latest ones
+RECALLED = 48  # the most compiles that are recalled, the latest ones
 # The version of the meaning of "everything kept". In version 1 it meant the step as written, with
 # the author's checkpoints.
 FORM = 2
@@ -65,7 +65,7 @@ class History:
     def recall(self) -> list[CompiledStep]:
         """Earlier compiles, the latest last. Entries that cannot be read are left out."""
         steps = []
-        for actions, result in self._database.read_tried(self._device, self._step, MOST):
+        for actions, result in self._database.read_tried(self._device, self._step, RECALLED):
             try:
                 steps.append(CompiledStep(_parse(actions), Compiled(**json.loads(result))))
             except (ValueError, TypeError, AttributeError):
@@ -94,7 +94,9 @@ class History:
         left out.
         """
         runs = []
-        for actions, result in self._database.read_tried(f"{self._device} runs", self._step, MOST):
+        for actions, result in self._database.read_tried(
+            f"{self._device} runs", self._step, RECALLED
+        ):
             try:
                 other, seconds, noise = json.loads(result)
                 runs.append(

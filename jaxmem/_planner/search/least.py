@@ -44,7 +44,7 @@ def least(search: Search, refused: Sequence[Actions] = ()) -> list[ActionSolutio
     return _each(search, [*([] if known is None else [known]), *starts])
 
 
-def corrected(
+def near_least(
     search: Search, known: Sequence[Trial], refused: Sequence[Actions]
 ) -> list[ActionSolution]:
     """Returns the assignment of least bytes by liveness estimates that are corrected by compiles;

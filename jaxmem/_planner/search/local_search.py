@@ -94,7 +94,7 @@ class _Descent:
             self.here = over, solution
         # If two assignments exceed the limit equally, the one with fewer host bytes is better: a
         # fetched tensor reaches the device earlier than the estimate assumes.
-        rank = (over, solution.host_bytes if over else 0, solution.cautious_seconds)
+        rank = (over, solution.host_bytes if over else 0, solution.risk_adjusted_seconds)
         if self.best is not None and rank >= self.best[0]:
             return False
         self.best = rank, solution
@@ -132,7 +132,7 @@ class _Descent:
 
 
 def _slower(one: ActionSolution, other: ActionSolution) -> bool:
-    return one.cautious_seconds > other.cautious_seconds
+    return one.risk_adjusted_seconds > other.risk_adjusted_seconds
 
 
 def _key(actions: Actions) -> str:

@@ -12,7 +12,7 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
-from jaxmem._cost.profile.doubt import WORTH
+from jaxmem._cost.profile.doubt import MIN_GAIN_DEFAULT
 from jaxmem._cost.profile.options import recoded
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.candidates import hand_policies
@@ -55,7 +55,7 @@ class Runs:
         return statistics.median(self.rounds)
 
 
-def fastest_measured(found: Found, seconds: float) -> tuple[Found, list[Runs]]:
+def run_and_correct(found: Found, seconds: float) -> tuple[Found, list[Runs]]:
     """Runs the most promising steps in alternation for `seconds`. Returns the search's result with
     the fastest measured trial as its best, and all runs.
 
@@ -101,25 +101,25 @@ def fastest_measured(found: Found, seconds: float) -> tuple[Found, list[Runs]]:
         # the fastest step's seconds, before and now.
         pace = fastest.median / fastest_again.median
         runs.append(dataclasses.replace(new, rounds=tuple(pace * s for s in new.rounds)))
-    best = fastest_of(search.careful, runs).trial
+    best = fastest_run(search.codecs_by_default, runs).trial
     division = found.division if best is found.best else None
     return dataclasses.replace(found, best=best, division=division), runs
 
 
-def fastest_of(careful: bool, runs: Sequence[Runs]) -> Runs:
+def fastest_run(codecs_by_default: bool, runs: Sequence[Runs]) -> Runs:
     """The runs of the fastest step. If the fastest step is lossy, and if it gains less than a user
     notices plus the spread of the rounds, the runs of the fastest lossless step.
 
-    careful: whether a lossy step must gain a difference that a user would notice, as
-      `Search.careful`.
+    codecs_by_default: whether a lossy step must gain at least `MIN_GAIN_DEFAULT` of the step, as
+      `Search.codecs_by_default`.
     """
     best = min(runs, key=lambda run: run.median)
     exact = [run for run in runs if not run.trial.cost.is_lossy]
-    if not (careful and best.trial.cost.is_lossy and exact):
+    if not (codecs_by_default and best.trial.cost.is_lossy and exact):
         return best
     other = min(exact, key=lambda run: run.median)
     spread = sum(upper - lower for lower, _, upper in (quartiles(r.rounds) for r in (best, other)))
-    noticed = WORTH * other.median + spread / 2
+    noticed = MIN_GAIN_DEFAULT * other.median + spread / 2
     return best if other.median - best.median >= noticed else other
 
 
@@ -127,7 +127,7 @@ def _run(search: Search, named: dict[str, Trial], seconds: float) -> list[Runs]:
     """Runs the steps that can run on the device at hand, in alternation, and stores the runs in the
     history.
     """
-    rounds = search.steps.run(*(t.step for t in named.values()), seconds=seconds)
+    rounds = search.compiler.run(*(t.step for t in named.values()), seconds=seconds)
     runs = [Runs(n, t, tuple(r)) for (n, t), r in zip(named.items(), rounds) if r]
     if runs:
         _remember(search, runs)
@@ -173,14 +173,14 @@ def _solved_with(search: Search, factors: Factors) -> Actions | None:
     """The best assignment under prices multiplied by `factors`; None if no assignment fits."""
     problem = search.problem(search.model())
     other = dataclasses.replace(problem, profile=rescaled(search.profile, factors))
-    solution = candidates.fastest(other)
+    solution = candidates.solve_fastest(other)
     return None if solution is None else solution.actions
 
 
 def _compiled(search: Search, actions: Actions) -> Trial | None:
     """Compiles an assignment, and returns its trial; None if the assignment does not fit."""
     limits = search.limits
-    for trial in search.compiled:
+    for trial in search.trials:
         if trial.step.compiled.executable is not None and candidates.is_among(actions, [trial]):
             return trial if trial in search.fitting else None
     solution = priced(search.problem(search.model()), actions)
@@ -216,7 +216,7 @@ def check_measure(seconds, target: Target) -> None:
         )
 
 
-def corrected(profile: Profile, history: History) -> tuple[Profile, tuple[str, ...]]:
+def corrected_by_runs(profile: Profile, history: History) -> tuple[Profile, tuple[str, ...]]:
     """Returns the profile with prices that are corrected by earlier searches' runs of whole steps,
     and a note for the user.
     """
@@ -229,7 +229,7 @@ def corrected(profile: Profile, history: History) -> tuple[Profile, tuple[str, .
 
 def remember_run(build, args: tuple, actions: Actions, other: Actions, seconds, noise) -> None:
     """Stores the measured difference of a step under two assignments, for later plans of the step
-    (`corrected`).
+    (`corrected_by_runs`).
 
     build, args: as for `jaxmem.plan`; the device is the device at hand.
     actions, other: the two assignments.
@@ -241,13 +241,13 @@ def remember_run(build, args: tuple, actions: Actions, other: Actions, seconds, 
         History(backend, traced.jaxpr).remember_run(Comparison(actions, other, seconds, noise))
 
 
-def measured(found: Found, seconds: float) -> tuple[Found, list[Runs], tuple[str, ...]]:
+def compare_by_runs(found: Found, seconds: float) -> tuple[Found, list[Runs], tuple[str, ...]]:
     """Returns the search's result with the fastest measured trial as its best, all runs, and notes
     for the user.
     """
     LOG.info("running the likely fastest steps for %g s", seconds)
     try:
-        fastest, runs = fastest_measured(found, seconds)
+        fastest, runs = run_and_correct(found, seconds)
     except CannotRun as why:
         return found, [], (f"nothing was run for `measure`: {why}",)
     if not runs:

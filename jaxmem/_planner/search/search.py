@@ -10,8 +10,9 @@ of a search are:
 - `refine_by_whole_steps` compiles changes of the best plan for buffers, if the target can.
 - `divide` finds two groups of layers, if they are faster.
 
-If everything kept fits, `hasten` takes the place of `refine`: it finds a plan that is faster than
-the step without a plan. If no plan fits, `compile_least` compiles the assignments of least bytes.
+If everything kept fits, `compile_unlimited` takes the place of `refine`: it compiles the plan that
+is fastest without a limit on device bytes. If no plan fits, `compile_least` compiles the
+assignments of least bytes.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from jaxmem._core.groups import divisible
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.begin import begin, time_baselines
 from jaxmem._planner.search.divide import Division, divide
-from jaxmem._planner.search.least import corrected, least
+from jaxmem._planner.search.least import least, near_least
 from jaxmem._planner.search.state import Search, warn_left_out
 from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime
 from jaxmem._planner.search.trial import Trial, solve_and_compile
@@ -73,14 +74,14 @@ def find_plan(search: Search, arguments: int) -> Found:
     begin(search, arguments)
     time_baselines(search)
     if search.baseline.total <= search.limits.usable_bytes:
-        hasten(search)
+        compile_unlimited(search)
     else:
         refine(search)
     if not search.fitting and not search.checkpointed_fits:
         compile_least(search)
         if (proven := _proven_least(search)) is not None:
             return Found(search, proven, None)
-    if search.careful:
+    if search.codecs_by_default:
         look_for_lossless(search)
     corrections = refine_by_whole_steps(search)
     # The largest excess so far of the bytes of a full compile over the bytes of its compile for
@@ -104,7 +105,7 @@ def look_for_lossless(search: Search) -> None:
     """
     limits = search.limits
     step_time = search.step_time
-    best = min(search.fitting, key=step_time.cautious, default=None)
+    best = min(search.fitting, key=step_time.risk_adjusted, default=None)
     if best is None or not best.cost.is_lossy:
         return
     exact = search.without_loss()
@@ -112,7 +113,7 @@ def look_for_lossless(search: Search) -> None:
         fitting = [t for t in search.fitting if not t.cost.is_lossy]
         if any(t.total >= ENOUGH * limits.usable_bytes for t in fitting):
             return
-        picks = search.solved(candidates.within_budget, exact, 2)
+        picks = search.solved(candidates.solve_within_budget, exact, 2)
         if not (fresh := _fresh(search, picks)) and not fitting:
             fresh = _fresh(search, search.solved(candidates.nearest, exact))
         if not fresh:
@@ -126,29 +127,29 @@ def compile_least(search: Search) -> None:
     smallest = search.solved(least, search, search.refused)
     first = smallest[:2]  # two different assignments, since the liveness estimate of one may err
     search.compile_solutions(_fresh(search, first))
-    trials_of = lambda picks: [t for t in search.compiled if candidates.is_among(t.actions, picks)]
+    trials_of = lambda picks: [t for t in search.trials if candidates.is_among(t.actions, picks)]
     if all(_exceeds_by_far(search, t.total) for t in trials_of(first)):
         return
     search.compile_solutions(_fresh(search, smallest[2:]))
-    if not any(limits.allow(t) for t in search.tried):
+    if not any(limits.allow(t) for t in search.plan_trials):
         # The errors of these liveness estimates correct the estimates of similar assignments.
-        nearby = search.solved(corrected, search, trials_of(smallest), search.refused)
+        nearby = search.solved(near_least, search, trials_of(smallest), search.refused)
         search.compile_solutions(_fresh(search, nearby))
 
 
-def hasten(search: Search) -> None:
+def compile_unlimited(search: Search) -> None:
     """Compiles the fastest plan without a limit on device bytes, if its predicted time is less than
     the time of everything kept, which fits.
     """
 
     problem = ActionProblem(search.profile, None, search.limits.host_bytes)
-    best = search.solved(candidates.fastest, problem)
+    best = search.solved(candidates.solve_fastest, problem)
     most = search.baseline.cost.seconds - LEAST_GAIN * search.profile.step_seconds
-    if best is None or best.cautious_seconds >= most:
+    if best is None or best.risk_adjusted_seconds >= most:
         return
     if search.profile.time_source == "roofline":
         return
-    if candidates.is_among(best.actions, search.compiled):
+    if candidates.is_among(best.actions, search.trials):
         return
     search.compile_solutions([best])
 
@@ -159,8 +160,8 @@ def refine(search: Search) -> None:
     """
     problem = ActionProblem(search.profile, None, search.limits.host_bytes)
     # No assignment of tags is faster than the best one without a limit on device bytes.
-    best = search.solved(candidates.fastest, problem)
-    least_seconds = best.cautious_seconds if best else 0.0
+    best = search.solved(candidates.solve_fastest, problem)
+    least_seconds = best.risk_adjusted_seconds if best else 0.0
     solve_and_compile(search, lambda: _next_solutions(search, least_seconds))
 
 
@@ -169,16 +170,16 @@ def _next_solutions(search: Search, least_seconds: float) -> list[ActionSolution
 
     least_seconds: seconds of the best assignment without a limit on device bytes.
     """
-    limits, width = search.limits, search.steps.backend.width
-    within, model = search.within_budget, search.model()
+    limits, width = search.limits, search.compiler.backend.parallel_compiles
+    within, model = search.fitting_on_device, search.model()
     # A faster plan that an earlier search compiled within the limits is compiled before the search
     # ends. Otherwise, a search with more history could return a slower plan than one with less.
-    earlier = candidates.recalled(search, search.problem(model), search.step_time.cautious)
+    earlier = candidates.recalled(search, search.problem(model), search.step_time.risk_adjusted)
     # A plan that fills the budget, or that is as fast as a plan without a limit, ends the search. A
     # plan from local search has an unknown gap, and does not end the search by filling the budget.
     done = any(
         (t.total >= ENOUGH * limits.usable_bytes and t.gap < math.inf)
-        or t.cost.cautious_seconds <= least_seconds
+        or t.cost.risk_adjusted_seconds <= least_seconds
         for t in within
     )
     # A step whose layers can be divided leaves its last compiles to `divide`.
@@ -188,7 +189,7 @@ def _next_solutions(search: Search, least_seconds: float) -> list[ActionSolution
     # Candidates, the most promising first. There is one more candidate than compiles at the same
     # time, since some candidates may have been compiled before.
     picks = [] if earlier is None else [earlier]
-    picks += search.solved(candidates.within_budget, search, width + 1)
+    picks += search.solved(candidates.solve_within_budget, search, width + 1)
     fresh = _fresh(search, picks)
     # No trial fits, and no solution is expected to fit: try the assignments nearest to the budget.
     if not within and not fresh:
@@ -209,7 +210,7 @@ def _fresh(search: Search, picks: list[ActionSolution]) -> list[ActionSolution]:
     """The solutions that were neither compiled nor refused by XLA, without duplicates."""
     fresh: list[ActionSolution] = []
     for pick in picks:
-        known = [t.actions for t in search.compiled] + search.refused
+        known = [t.actions for t in search.trials] + search.refused
         known += [other.actions for other in fresh]
         if not any(candidates.alike(pick.actions, actions) for actions in known):
             fresh.append(pick)
@@ -222,10 +223,10 @@ def _proven_least(search: Search) -> Trial | None:
     """
     limits = search.limits
     near = dataclasses.replace(limits, usable_bytes=int((1 + BUFFERS_DIFFER) * limits.usable_bytes))
-    if not search.steps.backend.assigns or search.fitting or search.checkpointed_fits:
+    if not search.compiler.backend.stops_at_buffers or search.fitting or search.checkpointed_fits:
         return None
     as_written = [] if search.checkpointed is None else [search.checkpointed]
-    likely = [t for t in (*search.compiled, *as_written) if near.allow(t)]
+    likely = [t for t in (*search.trials, *as_written) if near.allow(t)]
     for trial in sorted(likely, key=lambda t: t.total)[:MOST_PROVEN]:
         try:
             proven = search.compiled_fully(trial)
@@ -250,11 +251,11 @@ def _ranked(search: Search, more: int) -> list[tuple[Trial, Division | None]]:
         # Each trial costs a full compile, which is likely to fail if the trial is as near to the
         # limit as a trial that failed.
         likely = [t for t in search.fitting if t.total + more <= limits.usable_bytes]
-        best = min(likely or search.fitting, key=lambda t: (step_time.cautious(t), t.total))
+        best = min(likely or search.fitting, key=lambda t: (step_time.risk_adjusted(t), t.total))
         # If everything kept fits, it is changed only for a gain of at least `LEAST_GAIN`. Times
         # that are computed from a device's rates are too rough to show such a gain.
         rough = search.profile.time_source == "roofline"
-        if fits and (rough or step_time.cautious(best) > (1 - LEAST_GAIN) * step_time.base):
+        if fits and (rough or step_time.risk_adjusted(best) > (1 - LEAST_GAIN) * step_time.base):
             best = search.baseline
         best = _worth_its_loss(search, step_time, best, likely or search.fitting)
         alone = fits or more > 0
@@ -267,7 +268,7 @@ def _ranked(search: Search, more: int) -> list[tuple[Trial, Division | None]]:
         faster = [
             each
             for each in ranked
-            if step_time.cautious(each[0]) <= worth
+            if step_time.risk_adjusted(each[0]) <= worth
             and _worth_its_loss(search, step_time, each[0], [as_written]) is not as_written
         ]
         ranked = [*faster, (as_written, None), *(each for each in ranked if each not in faster)]
@@ -281,7 +282,7 @@ def _worth_its_loss(
     `others`.
     """
     exact = [t for t in others if not t.cost.is_lossy]
-    if not (search.careful and best.cost.is_lossy and exact):
+    if not (search.codecs_by_default and best.cost.is_lossy and exact):
         return best
     other = min(exact, key=lambda t: (step_time.of(t), t.total))
     return best if step_time.is_worth_losing(best, other) else other

@@ -33,19 +33,19 @@ class Search:
 
     profile: the profile of the step, with undivided layers.
     limits: the bytes that a plan may take.
-    steps: compiles the step, and counts compiles.
+    compiler: compiles the step, and counts compiles.
     history: the compiles of earlier searches.
     estimates: liveness estimates of plans that were not compiled.
-    written_history: earlier compiles of the step as written, if it has checkpoints of its own; else
-      None.
-    careful: whether a lossy codec must gain a difference that a user would notice, as
-      `Allowed.careful`.
+    history_as_written: earlier compiles of the step as written, if it has checkpoints of its own;
+      else None.
+    codecs_by_default: whether a lossy codec must gain at least `MIN_GAIN_DEFAULT` of the step, as
+      `Allowed.codecs_by_default`.
     lossless: whether the solver searches for plans without lossy codecs only.
-    tried: the plans that this search compiled, without the baseline.
+    plan_trials: the plans that this search compiled, without the baseline.
     recalled: the compiles of earlier searches. They guide this search, and are never returned.
     refused: plans that XLA did not compile.
-    written: the step as its author wrote it. It is the baseline if it keeps everything, and None if
-      a plan's policies decide the step.
+    trial_as_written: the step as its author wrote it. It is the baseline if it keeps everything. It
+      is None if a plan's policies decide the step.
     profile_seconds, solve_seconds: the time of tracing and profiling, and the time of the solver.
     baseline: the step with everything kept, once it is compiled. If it is from an earlier search,
       it does not fit.
@@ -53,16 +53,16 @@ class Search:
 
     profile: Profile
     limits: Limits
-    steps: StepCompiler
+    compiler: StepCompiler
     history: History
     estimates: Estimates
-    written_history: History | None = None
-    careful: bool = False
+    history_as_written: History | None = None
+    codecs_by_default: bool = False
     lossless: bool = False
-    tried: list[Trial] = dataclasses.field(default_factory=list)
+    plan_trials: list[Trial] = dataclasses.field(default_factory=list)
     recalled: list[Trial] = dataclasses.field(default_factory=list)
     refused: list[Actions] = dataclasses.field(default_factory=list)
-    written: Trial | None = None
+    trial_as_written: Trial | None = None
     profile_seconds: float = 0.0
     solve_seconds: float = 0.0
     baseline: Trial = dataclasses.field(init=False)
@@ -70,7 +70,7 @@ class Search:
     @property
     def step_time(self) -> StepTime:
         """The model of the seconds of whole steps."""
-        return step_time_of(self.profile, self.baseline, self.steps.backend.target)
+        return step_time_of(self.profile, self.baseline, self.compiler.backend.target)
 
     def solved(self, solver, *arguments):
         """Calls `solver`, and adds its time to `solve_seconds`."""
@@ -87,7 +87,7 @@ class Search:
 
     def history_of(self, actions: Actions) -> History:
         """The history that stores compiles of the step under `actions`."""
-        as_written = self.written_history if actions == AS_WRITTEN else None
+        as_written = self.history_as_written if actions == AS_WRITTEN else None
         return self.history if as_written is None else as_written
 
     @property
@@ -96,8 +96,8 @@ class Search:
         buffers, one compile is reserved for the full compile of the returned plan. The compile of
         the step as written does not count.
         """
-        last = 1 if self.steps.backend.assigns else 0
-        return MOST_COMPILES + (self.written_history is not None) - last - self.steps.compiles
+        last = 1 if self.compiler.backend.stops_at_buffers else 0
+        return MOST_COMPILES + (self.history_as_written is not None) - last - self.compiler.compiles
 
     def compile(self, *many: Actions, least: int | None = None) -> list[CompiledStep]:
         """Compiles the step under each of `many` actions, logs the compiles, and stores the results
@@ -112,7 +112,7 @@ class Search:
         exceeds its memory, has none. If one trial has no stored measurement, all trials are run, in
         alternation: measurements of different times cannot be compared.
         """
-        if not self.steps.backend.target.local:
+        if not self.compiler.backend.target.local:
             return [*trials]
         known = [self.history_of(t.actions).recall_seconds() for t in trials]
         # Compiles of earlier searches have no executable, and cannot be run.
@@ -120,7 +120,7 @@ class Search:
         if None in known and ready and not is_beside_training():
             LOG.info("timing the step without a plan")
             try:
-                rounds = self.steps.run(*(trials[i].step for i in ready), seconds=RUN_SECONDS)
+                rounds = self.compiler.run(*(trials[i].step for i in ready), seconds=RUN_SECONDS)
             except CannotRun as why:
                 LOG.info("the step without a plan is not timed: %s", why)
                 rounds = []
@@ -136,7 +136,7 @@ class Search:
         result is the error: because of a defect of XLA, one plan may fail and others compile.
         """
         check_goes_on()
-        done = self.steps.compiles
+        done = self.compiler.compiles
         most = max(MOST_COMPILES, done + len(many))  # `measure=` compiles more than MOST_COMPILES
         numbers = " and ".join(str(done + i + 1) for i in range(len(many)))
         so_far = ""
@@ -150,7 +150,7 @@ class Search:
             so_far,
             extra={"done": done, "of": most},
         )
-        results = self.steps.try_compile(*many)
+        results = self.compiler.try_compile(*many)
         for actions, step in zip(many, results):
             if isinstance(step, CompiledStep):
                 self.history_of(step.actions).remember(step)
@@ -159,16 +159,17 @@ class Search:
         return results
 
     @property
-    def compiled(self) -> list[Trial]:
-        """All trials that this search may return, without the step as written. No choices of tags
-        describe the step as written, so that the memory model is not fitted to it.
+    def trials(self) -> list[Trial]:
+        """The trials whose step an assignment of choices to tags describes: the baseline and
+        `plan_trials`. No assignment describes the step as written, so that the memory model is not
+        fitted to it.
         """
-        return [self.baseline, *self.tried]
+        return [self.baseline, *self.plan_trials]
 
     @property
     def checkpointed(self) -> Trial | None:
         """The step as written, if it has checkpoints of its own."""
-        return None if self.written is self.baseline else self.written
+        return None if self.trial_as_written is self.baseline else self.trial_as_written
 
     @property
     def checkpointed_fits(self) -> Trial | None:
@@ -185,7 +186,7 @@ class Search:
     def smallest(self) -> Trial:
         """The trial of least compiled bytes; may be the step as written."""
         as_written = [] if self.checkpointed is None else [self.checkpointed]
-        return min((*self.compiled, *as_written), key=lambda t: t.total)
+        return min((*self.trials, *as_written), key=lambda t: t.total)
 
     @property
     def static(self) -> int:
@@ -202,18 +203,18 @@ class Search:
         return self.static + max(0, int(beside))
 
     @property
-    def within_budget(self) -> list[Trial]:
+    def fitting_on_device(self) -> list[Trial]:
         """The trials that fit on the device, whether or not they fit in host memory."""
-        return [t for t in self.compiled if t.total <= self.limits.usable_bytes]
+        return [t for t in self.trials if t.total <= self.limits.usable_bytes]
 
     @property
     def fitting(self) -> list[Trial]:
         """The trials that fit on the device and in host memory."""
-        return [t for t in self.compiled if self.limits.allow(t)]
+        return [t for t in self.trials if self.limits.allow(t)]
 
     def compile_solutions(self, picks: Sequence[ActionSolution]) -> list[Trial]:
-        """Compiles solutions, if there are any. Returns their trials, and adds them to `tried`.
-        Solutions that XLA does not compile are added to `refused`.
+        """Compiles solutions, if there are any. Returns their trials, and adds them to
+        `plan_trials`. Solutions that XLA does not compile are added to `refused`.
         """
         if not picks:
             return []
@@ -226,7 +227,7 @@ class Search:
                 self.refused.append(pick.actions)
             else:
                 trials.append(Trial(step, pick.cost, predicted, pick.gap))
-        self.tried += trials
+        self.plan_trials += trials
         return trials
 
     def compiled_fully(self, trial: Trial) -> Trial | None:
@@ -235,31 +236,31 @@ class Search:
         Raises StepError if XLA does not compile the step with everything kept.
         """
         try:
-            step = self.steps.compile_fully(trial.step)
+            step = self.compiler.compile_fully(trial.step)
         except StepError as error:
             if trial is self.baseline:
                 raise
             warn_left_out(trial.actions, error)
-            if trial is self.written:
-                self.written = None
+            if trial is self.trial_as_written:
+                self.trial_as_written = None
                 return None
             self.refused.append(trial.actions)
-            self.tried = [t for t in self.tried if t is not trial]
+            self.plan_trials = [t for t in self.plan_trials if t is not trial]
             return None
         if step is trial.step:
             return trial
         self.history_of(step.actions).remember(step)
         full = dataclasses.replace(trial, step=step)
-        self.written = full if trial is self.written else self.written
+        self.trial_as_written = full if trial is self.trial_as_written else self.trial_as_written
         self.baseline = full if trial is self.baseline else self.baseline
-        self.tried = [full if t is trial else t for t in self.tried]
+        self.plan_trials = [full if t is trial else t for t in self.plan_trials]
         return full
 
     def model(self) -> Expected:
         """Fits the memory model to the compiles of this search and of earlier ones, and to liveness
         estimates. The first compile that has choices is the model's reference.
         """
-        known = [*self.compiled, *self.recalled]
+        known = [*self.trials, *self.recalled]
         return self.estimates.model([(t.actions, t.working) for t in known])
 
     def expected(self, solution: ActionSolution) -> int:

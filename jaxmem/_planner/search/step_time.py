@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from jaxmem._core.profile import Profile
-from jaxmem._cost.profile.doubt import WORTH
+from jaxmem._cost.profile.doubt import MIN_GAIN_DEFAULT
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.cost import Cost
 from jaxmem._target.devices.target import Target
@@ -45,13 +45,13 @@ class StepTime:
             return trial.xla_seconds
         return self.seconds(trial.cost)
 
-    def cautious(self, trial: Trial) -> float:
+    def risk_adjusted(self, trial: Trial) -> float:
         """The seconds by which compiled steps are ranked: `of`, with lossy codecs at the upper end
         of their error bounds.
         """
         return self.of(trial) + trial.cost.doubt_seconds
 
-    def uncertain(self, cost: Cost, other: Cost | None = None) -> float:
+    def uncertainty_of(self, cost: Cost, other: Cost | None = None) -> float:
         """The error bound of the difference between the seconds of two steps, in seconds. Work that
         both steps do has no error in the difference.
 
@@ -71,7 +71,7 @@ class StepTime:
         """Whether the lossy plan is faster than the exact one by at least 2 % of the step plus the
         uncertainty of the difference.
         """
-        noticed = WORTH * self.base + self.uncertain(lossy.cost, exact.cost)
+        noticed = MIN_GAIN_DEFAULT * self.base + self.uncertainty_of(lossy.cost, exact.cost)
         return self.of(exact) - self.of(lossy) >= noticed
 
 

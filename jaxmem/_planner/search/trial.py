@@ -3,10 +3,10 @@
 If the step as written has checkpoints of its own, it is a second baseline and a candidate. The
 first choice was to call the step as written "everything kept". Its bytes were then compared with
 plans that remove its checkpoints, and `auto(step, plan)` did not run the compiled program. No
-assignment of choices to tags describes an author's checkpoints. So `Search.written` is separate
-from the trials to which the memory model is fitted, and its actions are `AS_WRITTEN`. If all times
-are sums of pieces, the step as written is priced between everything kept and full recomputation, by
-the FLOPs of its matrix products.
+assignment of choices to tags describes an author's checkpoints. So `Search.trial_as_written` is
+separate from the trials to which the memory model is fitted, and its actions are `AS_WRITTEN`. If
+all times are sums of pieces, the step as written is priced between everything kept and full
+recomputation, by the FLOPs of its matrix products.
 """
 
 import dataclasses

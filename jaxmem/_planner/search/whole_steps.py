@@ -35,11 +35,11 @@ from jaxmem._planner.solve.problem import ActionProblem, Key
 from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem.errors import SolverError
 
-MOST = 64  # the most compiles for buffers
+MOST_BUFFER_COMPILES = 64
 FASTER = 1e-4  # the share of a step's time that a change must gain
 # A change may be predicted to take up to this multiple of the usable bytes, since the change may
 # lower working memory.
-NEARLY = 1.02
+CHANGED_SHARE = 1.02
 IN_A_ROW = 3  # the most successive solutions by corrected prices that gain nothing
 
 
@@ -51,7 +51,7 @@ def refine_by_whole_steps(search: Search) -> Mapping[Key, float]:
 
     Does nothing, and returns no corrections, on a target that does not compile for buffers only.
     """
-    if not search.steps.backend.assigns or not search.fitting:
+    if not search.compiler.backend.stops_at_buffers or not search.fitting:
         return {}
     LOG.info("compiling changes of the plan for buffers")
     refinement = _Refinement(search)
@@ -65,7 +65,7 @@ def refine_by_whole_steps(search: Search) -> Mapping[Key, float]:
 class _Refinement:
     def __init__(self, search: Search):
         self.search, self.step_time = search, search.step_time
-        self.left = MOST
+        self.left = MOST_BUFFER_COMPILES
 
     @property
     def ended(self) -> bool:
@@ -73,14 +73,14 @@ class _Refinement:
 
     @property
     def best(self) -> Trial:
-        return min(self.search.fitting, key=self.step_time.cautious)
+        return min(self.search.fitting, key=self.step_time.risk_adjusted)
 
     def change(self) -> bool:
         """Compiles every change of one tag of the best plan for buffers. A better plan becomes the
         best plan at once, and the next changes are made to it. Returns whether the best plan
         changed.
         """
-        before, width = self.best, self.search.steps.backend.width
+        before, width = self.best, self.search.compiler.backend.parallel_compiles
         left = list(_changes(self.search.profile))
         while left and not self.ended:
             batch, base = [], self.best
@@ -110,13 +110,13 @@ class _Refinement:
         `best`, since the corrections are valid for plans that differ little from `best`.
         """
         search = self.search
-        known = [t for t in (*search.compiled, *search.recalled) if t.xla_seconds is not None]
+        known = [t for t in (*search.trials, *search.recalled) if t.xla_seconds is not None]
         known.sort(key=lambda t: t is not best)
         differences = [(t.actions, self.step_time.of(t) - t.cost.seconds) for t in known]
         return Additive.fit(differences, search.profile)
 
     def _gained(self, before: Trial) -> bool:
-        gained = self.step_time.cautious(before) - self.step_time.cautious(self.best)
+        gained = self.step_time.risk_adjusted(before) - self.step_time.risk_adjusted(self.best)
         return gained > FASTER * self.step_time.base
 
     def _by_corrected_prices(self, best: Trial) -> ActionSolution | None:
@@ -125,30 +125,30 @@ class _Refinement:
         """
         search, model = self.search, self.longer(best)
         problem = search.problem(search.model())
-        known = (t.actions for t in (*search.compiled, *search.recalled))
+        known = (t.actions for t in (*search.trials, *search.recalled))
         problem = dataclasses.replace(
             problem,
             corrections=model.by_choice,
             excluded=(*problem.excluded, *known),
         )
         try:
-            solution = candidates.fastest(problem)
+            solution = candidates.solve_fastest(problem)
         except SolverError as error:  # the search has a plan that fits already
             LOG.info("the search for a faster plan ends: %s", error)
             return None
         if solution is None:
             return None
-        expected = solution.cautious_seconds + model.predict(solution.actions)
-        worth = self.step_time.cautious(best) - FASTER * self.step_time.base
+        expected = solution.risk_adjusted_seconds + model.predict(solution.actions)
+        worth = self.step_time.risk_adjusted(best) - FASTER * self.step_time.base
         return solution if expected < worth else None
 
     def _may_fit(self, actions: Actions, base: Trial) -> bool:
         """Whether the saved bytes of `actions`, together with the other bytes of `base`, are at
-        most `NEARLY` times the usable bytes. Other assignments are not worth a compile.
+        most `CHANGED_SHARE` times the usable bytes. Other assignments are not worth a compile.
         """
         cost = candidates.price_of(self.search.profile, actions)
         more = 0 if cost is None else cost.saved_bytes - base.cost.saved_bytes
-        return base.total + more <= NEARLY * self.search.limits.usable_bytes
+        return base.total + more <= CHANGED_SHARE * self.search.limits.usable_bytes
 
     def compile_buffers(self, many: list[Actions], gap: float = 0.0) -> None:
         """Compiles for buffers the assignments that are new and have a price.
@@ -156,7 +156,7 @@ class _Refinement:
         gap: the share of their time by which the optimum may be faster (`Trial.gap`).
         """
         check_goes_on()
-        known = [t.actions for t in (*self.search.compiled, *self.search.recalled)]
+        known = [t.actions for t in (*self.search.trials, *self.search.recalled)]
         known += self.search.refused
         fresh: list[tuple[Actions, Cost]] = []
         for actions in many:
@@ -166,14 +166,14 @@ class _Refinement:
                 fresh.append((actions, cost))
                 known.append(actions)
         self.left -= len(fresh)
-        results = self.search.steps.compile_buffers(*(actions for actions, _ in fresh))
+        results = self.search.compiler.compile_buffers(*(actions for actions, _ in fresh))
         for (actions, cost), step in zip(fresh, results):
             if not isinstance(step, CompiledStep):
                 self.search.refused.append(actions)
                 continue
             self.search.history.remember(step)
             total = step.total
-            self.search.tried.append(Trial(step, cost, total, gap))
+            self.search.plan_trials.append(Trial(step, cost, total, gap))
 
 
 def _without_limit(search: Search) -> list[Actions]:
@@ -184,7 +184,7 @@ def _without_limit(search: Search) -> list[Actions]:
         search.profile, None, search.limits.host_bytes, excluded=tuple(search.refused)
     )
     try:
-        best = candidates.fastest(problem)
+        best = candidates.solve_fastest(problem)
     except SolverError as error:  # the search has a plan that fits already
         LOG.info("the search for a plan without a limit ends: %s", error)
         return []

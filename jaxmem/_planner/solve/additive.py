@@ -2,9 +2,10 @@
 compiled steps: a reference, and a sum of corrections over the assignment's choices.
 
 Working memory is the memory of a compiled step without its arguments and without the tensors that
-it saves for the backward. No formula predicts working memory: only compiles show how a choice
-changes it. The profile prices seconds in pieces; whole steps show the seconds that the sum of the
-pieces leaves out.
+it saves for the backward. A liveness estimate predicts working memory only roughly: XLA chooses
+fusions and an order of operations that no formula of the profile contains. So compiles correct the
+effect of each choice. The profile prices seconds in pieces; whole steps show the seconds that the
+sum of the pieces leaves out.
 """
 
 import dataclasses

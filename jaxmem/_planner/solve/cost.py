@@ -82,7 +82,7 @@ class Cost:
     host_seconds: float = 0.0
 
     @property
-    def cautious_seconds(self) -> float:
+    def risk_adjusted_seconds(self) -> float:
         """The seconds by which assignments are ranked: `seconds`, with lossy codecs at the upper
         end of their error bounds. If two assignments are equally fast within the error bounds, the
         lossless assignment ranks first.

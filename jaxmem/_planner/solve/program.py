@@ -118,8 +118,8 @@ class MixedIntegerProgram:
         corrected = (
             (s, self._pick[key]) for key, s in problem.corrections.items() if key in self._pick
         )
-        self._cautious = self._seconds + _sum(self._doubt)
-        self._cautious += _sum((s / scale.seconds, v) for s, v in corrected)
+        self._risk_adjusted = self._seconds + _sum(self._doubt)
+        self._risk_adjusted += _sum((s / scale.seconds, v) for s, v in corrected)
 
     def limit(self, room: int | None, host_room: int | None, *, strict: bool = False) -> None:
         """Limits bytes to `room` and `host_room`; None means no limit.
@@ -136,13 +136,13 @@ class MixedIntegerProgram:
     def minimise(self, goal: str) -> None:
         """Sets the goal, "time" or "bytes"; the other quantity breaks ties. Time is the time by
         which assignments are ranked, and includes the error bounds of lossy codecs
-        (`Cost.cautious_seconds`).
+        (`Cost.risk_adjusted_seconds`).
         """
         # All scaled bytes are a tenth of all scaled seconds (`Scale`), hence the factor 10.
         if goal == "time":
-            self.problem += self._cautious + self._bytes * (10 * TIE)
+            self.problem += self._risk_adjusted + self._bytes * (10 * TIE)
         else:
-            self.problem += self._bytes * 10.0 + self._cautious * TIE
+            self.problem += self._bytes * 10.0 + self._risk_adjusted * TIE
 
     def refuse(self, actions: Actions) -> None:
         """Excludes an assignment that `effective` returned: at least one tag must take another

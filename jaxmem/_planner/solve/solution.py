@@ -44,9 +44,9 @@ class ActionSolution:
         return self.cost.seconds
 
     @property
-    def cautious_seconds(self) -> float:
-        """The seconds by which solutions are ranked (`Cost.cautious_seconds`)."""
-        return self.cost.cautious_seconds
+    def risk_adjusted_seconds(self) -> float:
+        """The seconds by which solutions are ranked (`Cost.risk_adjusted_seconds`)."""
+        return self.cost.risk_adjusted_seconds
 
     @property
     def bytes(self) -> int:

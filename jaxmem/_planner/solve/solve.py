@@ -26,7 +26,7 @@ FEASIBLE = 2  # HiGHS's number for a solution that meets every limit
 def solve(problem: ActionProblem) -> ActionSolution | None:
     """Returns the assignment of least time that meets the problem's limits, or None if no
     assignment meets them. Lossy codecs count at the upper end of their error bounds
-    (`Cost.cautious_seconds`).
+    (`Cost.risk_adjusted_seconds`).
 
     The program is Adacc eq. 4-8 with five actions, on the block's graph: each recomputed equation
     is paid once, however many tags need it.

@@ -4,10 +4,10 @@ import dataclasses
 from typing import Annotated
 
 from jaxmem._core.actions import Actions, Choice
-from jaxmem._core.reader import MOST, Count, Valid
+from jaxmem._core.reader import INT_LIMIT, Count, Valid
 
 NAMED_ACTIONS = Annotated[Actions, Valid("an object: block -> tag -> action", bool)]
-_WORKING = Valid("a whole number", lambda v: type(v) is int and abs(v) < MOST, instead=True)
+_WORKING = Valid("a whole number", lambda v: type(v) is int and abs(v) < INT_LIMIT, instead=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -132,14 +132,14 @@ class Deviceless(Backend):
     program's own text, and planning the same step again costs no compile.
     """
 
-    width = 2
+    parallel_compiles = 2
 
     def __init__(self, target: Target, database: Database | None = None, workers: int = 2):
         super().__init__(target, database)
-        self.assigns = target.platform == "tpu"
+        self.stops_at_buffers = target.platform == "tpu"
         # Of a TPU's programs XLA divides the kernels themselves.
         self.compiles_references = target.platform == "cuda"
-        self.margin = PROGRAM_MARGIN if self.assigns else DEVICELESS_MARGIN
+        self.margin = PROGRAM_MARGIN if self.stops_at_buffers else DEVICELESS_MARGIN
         self._compiler = Compiler(target, workers=workers)
         self._told = False  # whether the user was warned of idle devices
         self.source = "xla" if target.chip is not None and target.chip.priced else "roofline"
@@ -159,8 +159,8 @@ class Deviceless(Backend):
     def compile(self, stage, traced) -> "concurrent.futures.Future[Compiled]":
         return self._compiled(traced, assigned=False)
 
-    def assign(self, stage, traced) -> "concurrent.futures.Future[Compiled]":
-        return self._compiled(traced, assigned=self.assigns)
+    def compile_buffers(self, stage, traced) -> "concurrent.futures.Future[Compiled]":
+        return self._compiled(traced, assigned=self.stops_at_buffers)
 
     def _compiled(self, traced, assigned: bool) -> "concurrent.futures.Future[Compiled]":
         """Compiles a step in a child process, or returns the stored result of the same compile.
@@ -215,7 +215,7 @@ class Deviceless(Backend):
             submitted = self._compiler.submit(
                 exported,
                 donated=donated,
-                assigned=self.assigns,
+                assigned=self.stops_at_buffers,
                 kernels=kernels,
                 free=job.mesh is not None,
             )

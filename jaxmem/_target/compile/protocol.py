@@ -52,20 +52,22 @@ class Pricing:
 
 
 class Backend(Pricing, abc.ABC):
-    """What a search asks of a target. Use it in a `with` statement, which ends its processes.
+    """Compiles, times and runs steps for a target. Use it in a `with` statement: its end stops the
+    processes of the backend.
 
-    margin: the share of a budget that is left free, since the device may need it.
-    width: how many compiles are worth asking for at once.
-    assigns: whether bytes and costs are known before a compile is done, so that `assign` takes a
-      part of the time that `compile` takes.
+    margin: the share of a budget that a plan leaves free, since the device may need it.
+    parallel_compiles: the number of steps that the backend compiles at the same time.
+    stops_at_buffers: whether the compiler can stop after it has assigned buffers. The bytes and the
+      costs of a step are known then, so that `compile_buffers` takes a fraction of the time of
+      `compile`.
     compiles_references: whether the references of the codecs' kernels are compiled in place of the
-      kernels where arrays are divided over devices.
-    database: what was timed and compiled before, and where it is written down.
+      kernels if arrays are divided over devices.
+    database: the stored times and compiles; the backend reads it, and adds to it.
     """
 
     margin = 0.0
-    width = 1
-    assigns = False
+    parallel_compiles = 1
+    stops_at_buffers = False
     compiles_references = False
 
     def __init__(self, target: Target, database: Database | None = None):
@@ -86,20 +88,24 @@ class Backend(Pricing, abc.ABC):
         traced: JAX's, as `jaxmem._trace.step.trace` returns both.
         """
 
-    def assign(self, stage, traced: jax.stages.Traced) -> "concurrent.futures.Future[Compiled]":
-        """The same, ended where buffers are assigned, if the target's compiler can. What a search
-        returns is compiled whole; what it only weighs need not be.
+    def compile_buffers(
+        self, stage, traced: jax.stages.Traced
+    ) -> "concurrent.futures.Future[Compiled]":
+        """Compiles the step for its bytes and costs only. If `stops_at_buffers`, the compiler stops
+        after it has assigned buffers; else the step is compiled fully. The arguments and the result
+        are as for `compile`. A search compiles the plan that it returns fully, and other plans for
+        buffers only.
         """
         return self.compile(stage, traced)
 
     def temporary_bytes(
         self, traced: jax.stages.Traced, shards: int = 1, kernels: bool = False
     ) -> int:
-        """Bytes that a step is expected to take in addition to its arguments: those that the
-        compiler assigns where `assigns`, else a liveness estimate.
+        """Bytes that a step is expected to take in addition to its arguments: the bytes that the
+        compiler assigns if `stops_at_buffers`, else a liveness estimate.
 
-        shards: over how many devices a block's tensors are divided.
-        kernels: whether codecs' kernels run on divided arrays, also where references are compiled.
+        shards: the number of devices over which a block's tensors are divided.
+        kernels: whether codecs' kernels run on divided arrays even if `compiles_references`.
         """
         if (compiled := self._assigned(traced)) is not None:
             return compiled.total_bytes - compiled.argument_bytes
@@ -113,20 +119,22 @@ class Backend(Pricing, abc.ABC):
         )
 
     def step_bytes(self, traced: jax.stages.Traced, arguments: int) -> int:
-        """Bytes that a step is expected to take. `arguments` are those of its arguments, unless the
-        compiler assigns their buffers.
+        """Bytes that a step is expected to take.
+
+        arguments: bytes of the step's arguments. They are not used if the compiler assigns the
+          buffers of the arguments.
         """
         if (compiled := self._assigned(traced)) is not None:
             return compiled.total_bytes
         return arguments + self.temporary_bytes(traced)
 
     def _assigned(self, traced: jax.stages.Traced) -> Compiled | None:
-        """The step with its buffers assigned; None where only a whole compile assigns them, or XLA
-        refuses the step.
+        """The step compiled for buffers; None if only a full compile assigns buffers, or if XLA
+        does not compile the step.
         """
-        if self.assigns:
+        if self.stops_at_buffers:
             with contextlib.suppress(StepError):
-                return self.assign(None, traced).result()
+                return self.compile_buffers(None, traced).result()
         return None
 
     @abc.abstractmethod

@@ -15,7 +15,7 @@ from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target, free_bytes
 from jaxmem._trace.jaxpr import equations
 
-LEAST, MOST = 2, 30  # rounds
+LEAST_ROUNDS, MOST_ROUNDS = 2, 30
 SMALL = 0.02  # of the numbers in arguments that are made: those of parameters are about so large
 
 
@@ -91,12 +91,12 @@ def in_turns(runs: Sequence[Callable[[], float]], seconds: float) -> list[list[f
     """The seconds of each step in each of several rounds. They have run once before.
 
     Every round runs each step once, in an order of its own, so that what else the machine does
-    falls on all of them alike. Rounds end after `seconds`, but there are at least `LEAST`.
+    falls on all of them alike. Rounds end after `seconds`, but there are at least `LEAST_ROUNDS`.
     """
     found: list[list[float]] = [[] for _ in runs]
     start = time.perf_counter()
-    for number in range(MOST):
-        if number >= LEAST and time.perf_counter() - start > seconds:
+    for number in range(MOST_ROUNDS):
+        if number >= LEAST_ROUNDS and time.perf_counter() - start > seconds:
             break
         for i in random.Random(number).sample(range(len(runs)), len(runs)):
             found[i].append(runs[i]())

@@ -22,17 +22,19 @@ _NAMED = {"all": ALL, "lossless": LOSSLESS}
 def allowed_actions(
     actions: Sequence[Action | str] | str, target: Target
 ) -> tuple[tuple[Action, ...], tuple[str, ...]]:
-    """Returns the actions to plan with, and what to tell the user of those left out.
+    """Returns the actions to plan with, and notes for the user about actions that are left out.
 
-    actions: some of them, as actions or by name, or a text: "all", "lossless", or names between
-      commas. Case, spaces round a name, and `-` for `_` do not matter.
-    target: what it cannot do is left out of "all" and "lossless" (`jaxmem.plans.LOSSLESS`).
+    actions: actions or their names, or a text: "all", "lossless", or names separated by commas.
+      Case, spaces around a name, and `-` for `_` do not matter.
+    target: actions that the target cannot do are left out of "all" and "lossless"
+      (`jaxmem.plans.LOSSLESS`).
 
-    Raises TagError for an unknown action, and TargetError for one that was asked for by name and
-    that the target cannot do.
+    Raises TagError for an unknown action, and TargetError for an action that was requested by name
+    and that the target cannot do.
     """
-    # Whether a set was named, of which what cannot be done is left out, and not each action. A
-    # tuple of the same actions that the user wrote is no set: hence `is`.
+    # Whether `actions` is a named set. Actions that the target cannot do are then left out, and
+    # raise no error. `is` and not `==`, since a user's own tuple of the same actions is not a named
+    # set.
     named = actions is ALL or actions is LOSSLESS
     if isinstance(actions, str):
         named = _plain(actions) in _NAMED

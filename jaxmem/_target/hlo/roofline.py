@@ -288,18 +288,20 @@ class _Program:
 
 
 def _carries(i: Instruction) -> bool:
-    """Whether a fusion goes on with a collective that another one started."""
+    """Whether a fusion contains a part of an asynchronous collective that an earlier fusion
+    started.
+    """
     return any("async_collective" in name for name in (*i.runs, i.name))
 
 
 def _in_place(i: Instruction) -> set[int]:
-    """The numbers of a fusion's results that lie where operands do."""
+    """The indices of the fusion's results that share their buffer with an operand."""
     found = re.search(r"output_to_operand_aliasing=\{(.*?)\}, calls=", i.text)
     return {int(n or 0) for n in re.findall(r"\{(\d*)\}: \(", found[1])} if found else set()
 
 
 def _updates(i: Instruction) -> Sequence[Array]:
-    """What is put into an array: behind the indices where it is scattered."""
+    """The operand that is written into an array. In a scatter it follows the indices."""
     return i.operands[2:3] if i.opcode == "scatter" else i.operands[1:2]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from jaxmem._target.processes.channel import Channel
 from jaxmem._target.processes.signals import StopRequest
 
-PERIOD, MOST = 1.0, 100  # seconds between two agreements, and steps at most
+PERIOD, MOST_STEPS = 1.0, 100  # seconds and the most steps between two agreements
 
 
 class Pace:
@@ -71,4 +71,4 @@ class Pace:
         """
         done, seconds = step - self._last, self._clock() - self._agreed
         wanted = min(PERIOD, self._save_every) * done / max(seconds, 1e-9)
-        return max(1, min(int(wanted), 2 * done, MOST))
+        return max(1, min(int(wanted), 2 * done, MOST_STEPS))

@@ -84,7 +84,9 @@ def _operands(body: Body) -> list[list[int]]:
 
 
 def _roots(body: Body) -> list[int]:
-    """The kernels that make the outputs, in the order of the outputs."""
+    """The kernels that write the program's outputs, one kernel for each output. Outputs that no
+    kernel writes, such as inputs that are returned unchanged, are left out.
+    """
     made_by = {v: i for i, k in enumerate(body.kernels) for v in k.writes}
     return [made_by[v] for v in body.outputs if v in made_by]
 

@@ -243,7 +243,7 @@ def _opened(folder: pathlib.Path, step: int) -> Checkpoint:
     """Reads a checkpoint that another process has verified."""
     path = step_folder(folder, step)
     try:
-        return _read(path, manifest.opened(path, step))
+        return _read(path, manifest.open_manifest(path, step))
     except (ValueError, OSError) as error:
         raise RunError(
             f"train: cannot read the checkpoint {str(path)!r}: {error}; expected a folder that all"

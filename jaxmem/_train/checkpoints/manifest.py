@@ -90,7 +90,7 @@ def verified(folder: pathlib.Path, step: int) -> Manifest:
     Raises ValueError, which names the difference, if a file is another one; OSError if a file
     cannot be read.
     """
-    found, there = opened(folder, step), _files(folder)
+    found, there = open_manifest(folder, step), _files(folder)
     for name in sorted(found.files.keys() ^ there.keys()):
         raise ValueError(f"{name}: it is {'missing' if name in found.files else 'not of it'}")
     for name, path in sorted(there.items()):
@@ -99,7 +99,7 @@ def verified(folder: pathlib.Path, step: int) -> Manifest:
     return found
 
 
-def opened(folder: pathlib.Path, step: int) -> Manifest:
+def open_manifest(folder: pathlib.Path, step: int) -> Manifest:
     """Reads the manifest of the checkpoint of a step, and none of its other files.
 
     Raises ValueError, which names the difference, if the manifest is broken; OSError if the
@@ -129,7 +129,7 @@ def notes(folder: pathlib.Path, step: int) -> Mapping[str, Any]:
     cannot be read.
     """
     try:
-        return opened(folder, step).notes
+        return open_manifest(folder, step).notes
     except (ValueError, OSError):
         return {}
 

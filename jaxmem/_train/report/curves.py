@@ -26,7 +26,7 @@ from jaxmem._result.svg import (
     show_ms,
     upright,
 )
-from jaxmem._train.runs.read import Course, Run
+from jaxmem._train.runs.run import Course, Run
 
 BUCKETS = 200  # of a course of more than twice as many rows
 SERIES = 6  # colours of lines in the stylesheet

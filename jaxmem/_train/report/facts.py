@@ -10,7 +10,7 @@ from jaxmem._result.memory.moved import Moved, by_direction, share_beside, way_o
 from jaxmem._result.plan.plan import SOURCES as WHOLE
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.svg import breakable, element, escape, named_rows, show_ms, table
-from jaxmem._train.runs.read import Run
+from jaxmem._train.runs.run import Run
 
 SOURCES = {  # of the times of pieces, from which a prediction is made
     "measured": "pieces timed on the device",

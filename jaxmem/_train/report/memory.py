@@ -28,7 +28,7 @@ from jaxmem._result.svg import (
     percent,
     upright,
 )
-from jaxmem._train.runs.read import Run
+from jaxmem._train.runs.run import Run
 
 CLASSES = {
     "arguments": "arguments and model states",

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxmem._result.svg import breakable, element, escape, key, legend, percent, show_ms, table
 from jaxmem._train.rectifier.counts import Outliers
-from jaxmem._train.runs.read import Run
+from jaxmem._train.runs.run import Run
 
 COLUMNS = 256  # of a map; channels of wider tensors share them
 ROWS = 24  # steps of a map: the first, the last and some between

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.files import write_whole
 from jaxmem._core.versions import installed
-from jaxmem._result.looks import PATTERNS, STYLE
+from jaxmem._result.action_styles import PATTERNS, STYLE
 from jaxmem._result.memory.explanation import Explanation
 from jaxmem._result.plan.plan import Plan, of_each, pace
 from jaxmem._result.svg import breakable, element, escape, table
@@ -31,7 +31,7 @@ from jaxmem._train.report.memory import live_figure, memory_figure, runs_figure
 from jaxmem._train.report.outliers import decided, outlier_maps
 from jaxmem._train.report.tensors import curve_grid, runs_grid, strip_figure, why
 from jaxmem._train.report.timeline import lanes_figure, places_figure
-from jaxmem._train.runs.read import Run, checked, read, results, told_apart
+from jaxmem._train.runs.run import Run, checked, read, results, told_apart
 
 # Texts of the page about its figures.
 OVER_TIME = (

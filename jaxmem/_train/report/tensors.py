@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import LABEL, ungrouped
-from jaxmem._result.looks import LOOKS
+from jaxmem._result.action_styles import LOOKS
 from jaxmem._result.plan.plan import AS_WRITTEN, Plan
 from jaxmem._result.plan.rows import Row
 from jaxmem._result.svg import (
@@ -21,7 +21,7 @@ from jaxmem._result.svg import (
     show_ms,
     table,
 )
-from jaxmem._train.runs.read import Run
+from jaxmem._train.runs.run import Run
 
 CELLS = 48  # at most, in a tensor's strip of layers; where there are more layers they share cells
 

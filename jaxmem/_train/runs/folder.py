@@ -25,8 +25,8 @@ from jaxmem._train.checkpoints.checkpoints import (
 from jaxmem._train.checkpoints.manifest import NAME as MANIFEST
 from jaxmem._train.checkpoints.manifest import is_stray
 from jaxmem._train.runs.lock import locked, told
-from jaxmem._train.runs.read import DECISIONS, EXPLAINED, METRICS, OUTLIERS, PLAN, SAMPLE, SUMMARY
 from jaxmem._train.runs.record import EVENTS, TENSORBOARD, Record, is_durable, tensorboardx
+from jaxmem._train.runs.run import DECISIONS, EXPLAINED, METRICS, OUTLIERS, PLAN, SAMPLE, SUMMARY
 from jaxmem.errors import RunError
 
 REPORT = "report.html"

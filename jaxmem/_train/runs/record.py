@@ -16,7 +16,7 @@ from jaxmem._result.plan.plan import Plan
 from jaxmem._target.processes.channel import Channel
 from jaxmem._train.checkpoints.checkpoints import CHECKPOINTS, steps_in
 from jaxmem._train.runs.lock import told
-from jaxmem._train.runs.read import EXPLAINED, METRICS, PLAN, SAMPLE, SUMMARY
+from jaxmem._train.runs.run import EXPLAINED, METRICS, PLAN, SAMPLE, SUMMARY
 from jaxmem.errors import RunError
 
 TENSORBOARD = "tensorboard"  # a folder

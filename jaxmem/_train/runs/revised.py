@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 from jaxmem._core.files import write_whole
 from jaxmem._train.rectifier.rectify import Rectifier
 from jaxmem._train.runs.lock import told
-from jaxmem._train.runs.read import DECISIONS, OUTLIERS
 from jaxmem._train.runs.record import Record, lines_of, rows_until
+from jaxmem._train.runs.run import DECISIONS, OUTLIERS
 
 T = TypeVar("T")
 

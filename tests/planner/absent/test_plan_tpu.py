@@ -75,7 +75,9 @@ def made(backend):
 
 
 def compiled(backend, choices):
-    return backend.assign(*trace(build, Assignment({"block": choices}), arguments())).result()
+    return backend.compile_buffers(
+        *trace(build, Assignment({"block": choices}), arguments())
+    ).result()
 
 
 def choice(action: Action, tag: str) -> Choice:
@@ -128,7 +130,7 @@ def ends():
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_budgets_between(backend, share):
-    most = backend.assign(*trace(build, None, arguments())).result().total_bytes
+    most = backend.compile_buffers(*trace(build, None, arguments())).result().total_bytes
     budget = int(ends() + share * (most - ends()))
     plan = jaxmem.plan(build, *arguments(), budget=budget, target="v5e")
     assert plan.compiled_bytes <= budget

@@ -11,7 +11,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import KEEP, REST
-from jaxmem._planner.microbatches import fastest
+from jaxmem._planner.microbatches import fastest_plan
 from jaxmem.errors import BudgetError, PlanFileError, StepError
 from tests.shared import tiny_lm
 
@@ -68,7 +68,7 @@ def test_none_that_fits_names_the_least():
     with pytest.raises(
         BudgetError, match="none of 1, 4 microbatches fits; the least, 25 B, is with 4: too small"
     ) as caught:
-        fastest([1, 4], plan_for)
+        fastest_plan([1, 4], plan_for)
     assert caught.value.least_bytes == 25
 
 
@@ -88,5 +88,5 @@ def test_the_fastest_is_taken_and_the_search_ends_where_everything_is_kept():
         kept = {"block": {REST: KEEP} if number == 8 else {"in": KEEP}}
         return dataclasses.replace(whole(), predicted_seconds=seconds[number], actions=kept)
 
-    assert fastest([1, 2, 4, 8, 16], plan_for).microbatches == 4
+    assert fastest_plan([1, 2, 4, 8, 16], plan_for).microbatches == 4
     assert asked == [1, 2, 4, 8]

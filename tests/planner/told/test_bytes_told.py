@@ -51,7 +51,7 @@ def searches(draw) -> Search:
         model = search.model()
         working = model.predict({"block": choices})
         predicted = search.predicted(evaluate(made, {"block": choices}).saved_bytes + working)
-        search.tried.append(trial(made, choices, total, arguments, predicted))
+        search.plan_trials.append(trial(made, choices, total, arguments, predicted))
     return search
 
 
@@ -60,7 +60,7 @@ def searches(draw) -> Search:
 def test_plans_and_errors_tell_no_negative_bytes(search):
     message = str(infeasible(search))
     assert not NEGATIVE.search(message), message
-    for best in search.compiled:
+    for best in search.trials:
         plan = outcome(Found(search, best, None))
         for parts, total in (
             (plan.parts, best.total),

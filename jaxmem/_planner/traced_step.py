@@ -21,10 +21,10 @@ from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile as make_profile
 from jaxmem._planner.advice import remedies
 from jaxmem._planner.outcome.searched import arguments_exceed
-from jaxmem._planner.search.compile import StepCompiler, Written
+from jaxmem._planner.search.compile import AuthorCheckpoints, StepCompiler
 from jaxmem._planner.search.estimates import Estimates
 from jaxmem._planner.search.history import History
-from jaxmem._planner.search.measure import corrected
+from jaxmem._planner.search.measure import corrected_by_runs
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Limits
 from jaxmem._target.compile.protocol import Backend
@@ -40,7 +40,7 @@ SHOWN = 3  # places of checkpoints that a note names
 class TracedStep:
     """A step that was traced, checked and profiled.
 
-    steps: compiles the step under a plan.
+    compiler: compiles the step under a plan.
     traced: the step with every tag recomputed, so that the backward of each block contains the
       block's whole forward.
     arguments: bytes of the step's arguments on one device.
@@ -49,37 +49,37 @@ class TracedStep:
     profile: the blocks of the step, with their bytes and seconds.
     wider: makes the profile in which values that `checkpoint_name` names may be compressed too.
     history: the compiles and the runs of earlier searches.
-    written: earlier compiles of the step as written, if the step has checkpoints of its own; else
-      None.
+    history_as_written: earlier compiles of the step as written, if the step has checkpoints of its
+      own; else None.
     notes: sentences for the user.
     seconds: seconds that tracing and profiling took.
     """
 
-    steps: StepCompiler
+    compiler: StepCompiler
     traced: jax.stages.Traced
     arguments: int
     shards: int
     profile: Profile
     wider: Callable[[], Profile]
     history: History
-    written: History | None
+    history_as_written: History | None
     notes: tuple[str, ...]
     seconds: float
 
     @property
     def target(self) -> Target:
-        return self.steps.backend.target
+        return self.compiler.backend.target
 
-    def search(self, limits: Limits, careful: bool = False) -> Search:
-        """A search for a plan of the step. `careful` is as in `Allowed`."""
+    def search(self, limits: Limits, codecs_by_default: bool = False) -> Search:
+        """A search for a plan of the step. `codecs_by_default` is as in `Allowed`."""
         return Search(
             self.profile,
             limits,
-            self.steps,
+            self.compiler,
             self.history,
-            Estimates(self.steps, self.profile, self.shards),
-            self.written,
-            careful,
+            Estimates(self.compiler, self.profile, self.shards),
+            self.history_as_written,
+            codecs_by_default,
             profile_seconds=self.seconds,
         )
 
@@ -101,16 +101,16 @@ def read_step(
     """
     target, start = backend.target, time.perf_counter()
     LOG.info("tracing the step, and timing its pieces")
-    steps = StepCompiler(build, args, backend)
-    traced = steps.trace(Assignment.nothing())
+    compiler = StepCompiler(build, args, backend)
+    traced = compiler.trace(Assignment.nothing())
     check_arguments(target, traced)
     arguments = argument_bytes(traced, args, target.devices)
     if limits is not None and arguments > limits.usable_bytes:
         smaller = remedies(traced, args, target.devices)
         raise arguments_exceed(arguments, limits, target, smaller)
-    as_written = steps.trace(Assignment.unchanged()).jaxpr
+    as_written = compiler.trace(Assignment.unchanged()).jaxpr
     check_plan_is_passed_on(traced.jaxpr.jaxpr, as_written.jaxpr)
-    steps.written = written_as(as_written.jaxpr)
+    compiler.author_checkpoints = author_checkpoints(as_written.jaxpr)
     axes = batch_axes(traced, args, target.devices)
     shards = math.prod(axes.values())
     price = functools.partial(
@@ -121,37 +121,38 @@ def read_step(
         database=backend.database,
     )
     history = History(backend, traced.jaxpr)
-    written = History(backend, as_written) if steps.written is Written.CHECKPOINTED else None
-    profile, notes = corrected(price(allowed=allowed), history)
-    notes += _undecided(steps)
-    steps.idle_blocks = profile.idle_blocks  # only the profile knows the idle blocks
+    has_own = compiler.author_checkpoints is AuthorCheckpoints.CHECKPOINTED
+    own_history = History(backend, as_written) if has_own else None
+    profile, notes = corrected_by_runs(price(allowed=allowed), history)
+    notes += _undecided(compiler)
+    compiler.idle_blocks = profile.idle_blocks  # only the profile knows the idle blocks
     # The permissions under `actions="all"`: codecs for values that `checkpoint_name` names too.
-    for_all = dataclasses.replace(allowed, named=allowed.actions, careful=False)
-    wider = lambda: corrected(price(allowed=for_all), history)[0]
+    for_all = dataclasses.replace(allowed, named=allowed.actions, codecs_by_default=False)
+    wider = lambda: corrected_by_runs(price(allowed=for_all), history)[0]
     seconds = time.perf_counter() - start
     return TracedStep(
-        steps, traced, arguments, shards, profile, wider, history, written, notes, seconds
+        compiler, traced, arguments, shards, profile, wider, history, own_history, notes, seconds
     )
 
 
-def written_as(jaxpr: Jaxpr) -> Written:
+def author_checkpoints(jaxpr: Jaxpr) -> AuthorCheckpoints:
     """The checkpoints of a step as its author wrote it: a plan's policies, checkpoints of the
     author's own, or none.
 
     jaxpr: the trace of the step as written.
     """
     if has_policies(jaxpr):
-        return Written.PLANNED
-    return Written.CHECKPOINTED if own_checkpoints(jaxpr) else Written.KEPT
+        return AuthorCheckpoints.PLANNED
+    return AuthorCheckpoints.CHECKPOINTED if own_checkpoints(jaxpr) else AuthorCheckpoints.KEPT
 
 
-def _undecided(steps: StepCompiler) -> tuple[str, ...]:
+def _undecided(compiler: StepCompiler) -> tuple[str, ...]:
     """A note for the user about checkpoints that remain under every plan, if the step has any. The
     step with everything kept has them too.
     """
-    if steps.written is Written.KEPT:
+    if compiler.author_checkpoints is AuthorCheckpoints.KEPT:
         return ()
-    places = own_checkpoints(steps.trace(Assignment.everything()).jaxpr.jaxpr)
+    places = own_checkpoints(compiler.trace(Assignment.everything()).jaxpr.jaxpr)
     if not places:
         return ()
     more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, TypeVar
 
 from jaxmem._core.files import parse_json, read_json
-from jaxmem._core.reader import MOST, Broken, Reader, Valid, is_size, named
+from jaxmem._core.reader import INT_LIMIT, Broken, Reader, Valid, is_size, named
 from jaxmem._result.memory.explanation import Explanation, load
 from jaxmem._result.plan.plan import Plan
 from jaxmem._train.rectifier.counts import Outliers
@@ -113,7 +113,7 @@ Course = tuple[tuple[float, float], ...]  # (step, number)
 
 def _is_number(value: Any) -> bool:
     """Whether a JSON value is a number within the range of a float; a bool is none."""
-    return isinstance(value, float) or (type(value) is int and abs(value) < MOST)
+    return isinstance(value, float) or (type(value) is int and abs(value) < INT_LIMIT)
 
 
 _Number = Annotated[float, Valid("a number", _is_number, instead=True)]

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem._planner import together as module
-from jaxmem._planner.together import by_the_first
+from jaxmem._planner import multi_process as module
+from jaxmem._planner.multi_process import by_the_first
 from jaxmem._target.compile.options import SHARED_TUNING, tuned_alone
 from jaxmem._target.processes import channel as channel_module
 from jaxmem._target.processes.channel import Channel

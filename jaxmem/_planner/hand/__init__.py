@@ -1,1 +1,0 @@
-"""Prices and estimates assignments that a user wrote."""
