@@ -265,6 +265,21 @@ def test_the_planner_itself():
     assert quotes(answer("least bytes that a search"), luck["gpt_117m h200"][OF_ALL])
 
 
+def test_what_each_phase_of_the_search_gains():
+    page, summary = PAGE["What each phase of the search gains"], result("ablations")["summary"]
+    phases = "local search", "whole steps", "groups"
+    for cells, found in zip(page.values(), summary.values(), strict=True):
+        for cell, phase in zip(cells, phases, strict=True):
+            if phase not in found:
+                assert "does not run" in cell
+                continue
+            lost, ratios = found[phase]["budgets refused without it"], found[phase]["time ratios"]
+            refused = (len(lost), len(lost) + len(ratios)) if lost else ()
+            assert quotes(cell, *refused, max(ratios))
+    gains = {p for found in summary.values() for p in phases if found.get(p, {}).get("worth it")}
+    assert gains == {*phases}, "the page says that each phase gains"
+
+
 def test_the_layer_stack():
     plans = {
         "everything kept": ("keep everything", "everything kept"),
