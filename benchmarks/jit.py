@@ -100,7 +100,7 @@ def first_steps(report: Report) -> None:
                     env=os.environ | {"XDG_CACHE_HOME": cache},
                     stdout=subprocess.PIPE,
                     check=True,
-                    text=True,
+                    encoding="utf-8",
                 ).stdout
             )
             report.once(way, found)

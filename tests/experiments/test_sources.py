@@ -23,7 +23,7 @@ MAINS = ("plan", "train", "train_glue", "train_images")
 def test_files_are_short(path):
     lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
     main = re.fullmatch(rf"experiments/({'|'.join(MAINS)})\.py", path)
-    assert len(lines) <= (40 if main else 300)
+    assert len(lines) <= (40 if main else 500)  # as for files of the library
 
 
 def test_folders_are_small():

@@ -246,7 +246,7 @@ def test_policies_are_equal_by_value_and_hash():
     assert a == b
     assert hash(a) == hash(b)
     assert a != jaxmem.remat_policy(models.draft("recompute"))
-    with pytest.raises(AttributeError, match="cannot assign"):
+    with pytest.raises(AttributeError, match="no setter"):
         a.block = "other"
 
 
