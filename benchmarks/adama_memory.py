@@ -6,11 +6,11 @@ step is compiled without hardware, and no step runs.
 `adama_bytes`: gradient bytes of gpt_345m's step on an H200, batch 8 in 8 microbatches, by how the
 microbatches become one step: optax.MultiSteps, gradients added in a scan over microbatches, each
 layer's gradients added in the backward, AdamA on whole gradients, AdamA released. Gradient bytes
-are the step's temporary bytes minus those of the same microbatches differentiated by the embedded
-input alone. MultiSteps holds its sum among its arguments, and the row ratio holds 8 bytes a row
-there; the summary lists both. Layers keep nothing, so that all steps hold the same activations. The
-bound of released gradients is the largest component (the tied embedding), two layers, and 2 % of
-the parameters.
+are the step's temporary bytes minus the temporary bytes of a step that differentiates the same
+microbatches by the embedded input alone. MultiSteps holds its sum among its arguments, and the row
+ratio holds 8 bytes a row there; the summary lists both. Layers keep nothing, so that all steps hold
+the same activations. The bound of released gradients is the largest component (the tied embedding),
+two layers, and 2 % of the parameters.
 
 `adama_bert_4b`: BERT-4B, minibatch 64 in 8 microbatches, AdamA against accumulation in place
 (AdamA, Fig. 6; M11), on one H200, and on eight with divided moments (ZeRO-1). Parameters, moments

@@ -8,7 +8,7 @@ until it ends: what is lost, and does it end as a training that was not stopped?
 plan, which saves after every step, so that each start imports, plans, compiles, reads a checkpoint,
 trains, saves and evaluates. Before a signal the process's finished checkpoints are listed; after
 it, the newest whole checkpoint must be as new. Rows and losses of a run that has ended are compared
-with those of a run that was not stopped. Two runs go on at the same time.
+with the rows and losses of a run without signals. Two runs train at the same time.
 
 `checkpoint_faults`: what `jaxmem.runs` does with faults in stored checkpoints, against orbax alone.
 Three checkpoints of a small state are kept, as a run keeps them. A fault is made in one file of the
@@ -18,7 +18,7 @@ alone reads the same files but the manifest, so that faults in manifests are not
 
 `bad_files`: are configs and plans' files with a mistake refused? Each file has one mistake, and is
 made from a correct one: from all shipped configs, from a plan of the library for a small GPT, and
-from a plan of which no field is empty (`tests/shared/bad_configs.py` and `bad_plans.py`). A config
+from a plan without an empty field (`tests/shared/bad_configs.py` and `bad_plans.py`). A config
 is given to its command; a plan's file to the commands that read one, in turns, and to a training as
 `plan.path`. It is refused if the command ends with exit code 2 and a message that names the file
 and the key, without a traceback, before anything is compiled or written.

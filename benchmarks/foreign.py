@@ -5,7 +5,7 @@ by hand.
 
 `foreign`: models that do not import jaxmem, unchanged. Each model's whole training step goes to
 `jaxmem.plan(jaxmem.auto(step), ...)`, for this CPU and for an H200, at 0.9, 0.6 and 0.4 of the
-bytes of the step as it is, and at 0.97 of those of full recomputation: every layer under
+bytes of the step as it is, and at 0.97 of the bytes of full recomputation: every layer under
 `jax.checkpoint` with nothing saved. If no plan is found, `floor` is the least that the planner
 compiled. `layers_under_checkpoints` counts a plan's layers that are not kept as the user wrote
 them: if it is 1, a larger plan keeps everything. On the CPU each plan's step is run from the same

@@ -7,8 +7,8 @@ rules, and ProTrain's choices. No step runs.
 them), released, with float32 states, planned for three GPUs without hardware, within five budgets
 each, from a little more than the least that compiles to the bytes of everything on the device.
 `error` is a plan's predicted device bytes, before its compile, against the compiled bytes; `first
-error` is that of the search's first compile. Host bytes are compared exactly. `seconds` are the
-layers', as predicted.
+error` is the error of the search's first compile. Host bytes are compared exactly. `seconds` are
+the layers', as predicted.
 
 `placed_rules`: deciding together against deciding one after the other, and against fixed rules. The
 same models, targets and prices, within twelve budgets each, from 5 % above the program's least to
@@ -23,8 +23,9 @@ everything on the device; solved alone, without a compile.
 - `ProTrain`: a block is kept, recomputed or swapped as a whole, its states stream or stay, and
   buffers keep some (its four numbers, spec P1 to P5).
 
-A cell is a rule's predicted seconds of the layers over those of the joint solution. `host` is the
-same budget with half of the host memory that the joint solution takes: time may not fall by it.
+A cell is the layers' predicted seconds under a rule, divided by their predicted seconds under the
+joint solution. `host` is the same budget with half of the host memory that the joint solution
+takes: time may not fall by it.
 
 `protrain_table`: what plans choose where ProTrain's authors state their choice (spec P10): two
 GPTs, two batches, four GPUs of two kinds. Released steps of AdamA with one microbatch of sequences

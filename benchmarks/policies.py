@@ -11,10 +11,10 @@ policy and its plans, in an order of the round's own. A ratio is plan / policy w
 
 `measured`: does `measure=` return a step that no policy beats at the same budget? Five models are
 planned on this CPU with `jaxmem.plan(..., measure=8)`, with room for everything and for 0.6 and 0.4
-of its bytes, with all actions and with lossless ones. The plan's step and those of the policies
-that fit (everything kept, nothing kept, products kept, every tag kept) are then run in turns, in
-rounds that chose nothing. `ratios` are the fastest policy's time, by its median, over the plan's,
-round by round: above 1 the plan is faster.
+of its bytes, with all actions and with lossless actions. The plan's step and the steps of the
+policies that fit (everything kept, nothing kept, products kept, every tag kept) are then run in
+turns, in rounds that chose nothing. `ratios` are the fastest policy's time, by its median, over the
+plan's, round by round: above 1 the plan is faster.
 
 `baselines_h200`: steps compiled for an H200 without hardware. A policy's bytes are of XLA's buffer
 assignment. Its time is the planner's cost model (seconds in addition to an ideal step that neither

@@ -7,17 +7,19 @@ BERT and a ViT of Hugging Face Transformers under `jaxmem.auto`, on which no con
 model was fitted. Twenty plans or more are compiled for each: everything kept, every tag kept,
 recomputed or compressed, hand-written policies where the model has their tags, solved plans for
 shares of the bytes of all tags, with all actions and with lossless ones, greedy plans, and random
-ones. They then run in turns. `measured` is the median over rounds of a step's seconds over those of
-the same round's step with everything kept. `predicted` is what a plan says: the least seconds of
-that step, and the profile's difference of the plan, over the former. (Pieces are timed by the least
+ones. They then run in turns. `measured` is the median, over rounds, of the ratio of a step's
+seconds to the seconds of the step with everything kept in the same round. `predicted` is the plan's
+ratio: the least seconds of the step with everything kept, plus the profile's difference for the
+plan, divided by the least seconds. (Pieces are timed by the least
 of several runs too.) `error` is predicted over measured, less 1. `Spearman` is the correlation of
 the ranks. The older result `time_rank` has the ranks of gpt_nano's plans alone.
 
 `placed_times`: do steps whose states are in host memory take the time that their plans predict?
 gpt_nano, and one 4 times as wide, released, planned within shares of the bytes that all states and
 tensors take. Each plan runs in turns with the step without a plan. `predicted` and `measured` are a
-plan's seconds over those of the plan for all memory, and `absolute` is predicted over measured
-seconds. Other work on the machine only adds time, so that runs are compared by their fastest.
+plan's seconds divided by the seconds of the plan for all memory, and `absolute` is the predicted
+seconds divided by the measured seconds. Other work on the machine only adds time, so that runs are
+compared by their fastest.
 
 `time_spread`: does the spread of a piece's runs show that the machine was busy, and how wrong are
 its times? The pieces of gpt_nano's step are measured in sessions: at the same time as whatever else
@@ -205,7 +207,9 @@ def pieces() -> list[Job]:
 
 
 def before_all_others(first: bool) -> None:
-    """Moves every thread of this process before those of others, or back among them."""
+    """Schedules all threads of this process before the threads of other processes (`first`), or by
+    the default policy.
+    """
     policy = os.SCHED_FIFO if first else os.SCHED_OTHER
     for thread in os.listdir("/proc/self/task"):
         os.sched_setscheduler(int(thread), policy, os.sched_param(int(first)))

@@ -1,6 +1,6 @@
 """Steps compiled for devices that are absent, without the planner; and steps of a BERT over several
-absent H200s: AdamA and accumulation in place, by what is divided. Layers keep nothing in both, so
-that the two differ in the gradient alone.
+absent H200s, under AdamA and under accumulation in place, with undivided states, divided moments or
+divided states. Layers keep nothing in both, so that the two differ in the gradient alone.
 """
 
 import functools

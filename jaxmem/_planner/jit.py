@@ -29,7 +29,7 @@ from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.running import ran_out_of_memory
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.filtered import jitted_for
-from jaxmem._trace.signature import Signature, is_traced
+from jaxmem._trace.signature import Adapted, Signature, is_traced
 from jaxmem.errors import BudgetError, NoLayersError, StepError
 
 # The options of `jaxmem.plan` that `jit` takes, and those that need a plan's own arguments.
@@ -115,6 +115,7 @@ class PlannedFunction:
         self._step, self._planning, self._options = step, dict(planning), dict(options)
         self._signature = Signature(step, options)
         self._known: dict[Any, Compilation] = {}
+        self._ran: set = set()  # keys of `_known` whose executables have run once
         self._last: Compilation | None = None
         self._last_key: Any = None
         self._lock = threading.Lock()
@@ -143,11 +144,13 @@ class PlannedFunction:
         return self._decided()[1]
 
     @property
-    def unplanned(self) -> "Unplanned":
+    def unplanned(self) -> Adapted:
         """The step under its jit without a plan, which `jaxmem.auto` reads: so the function can be
         planned for another device too, or a saved plan of it can be verified.
         """
-        return Unplanned(self._step, self._jitted)
+        under = lambda args, kwargs: self._jitted(self._step, args, kwargs)
+        call = lambda method, args, kwargs: getattr(under(args, kwargs), method)(*args, **kwargs)
+        return Adapted(self._step, call)
 
     def explain(self) -> Explanation:
         """Names the buffers that hold the memory of the latest call's step, as `jaxmem.explain`.
@@ -177,7 +180,7 @@ class PlannedFunction:
 
     def _stage(self, args: tuple, kwargs: dict):
         """The jitted step under the plan for these arguments."""
-        plan = self._compilation(args, kwargs).plan
+        plan = self._compilation(args, kwargs, self._signature.key(args, kwargs)).plan
         step = self._step if plan is None else auto(self._step)(plan)
         return self._jitted(step, args, kwargs)
 
@@ -185,15 +188,17 @@ class PlannedFunction:
         """Looks the executable up, after the step is planned if it is new, and runs it."""
         if is_traced((args, kwargs)):
             return self._inside(args, kwargs)
-        key, known = self._signature.key(args, kwargs), len(self._known)
+        key = self._signature.key(args, kwargs)
         latest = self._compilation(args, kwargs, key)
         self._last, self._last_key = latest, key
         dynamic = self._signature.dynamic(args, kwargs)
-        if len(self._known) == known:
+        if key in self._ran:
             return latest.run(*dynamic[0], **dynamic[1])
         for _ in range(RETRIES):
             try:
-                return jax.block_until_ready(latest.run(*dynamic[0], **dynamic[1]))
+                result = jax.block_until_ready(latest.run(*dynamic[0], **dynamic[1]))
+                self._ran.add(key)
+                return result
             except jax.errors.JaxRuntimeError as error:
                 latest = self._smaller(latest, error, args, kwargs)
                 self._last = self._known[key] = latest
@@ -201,17 +206,17 @@ class PlannedFunction:
 
     def _smaller(self, latest: Compilation, error: Exception, args, kwargs) -> Compilation:
         """The step planned for less memory than a plan under which it ran out of memory. Raises the
-        error if that is not its reason, or if the run consumed donated arguments.
+        error if it has another reason, if the run consumed donated arguments, and if there are
+        several processes.
         """
         leaves = jax.tree.leaves((args, kwargs))
         consumed = any(isinstance(a, jax.Array) and a.is_deleted() for a in leaves)
-        if not ran_out_of_memory(error) or latest.plan is None or consumed:
-            raise error
-        if jax.process_count() > 1:  # the others did not run out of memory, and do not plan
+        several = jax.process_count() > 1  # the other processes may have memory, and do not plan
+        if not ran_out_of_memory(error) or latest.plan is None or consumed or several:
             raise error
         bytes_ = int(LESS * latest.plan.compiled_bytes)
         warn(
-            f"jit: the step ran out of memory under a plan of"
+            "jit: the step ran out of memory under a plan of"
             f" {show_bytes(latest.plan.compiled_bytes)}; it is planned again for"
             f" {show_bytes(bytes_)}: other programs may use the device, or its memory is in pieces"
         )
@@ -231,8 +236,7 @@ class PlannedFunction:
             return self._step(*args, **kwargs)
         return auto(self._step)(self._last.plan)(*args, **kwargs)
 
-    def _compilation(self, args: tuple, kwargs: dict, key=None) -> Compilation:
-        key = self._signature.key(args, kwargs) if key is None else key
+    def _compilation(self, args: tuple, kwargs: dict, key) -> Compilation:
         with self._lock:
             if key not in self._known:
                 self._known[key] = self._made(args, kwargs, {})
@@ -256,7 +260,21 @@ class PlannedFunction:
             LOG.info(
                 "%s", _summary(name, plan, time.perf_counter() - start), extra={"summary": True}
             )
+        self._check_no_static(plan.step, values)
         return Compilation(jitted, plan, plan.step, self._signature.shapes(values))
+
+    def _check_no_static(self, executable, values: tuple) -> None:
+        """Raises StepError if a jitted step has static arguments: JAX has no public name for which
+        arguments they are, and the executable is called without them.
+        """
+        if not hasattr(self._step, "trace") or not isinstance(executable, jax.stages.Compiled):
+            return
+        args, kwargs = executable.args_info
+        if len(args) + len(kwargs) != len(values):
+            raise StepError(
+                "jit: `step` is jitted already, with static arguments; expected the function itself"
+                " and its options, as in jaxmem.jit(function, static_argnums=...)"
+            )
 
     def _unplanned(self, jitted, values: tuple, error: NoLayersError) -> Compilation:
         """The step as it is, in which jaxmem finds no layer. Raises BudgetError if it does not
@@ -280,26 +298,6 @@ class PlannedFunction:
         if hasattr(step, "trace"):
             return step
         return jitted_for(self._signature.dynamic(args, kwargs), step, **self._options)
-
-
-class Unplanned:
-    """A step under the jit that its arguments need.
-
-    jitted: `jitted(step, args, kwargs)` returns the step under that jit.
-    """
-
-    def __init__(self, step: Callable, jitted: Callable):
-        functools.update_wrapper(self, step, updated=())
-        self._under = lambda args, kwargs: jitted(step, args, kwargs)
-
-    def __call__(self, *args, **kwargs):
-        return self._under(args, kwargs)(*args, **kwargs)
-
-    def trace(self, *args, **kwargs):
-        return self._under(args, kwargs).trace(*args, **kwargs)
-
-    def lower(self, *args, **kwargs):
-        return self._under(args, kwargs).lower(*args, **kwargs)
 
 
 def _summary(name: str, plan: Plan, seconds: float) -> str:

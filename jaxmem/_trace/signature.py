@@ -58,7 +58,14 @@ class Signature:
         into one of these values.
         """
         names, count = tuple(kwargs), len(args)
-        called = lambda jitted: _Called(jitted, count, names) if names else jitted
+
+        def called(jitted):
+            def call(method: str, values: tuple, _: dict):
+                named = dict(zip(names, values[count:]))
+                return getattr(jitted, method)(*values[:count], **named)
+
+            return Adapted(jitted, call) if names else jitted
+
         return (*args, *kwargs.values()), called
 
     def shapes(self, values: tuple) -> tuple:
@@ -66,27 +73,23 @@ class Signature:
         return jax.tree.map(_shape, values)
 
 
-class _Called:
-    """A jitted function that is traced, lowered and called with the values of its arguments, of
-    which the last ones are keyword arguments.
+class Adapted:
+    """A jitted function that is called, traced and lowered through `call(method, args, kwargs)`,
+    where the method is "__call__", "trace" or "lower". Its name and source are `function`'s.
     """
 
-    def __init__(self, jitted, count: int, names: tuple[str, ...]):
-        functools.update_wrapper(self, jitted, updated=())
-        self._jitted, self._count, self._names = jitted, count, names
+    def __init__(self, function, call: Callable[[str, tuple, dict], Any]):
+        functools.update_wrapper(self, function, updated=())
+        self._call = call
 
-    def __call__(self, *values):
-        return self._with(self._jitted, values)
+    def __call__(self, *args, **kwargs):
+        return self._call("__call__", args, kwargs)
 
-    def trace(self, *values):
-        return self._with(self._jitted.trace, values)
+    def trace(self, *args, **kwargs):
+        return self._call("trace", args, kwargs)
 
-    def lower(self, *values):
-        return self._with(self._jitted.lower, values)
-
-    def _with(self, function: Callable, values: tuple):
-        named = dict(zip(self._names, values[self._count :]))
-        return function(*values[: self._count], **named)
+    def lower(self, *args, **kwargs):
+        return self._call("lower", args, kwargs)
 
 
 def is_traced(arguments) -> bool:

@@ -33,7 +33,7 @@ NULLS = {"places", "lanes", "microbatches", "batch", "divided", "kind", "codec",
 
 
 def full() -> Plan:
-    """A plan of which no field is empty."""
+    """A plan without an empty field."""
     measured = Measured("the plan", 9, 0.9, 1.0, 1.1, 5, True)
     return dataclasses.replace(
         plans.plan(microbatches=4, batch=32, measured=(measured,)),
