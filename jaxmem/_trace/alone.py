@@ -24,8 +24,8 @@ _BY_VALUE = (POINTWISE | POINTWISE_DEAR | {"copy", "reduce_precision", "pvary"})
 class Alone:
     """A traced optimizer, whose equations for some parameters can run without the others.
 
-    flat: the trace, from the leaves of (gradients, parameters, state) to those of (new parameters,
-      new state).
+    flat: the trace. Its inputs are the leaves of (gradients, parameters, state), and its outputs
+      the leaves of (new parameters, new state).
     names: the parameters' names, one for each leaf.
     structure: the tree structure of the state.
     owners: for each leaf of the state, the number of the parameter that it belongs to; None of one

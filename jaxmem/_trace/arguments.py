@@ -1,5 +1,5 @@
-"""Counts what a traced step's arguments take on one device, and over how many they are divided;
-makes those that are functions of a size.
+"""The bytes of a traced step's arguments on one device, and the number of devices that divide them;
+arguments that are functions of a size.
 """
 
 import functools
@@ -18,17 +18,17 @@ from jaxmem.errors import StepError
 
 
 def argument_bytes(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
-    """Returns bytes of the arguments on one device, of which no plan makes less.
+    """Returns bytes of the arguments on one device. No plan reduces them.
 
     Arguments that the step does not read are left out, since `jax.jit` drops them, and so are those
     in host memory.
 
     traced: the step, as `jaxmem._trace.step.trace` returns JAX's stage of it.
-    args: what it was traced for.
-    devices: how many there are. An argument of which the sharding is not known here, but could be
-      by `jax.jit(in_shardings=)`, is taken to be divided over all of them.
+    args: the arguments that the step was traced for.
+    devices: the number of devices. An argument counts as divided over all of them if its sharding
+      is not known here, and `jax.jit(in_shardings=)` may set it.
     """
-    # Dead code is dropped, which tells what the remaining program reads.
+    # Without dead code, the inputs of the jaxpr are the arguments that the program reads.
     jaxpr = traced.jaxpr.jaxpr
     _, read = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     total = 0
@@ -59,7 +59,7 @@ def _axes_of_arguments(traced: jax.stages.Traced, args: tuple) -> list[Mapping[s
     )  # else the step flattens its arguments in a way of its own
     if not same:
         leaves = [None] * len(avals)
-    # JAX has no public name for what a jit's `in_shardings` were (seen on 0.10.2 and 0.11.2).
+    # JAX has no public name for a jit's `in_shardings` (seen on 0.10.2 and 0.11.2).
     declared = getattr(traced, "_params", {}).get("in_shardings", ())
     if len(declared) != len(avals):
         declared = [None] * len(avals)
@@ -90,7 +90,7 @@ def _axes(leaf, declared, aval) -> Mapping[str, int] | None:
     """The mesh axes that divide one argument, with their sizes: as the argument says, else as its
     jit does, else as its type does.
 
-    leaf: the argument, or None where it cannot be told which it is.
+    leaf: the argument; None if the input cannot be matched with an argument.
     declared: its entry of the jit's `in_shardings`; no sharding where these do not say.
     aval: its type in the trace.
     """
@@ -100,7 +100,7 @@ def _axes(leaf, declared, aval) -> Mapping[str, int] | None:
             # An entry of a spec is an axis, a tuple of axes, or None; only names of axes count.
             spec = [axes if isinstance(axes, tuple) else (axes,) for axes in sharding.spec]
             names = [name for axes in spec for name in axes if name in sharding.mesh.shape]
-            # A type that names no axis may be divided over automatic axes, which types do not tell;
+            # A type that names no axis may be divided over automatic axes, which types do not show;
             # an argument whose own sharding names none is whole on each device.
             if names or sharding is not typed:
                 return {name: sharding.mesh.shape[name] for name in names}
@@ -108,7 +108,7 @@ def _axes(leaf, declared, aval) -> Mapping[str, int] | None:
 
 
 def _bits(dtype) -> int:
-    """Bits of an element in an argument, where XLA packs those of less than a byte."""
+    """Bits of an element in an argument. XLA packs elements of less than a byte."""
     if jnp.issubdtype(dtype, jnp.integer):
         return jnp.iinfo(dtype).bits
     if jnp.issubdtype(dtype, jnp.floating):
@@ -117,7 +117,7 @@ def _bits(dtype) -> int:
 
 
 def on_host(aval) -> bool:
-    """Whether a value lies in host memory, by its type."""
+    """Whether a value is in host memory, by its type."""
     return getattr(aval, "memory_space", None) == jax.memory.Space.Host  # tokens have none
 
 
@@ -144,7 +144,7 @@ def sized(args: tuple, size: int) -> tuple:
 
 def _called(position: int, function: Callable[[int], Any], size: int):
     """What a function returns for a size; its arrays are not made, and shapes stand for them."""
-    others: list = []  # what is no array, None for what is
+    others: list = []  # a leaf that is no array; None in the place of an array
     structure = None
 
     def arrays():

@@ -15,14 +15,14 @@ NEGLIGIBLE = 0.01
 
 
 def held_twice(traced: jax.stages.Traced, args: tuple = ()) -> dict[str, int]:
-    """Returns by argument the bytes, on one device, of what is not donated and has the shape and
-    dtype of a result that no donated array can hold.
+    """Returns bytes on one device, by argument, of arrays that are not donated and have the shape
+    and dtype of a result that no donated array can hold.
 
     traced: the step, as `jaxmem._trace.step.trace` returns JAX's stage of it.
-    args: what it was traced for, which may say over how many devices they are divided.
+    args: the arguments that the step was traced for, with their shardings.
     """
     # Results by shape and dtype: donated arguments take theirs first, and arguments that are not
-    # donated then match what is left.
+    # donated then match the other results.
     kind = lambda aval: (aval.shape, aval.dtype)
     results = collections.Counter(map(kind, traced.jaxpr.out_avals))
     infos = jax.tree.leaves_with_path(traced.args_info)

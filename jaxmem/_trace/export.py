@@ -18,7 +18,7 @@ _CUSTOM_CALLS = (
     "triton_kernel_call_ffi",
     "Sharding",
     "shape_assertion",
-    "ALL",  # JAX's own word for every name, those of Pallas' kernels for GPUs among them
+    "ALL",  # JAX's own word for every name, Pallas' kernels for GPUs included
 )
 
 
@@ -58,7 +58,7 @@ def export_flat(
             _AlreadyTraced(traced), platforms=[platform], disabled_checks=checks
         )()
     # The step's own containers may be registered in the user's code only. Tuples need no
-    # registration; the second part of `in_tree` is the keyword arguments, of which there are none.
+    # registration. The second part of `in_tree` is the keyword arguments, and is empty.
     flat = dataclasses.replace(
         exported,
         in_tree=jax.tree.structure(((0,) * len(exported.in_avals), {})),

@@ -1,5 +1,5 @@
-"""A step whose arguments hold more than arrays, such as an Equinox module its activation function,
-as `jax.jit` takes it: what is no array belongs to the program.
+"""A step whose arguments hold more than arrays, in the form that `jax.jit` takes. An Equinox module
+holds its activation function, for example. Every leaf that is no array is a part of the program.
 """
 
 import dataclasses

@@ -93,7 +93,7 @@ def bind(eqn: JaxprEqn, operands: Sequence) -> Sequence:
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """A scan's parts, told from shapes alone, since their spelling in the parameters differs
+    """A scan's parts, derived from shapes alone, since their names in the parameters differ
     between JAX versions.
 
     length: its trip count.
@@ -114,16 +114,16 @@ def as_scan(eqn: JaxprEqn) -> Scan | None:
         return None
     inner = body(eqn.params["jaxpr"])
     assert inner is not None
-    # What is sliced loses its leading axis in the body, and what is stacked gains one outside; what
-    # is carried has one shape in both.
+    # A sliced input loses its leading axis in the body. A stacked output gains one outside. A
+    # carried value has one shape in both.
     xs = sum(len(_shape(o)) > len(_shape(i)) for o, i in zip(eqn.invars, inner.invars))
     carry = sum(len(_shape(o)) == len(_shape(i)) for o, i in zip(eqn.outvars, inner.outvars))
     return Scan(eqn.params["length"], inner, len(inner.invars) - xs - carry, carry)
 
 
 def as_loop(eqn: JaxprEqn) -> Scan | None:
-    """Reads the parts of a scan, or of a while loop: as a scan of one turn that carries all that it
-    returns. None for every other primitive.
+    """Reads the parts of a scan or of a while loop. A while loop is read as one iteration of a scan
+    that carries all its results. Returns None for every other primitive.
     """
     if eqn.primitive.name != "while":
         return as_scan(eqn)
@@ -134,9 +134,10 @@ def as_loop(eqn: JaxprEqn) -> Scan | None:
 
 
 def matmul_flops(eqn: JaxprEqn) -> tuple[float, int]:
-    """Returns FLOPs and number of matrix products of one equation, those of inner loops times their
-    trip counts, of a Pallas kernel times the steps of its grid, FLOPs inside `shard_map` times its
-    devices. Convolutions count as products, a `while` as one turn, a `cond` as its dearest branch.
+    """Returns FLOPs and number of matrix products of one equation. Products in inner loops count
+    once for each iteration, products in a Pallas kernel once for each step of its grid. FLOPs in a
+    `shard_map` are multiplied by its devices. A convolution counts as a product, a `while` as one
+    iteration, a `cond` as its most expensive branch.
     """
     name = eqn.primitive.name
     if name == "dot_general":
@@ -182,7 +183,7 @@ def lift(closed: ClosedJaxpr) -> tuple[Any, list]:
 
 _FRAMES = 32  # of the call stack that are looked at
 _PACKAGES = "site-packages" + os.sep
-# What stands in them says what is computed, and not which part of a model it is.
+# Frames of these libraries name an operation, and no part of a model.
 _LAYERS = (
     str(pathlib.Path(__file__).parents[1]) + os.sep,
     *(_PACKAGES + name + os.sep for name in ("flax", "equinox", "haiku", "optax")),

@@ -76,7 +76,7 @@ class Job:
     def trace(self, devices: Sequence[Any] | None = None) -> jax.stages.Traced:
         """The traced function, to compile.
 
-        devices: those of the mesh, to run on; None for a mesh without devices, to export.
+        devices: the mesh's devices, to run on; None for a mesh without devices, to export.
 
         With a mesh, a number on it is the first argument and the first result: JAX learns the
         devices from this argument, and leaves the division of the others to XLA.

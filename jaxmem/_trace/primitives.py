@@ -1,6 +1,6 @@
-"""Names of JAX's primitives, by what they mean here: every list of them, side by side."""
+"""Names of JAX's primitives, in lists by their meaning for jaxmem."""
 
-# They run a jaxpr of their own, once: what is inside belongs to the caller.
+# They run a jaxpr of their own, once. The equations inside belong to the caller.
 CALLS = frozenset({
     "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call",
     "custom_vjp_call",
@@ -36,14 +36,14 @@ POINTWISE_LINEAR = frozenset({
     "add", "sub", "mul", "div", "neg", "convert_element_type", "reshape", "transpose", "squeeze",
     "copy", "sharding_constraint", "reduce_precision", "expand_dims",
 })  # fmt: skip
-# What costs too much to repeat beside a matrix product: loops, kernels, sorts and searches.
+# Too expensive to repeat with a matrix product: loops, kernels, sorts and searches.
 COSTLY = frozenset({
     "dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "pallas_call",
     "custom_vjp_call", "ffi_call", "triton_kernel_call", "sort", "top_k", "fft", "cholesky",
     "triangular_solve", "scatter-add", "scatter_add", "cumsum", "cumlogsumexp", "reduce_window",
     "reduce_window_sum", "reduce_window_max", "scan", "while",
 })  # fmt: skip
-# Random bits, of which masks are made.
+# Random bits, the source of masks.
 RANDOM = frozenset({"random_bits", "random_gamma", "threefry2x32", "rng_bit_generator"})
 # XLA gives the result its operand's memory: it is the same numbers under another shape or name.
 RENAMED = frozenset({
@@ -61,7 +61,7 @@ POINTWISE = frozenset({
     "gather", "rev", "split", "convert_element_type", "bitcast_convert_type", "random_seed",
     "random_fold_in", "random_split",
 })  # fmt: skip
-# The same, but too dear to be run by each of several kernels.
+# Pointwise operations that are too expensive to be run by each of several kernels.
 POINTWISE_DEAR = frozenset({
     "exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "erf", "erfc", "erf_inv", "pow",
     "rsqrt", "sqrt", "cbrt", "sin", "cos", "tan", "atan2", "random_bits", "threefry2x32",

@@ -36,7 +36,7 @@ _NO_NAMES = source_info_util.new_name_stack()
 class Node:
     """One operation: an equation of the user's, or what replaces some of them.
 
-    primitive: JAX's name of the operation, or what a replacement stands for.
+    primitive: JAX's name of the operation, or the name of a replacement.
     inputs: numbers of values, and literals.
     outputs: numbers of values.
     eqn: JAX's equation; the last one where several are replaced.
@@ -92,7 +92,7 @@ class Program:
     constants: dict[int, Any]
 
     def run(self, arguments: Sequence, after: Callable | None = None) -> list:
-        """The outputs for `arguments`. `after(value, array)` may replace what a value is."""
+        """The outputs for `arguments`. `after(value, array)` may replace the array of a value."""
 
         def results_of(node: Node, operands: Sequence) -> Sequence:
             results = node.run(operands)
@@ -170,7 +170,7 @@ def flatten(
 def program_of(closed: ClosedJaxpr, opaque: Callable[[JaxprEqn], bool]) -> Program:
     """A trace with its calls inlined, those aside that bring a derivative of their own, that say
     where their arrays lie, or that are `opaque`. Checkpoints are inlined unless they are opaque, so
-    that what they would recompute is no longer decided.
+    that they no longer decide which values are recomputed.
     """
     stays = lambda eqn: eqn.primitive.name in RULES or _shards(eqn) or opaque(eqn)
     return flatten(closed, body_of=lambda eqn: None if stays(eqn) else call_body(eqn))
@@ -256,8 +256,9 @@ _OWN = ("name", "sharding", "layout", "start_indices", "limit_indices")  # of an
 def describe(node: Node, avals: Sequence) -> str:
     """Returns a text that is equal for equal work: primitive, shapes and parameters.
 
-    It leaves out addresses and names, and what tells one layer of a Python loop from the next:
-    where a slice of stacked parameters begins, and which number is folded into a random key.
+    It leaves out addresses and names. It also leaves out the differences between the layers of a
+    Python loop: where a slice of stacked parameters begins, and the number that is folded into a
+    random key.
     """
     shape = lambda v: avals[v].str_short() if isinstance(v, int) else f"number {v.aval.str_short()}"
     operands = [shape(v) for v in node.inputs]

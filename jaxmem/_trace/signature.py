@@ -17,7 +17,7 @@ class Signature:
     """The arguments of a function under options of `jax.jit`.
 
     function: the function, jitted or not.
-    options: the options of jit, of which `static_argnums` and `static_argnames` are read.
+    options: the options of jit. `static_argnums` and `static_argnames` are read.
     """
 
     def __init__(self, function: Callable, options: Mapping[str, Any]):
@@ -93,7 +93,7 @@ class Adapted:
 
 
 def is_traced(arguments) -> bool:
-    """Whether the arguments hold a tracer: they are those of a call that JAX traces."""
+    """Whether the arguments hold a tracer, because JAX traces the call."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arguments))
 
 

@@ -62,8 +62,8 @@ def _jitted(step, args: tuple):
 
 
 def described(error: BaseException) -> str:
-    """Returns the type and the text of what the user's code raised, as Python shows them."""
-    # str() of a SyntaxError adds its file and line, which are told apart.
+    """Returns type and text of an error that the user's code raised, as Python shows them."""
+    # str() of a SyntaxError adds its file and line, which the caller adds itself.
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -75,11 +75,11 @@ def _check_takes_a_plan(build, plan) -> None:
     `build`, and is then the user's to see.
     """
     function, before, named = build, (), {}
-    if isinstance(build, functools.partial):  # its own signature does not say what is wrong with it
+    if isinstance(build, functools.partial):  # its own signature does not show the missing argument
         function, before, named = build.func, build.args, build.keywords
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin, or an object that does not tell
+    except (TypeError, ValueError):  # a builtin, or an object without a signature
         return
     try:
         signature.bind(*before, plan, **named)
@@ -93,7 +93,7 @@ def _check_takes_a_plan(build, plan) -> None:
 
 
 def _is_abstract(args: tuple) -> bool:
-    """Whether arguments lie on a mesh without devices."""
+    """Whether arguments are sharded over a mesh without devices."""
     meshes = (getattr(getattr(a, "sharding", None), "mesh", None) for a in jax.tree.leaves(args))
     return any(isinstance(mesh, jax.sharding.AbstractMesh) for mesh in meshes)
 

@@ -1,7 +1,7 @@
-"""Reads the equations of `jax.shard_map`, tells over which mesh axes an array varies inside, and
-makes arrays vary.
+"""Equations of `jax.shard_map`: the mesh axes over which an array varies inside, and the functions
+that make arrays vary.
 
-Types say so where `shard_map` checks it (`check_vma`). Elsewhere no axis is told.
+Types have these axes if `shard_map` checks them (`check_vma`). Otherwise no axis is known.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ def varying(tree, axes):
 
 
 def is_checked(axis: str) -> bool:
-    """Whether types tell if an array varies along `axis` here."""
+    """Whether types show if an array varies along `axis` here."""
     # Where nothing is checked, the type of an array that was made to vary does not show it.
     return axis in axes_of(varying(jnp.zeros(()), axis))
 

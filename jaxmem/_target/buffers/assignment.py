@@ -1,7 +1,7 @@
-"""Reads XLA's buffer assignment: allocations, the slices of them that buffers lie in, and the heap
-simulation that tells when each buffer is alive; sums up the bytes that a program takes by memory.
+"""XLA's buffer assignment: allocations, the slice of an allocation that each buffer has, and the
+heap simulation, which records when each buffer is alive. Sums up a program's bytes in each memory.
 
-Field numbers are those of xla/service/hlo.proto.
+Field numbers are from xla/service/hlo.proto.
 """
 
 import collections
@@ -25,16 +25,16 @@ _ALLOC, _FREE = 0, 1  # of HeapSimulatorTrace.Event.Kind; the third, 2, shares a
 
 Slice = tuple[int, int]  # an offset in an allocation, and a size
 Event = tuple[int, int, str]  # its kind, the buffer's id, and the name of an instruction
-Moment = tuple[int, int]  # an instruction's place in the schedule, and a number that tells events
-# apart which a trace has at one place
+Moment = tuple[int, int]  # an instruction's place in the schedule, and the number of an event
+# among the events that a trace has at this place
 
 
 class Stay(NamedTuple):
-    """Some bytes of a temporary allocation, from the first buffer that appears there to the last
-    one that goes, each of which takes over the memory of the one before it.
+    """Bytes of a temporary allocation that several buffers use one after the other, from the first
+    buffer's allocation until the last buffer is freed.
 
     buffers: their ids.
-    bytes: those of the largest.
+    bytes: bytes of the largest buffer.
     first, last: the moments between which it is alive, both included.
     """
 
@@ -73,23 +73,24 @@ class BufferAssignment:
         """Returns the buffers that are alive when `allocation` is fullest, and the name of the
         instruction that runs then.
 
-        Where no trace tells its history, all its buffers count as alive.
+        If no trace has its history, all its buffers count as alive.
         """
         return self._fullest(allocation)[:2]
 
     def stays(
         self, allocation: int, order: Mapping[str, int]
     ) -> tuple[list[Stay], dict[Moment, str]]:
-        """Returns who stays when in `allocation`, and the name of the instruction that runs at each
-        moment at which a buffer appears there. Both are empty where no trace tells its history.
+        """Returns the buffers in `allocation` with the moments of their lives, and the name of the
+        instruction at each moment at which a buffer is allocated. Both are empty if no trace has
+        the allocation's history.
 
         order: by an instruction's name, its place in the schedule.
         """
         slices, trace = self.slices[allocation], self._fullest(allocation)[2]
         found: list[Stay] = []
         moments: dict[Moment, str] = {}
-        # By the offset, where buffers that are alive at once lie only if they share memory: those
-        # that are alive, all that were since it was empty, and the moment of the first.
+        # By offset: the buffers that are alive, all buffers since the offset was last empty, and
+        # the first one's moment. Buffers at one offset are alive at once only if they share memory.
         open_: dict[int, tuple[set[int], set[int], Moment]] = {}
         now, freed = (-1, 0), True
         for kind, buffer, name in trace:
@@ -116,7 +117,7 @@ class BufferAssignment:
         return found, moments
 
     def _fullest(self, allocation: int) -> tuple[set[int], str, list[Event]]:
-        """The buffers and the instruction of `fullest`, and the trace that tells them."""
+        """The buffers and the instruction of `fullest`, and the trace that has them."""
         slices = self.slices[allocation]
         best, most, at, told = set(slices), -1, "", []
         for trace in self._traces:

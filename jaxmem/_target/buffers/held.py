@@ -12,16 +12,16 @@ class Held:
     """Bytes of one device that one buffer holds when its allocation is fullest.
 
     kind: "argument", "output" (apart from the arguments' own memory), "temporary", or "packing":
-      what no buffer of a temporary allocation holds at its peak.
-    bytes: those that no other `Held` counts.
-    host: whether they lie in host memory.
+      the bytes of a temporary allocation that no buffer uses at the peak.
+    bytes: bytes that no other `Held` counts.
+    host: whether the bytes are in host memory.
     dtype: as XLA writes it, such as "bf16"; "" for packing.
     shape: the dimensions of the array.
     op: the JAX operation that made the buffer, by XLA's metadata; for an argument its name.
-    sources: the JAX operations that compute what lies in it; for a loop's stack, those that compute
-      what is stacked.
+    sources: the JAX operations that compute the buffer's values; for a loop's stack, the operations
+      that compute the stacked values.
     loops: XLA's names of the loops round the instruction that makes it, innermost first.
-    handed_on: the loops that pass it on, from one turn to the next or to a later loop.
+    handed_on: the loops that carry the buffer from one iteration to the next, or to a later loop.
     index: an output's position among the step's outputs, else -1.
     """
 
@@ -41,9 +41,9 @@ class Held:
 class Life:
     """When some bytes of a temporary allocation are in use.
 
-    held: what is there, equal to one in `Peak.held` where it is there at the peak.
-    first, last: the points of the history between which it is, both included.
-    handed_on: the loops that pass it on at any time, also where `held` tells of the peak alone.
+    held: the buffer, equal to an item of `Peak.held` if the buffer is alive at the peak.
+    first, last: the first and the last point of the history at which the buffer is alive.
+    handed_on: the loops that carry the buffer at any time; `held` has the loops at the peak alone.
     """
 
     held: Held
@@ -60,7 +60,7 @@ class BufferHistory:
       them is divided into as many ranges, and has the fullest moment of each as a point.
     ops: the JAX operation of each point, "" where XLA names none.
     loops: XLA's names of the loops round each, innermost first.
-    lives: what is in memory at one point at least.
+    lives: the buffers that are alive at one point at least.
     """
 
     moments: int = 0
@@ -75,7 +75,7 @@ class Peak:
 
     op: the JAX operation at which the largest temporary allocation is fullest, "" if unknown.
     loops: XLA's names of the loops round that operation, innermost first.
-    held: all that is held; device bytes add up to those of the step.
+    held: all buffers and the packing; their device bytes add up to the step's device bytes.
     history: temporaries over the schedule.
     """
 

@@ -1,7 +1,7 @@
-"""Reads XLA's optimized module from its serialized form, to tell which instruction a value comes
-from.
+"""Reads XLA's optimized module from its serialized form, to find the instruction that computes a
+value.
 
-Only the fields of `HloModuleProto` that tell this are read. Their numbers are those of
+Only the fields of `HloModuleProto` that this needs are read. Their numbers are from
 xla/service/hlo.proto and xla/xla_data.proto.
 """
 
@@ -36,7 +36,7 @@ class ModuleInstruction:
     called: computations: a loop's body and condition, a fusion's own.
     parameter: which parameter of its computation it is, if its opcode is "parameter".
     element: which element it takes out of a tuple, if its opcode is "get-tuple-element".
-    computation: the one that it stands in.
+    computation: the computation that contains it.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Module:
         # JAX's programs return a tuple: its operands are the outputs.
         outputs = root.operands if root is not None and root.opcode == "tuple" else ()
         self.outputs: list[Place] = [self._handed_on(o, ()) for o in outputs]
-        # The loops that start with what lies at a place, as a part of their initial state.
+        # By place: the loops whose initial state contains the value at this place.
         self._readers: dict[Place, list[int]] = collections.defaultdict(list)
         for at, i in self.instructions.items():
             init = (  # a loop's one operand is the tuple of its initial state
@@ -126,8 +126,8 @@ class Module:
         return [self.instructions[i].name for i in found if self.instructions[i].opcode == "while"]
 
     def handed_on(self, place: Place) -> list[str]:
-        """Returns the names of the loops that hand on what lies at `place`, from one turn to the
-        next, or take it over from what came before them.
+        """Returns the names of the loops that carry the value at `place` from one iteration to the
+        next, or that start with it.
         """
         at, index = self._handed_on(*place)
         here = self.instructions[at]
@@ -143,8 +143,8 @@ class Module:
         return [self.instructions[i].name for i in found if self.instructions[i].opcode == "while"]
 
     def origins(self, place: Place) -> list[ModuleInstruction]:
-        """Returns the instructions that compute what lies at `place`; for what a loop stacks, those
-        that compute what is stacked.
+        """Returns the instructions that compute the value at `place`. For a stack that a loop
+        writes, these are the instructions that compute the stacked values.
         """
         found: dict[int, ModuleInstruction] = {}
         seen, todo = set(), [place]
@@ -164,7 +164,7 @@ class Module:
         """Returns the places that the value comes from, or None if the instruction computes it."""
         i = self.instructions[at]
         if i.opcode == "while":
-            # The body's root is the next turn's state, a tuple; the condition's is no tuple.
+            # The body's root is the next iteration's state, a tuple. The condition's is no tuple.
             bodies = [
                 self.roots[c]
                 for c in i.called
@@ -176,7 +176,7 @@ class Module:
                 self._argument(self.instructions[c], c, i.parameter, index)
                 for c in self.callers[i.computation]
             ]
-        if i.opcode == "dynamic-update-slice":  # a stack comes from what is put into it
+        if i.opcode == "dynamic-update-slice":  # the origin is the value written
             return [(i.operands[1], ())]
         if i.opcode == "async-start" and i.called:  # its result is (operands, result, ...)
             return [(self.roots[i.called[0]], index[1:])]

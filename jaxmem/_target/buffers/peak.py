@@ -1,10 +1,10 @@
-"""Names what a compiled step holds in memory: every allocation, temporaries at their peak, and
+"""Names the buffers of a compiled step: every allocation, temporaries at their peak, and
 temporaries over the schedule.
 
-An allocation is one contiguous piece of memory. A buffer is what holds one value, and lies in a
-slice of an allocation: an offset and a size. Buffers that are not alive at the same time share
-slices. XLA dumps the assignment beside the optimized module as one `HloProto`; field numbers are
-those of xla/service/hlo.proto.
+An allocation is one contiguous piece of memory. A buffer holds one value, and has a slice of an
+allocation: an offset and a size. Buffers that are not alive at the same time share slices. XLA
+dumps the assignment and the optimized module as one `HloProto`; field numbers are from
+xla/service/hlo.proto.
 """
 
 import bisect
@@ -61,8 +61,8 @@ def _peak(module: Module, assignment: BufferAssignment, order: Mapping[str, int]
     """Names every allocation that counts. `order`: by an instruction's name, its place in the
     schedule.
 
-    Temporaries of one allocation share its bytes over time. So only those that are alive at its
-    fullest moment are listed, and the rest of the allocation is packing.
+    Temporaries of one allocation share its bytes over time. So only temporaries that are alive at
+    its fullest moment are listed, and the rest of the allocation is packing.
     """
     held: list[Held] = []
     at_peak: dict[int, Held] = {}  # the temporaries of the device among them, by a buffer's id
@@ -106,7 +106,7 @@ def _peak(module: Module, assignment: BufferAssignment, order: Mapping[str, int]
         if not host:
             stayed, seen = assignment.stays(a.number(INDEX), order)
             stays, moments = stays + stayed, moments | seen
-            if not stayed:  # no trace tells its history
+            if not stayed:  # no trace has its history
                 always += [at_peak[b] for b in live]
     history = _history(module, assignment, stays, moments, at_peak)
     # What has no history is taken to be there all the time.
@@ -131,7 +131,7 @@ def _history(
 
     stays: of all temporary allocations of the device.
     moments: the name of the instruction at each.
-    at_peak: what is held at the peak, by a buffer's id.
+    at_peak: the buffers alive at the peak, by id.
     """
     points = fullest_moments(stays, moments, POINTS)
     lives = []
@@ -165,8 +165,8 @@ def _held(
 ) -> Held:
     """Describes the `size` bytes that the values at `places` share.
 
-    The values have their origins together. Shape and dtype are the last one's, and the operation is
-    that of the last one for which XLA names any.
+    The buffer has the origins of all its values, and the shape and the dtype of the last value. Its
+    operation is the operation of the last value for which XLA names any.
     """
     origins = [o for place in places for o in module.origins(place)]
     array = module.array(places[-1])
@@ -188,8 +188,8 @@ def _held(
 
 
 def _disjoint(slices: Iterable[tuple[tuple[int, int], int]]) -> Iterator[tuple[int, list[int]]]:
-    """Yields the bytes and the buffers of each slice, without counting a byte twice: of slices that
-    overlap, the later one gets what is left.
+    """Yields the bytes and the buffers of each slice, without counting a byte twice: if two
+    slices overlap, the later slice gets the bytes that are left.
 
     slices: (offset, size) of each buffer, and the buffer's id.
     """
@@ -197,7 +197,7 @@ def _disjoint(slices: Iterable[tuple[tuple[int, int], int]]) -> Iterator[tuple[i
     for place, buffer in slices:
         shared.setdefault(place, []).append(buffer)
     end = 0  # bytes below it are counted
-    # By offset, and the largest first: what lies inside a larger slice then adds nothing.
+    # By offset, and the largest first: a slice inside a larger slice then adds nothing.
     for (offset, size), buffers in sorted(shared.items(), key=lambda s: (s[0][0], -s[0][1])):
         got = offset + size - max(end, offset)
         if got > 0:

@@ -1,8 +1,8 @@
 """Reads serialized protobufs without a schema.
 
 No schema of XLA's is installed with JAX, so the few fields that are needed are read from the wire
-format by their numbers. That format does not tell a nested message from a text or from packed
-numbers: all are bytes, and whoever reads a field says what it is.
+format by their numbers. In this format nested messages, texts and packed numbers are all
+bytes; the code that reads a field knows its type.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class Message:
             key, at = _varint(data, at)
             field, wire = key >> 3, key & 7
             # Wire types: 0 is an integer, 2 begins with its length, 1 and 5 have 8 and 4 bytes.
-            # proto3, of which XLA's messages are, has no others.
+            # XLA's messages are in proto3, which has no other wire types.
             if wire == 0:
                 value, at = _varint(data, at)
             elif wire in (1, 2, 5):

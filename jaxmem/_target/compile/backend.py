@@ -46,7 +46,7 @@ from jaxmem.errors import StepError
 
 T = TypeVar("T")
 DEVICELESS_MARGIN = 0.02  # autotuning picks other matrix kernels there: up to 1.3 % of bytes seen
-PROGRAM_MARGIN = 0.01  # a TPU's program lies in its memory too, beside what buffers are assigned
+PROGRAM_MARGIN = 0.01  # a TPU's memory also holds the program, which has no buffer
 LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
 READING = 7  # of how XLA's estimates are read: times of another number are not found again
 
@@ -83,8 +83,8 @@ class Local(Backend):
         return compiled, peak(dumped)
 
     def _read(self, executable, traced, seconds: float, options: Mapping[str, Any]) -> Compiled:
-        """Reads a compiled step. A CPU's analysis does not tell device memory and host memory
-        apart: there, arguments in host memory are subtracted from the bytes of the device.
+        """Reads a compiled step. A CPU's analysis does not separate device memory from host memory:
+        there, arguments in host memory are subtracted from the bytes of the device.
         """
         inner = getattr(executable, "compiled", executable)  # nnx.jit wraps JAX's executable
         compiled = read_compiled(inner, seconds, options=options)

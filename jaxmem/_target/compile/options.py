@@ -35,8 +35,8 @@ def compiler_options(step, *args, target: str | Target = "local") -> dict[str, A
       stored when the step is called.
     target: the device that the step is compiled for, as for `jaxmem.plan`.
 
-    Raises StepError if `step` is not callable, TargetError for an unknown target, and what the
-    step itself raises for these arguments.
+    Raises StepError if `step` is not callable, TargetError for an unknown target, and the
+    errors that the step itself raises for these arguments.
     """
     if not callable(step):
         raise StepError(
@@ -50,10 +50,10 @@ def options_of(platform: str, traced: jax.stages.Traced) -> dict[str, Any]:
     """XLA's compile options for a step: its scheduler that hides latencies, where loops copy to
     host memory or from it, or gather between devices what they multiply.
 
-    Left to itself XLA takes that scheduler for GPUs of which it has a list of prices (Hopper and
-    later), and waits for each copy on others. It takes more of temporaries, so that it is
-    asked for where something crosses alone. Copies outside of loops are none of these: layers
-    that follow each other without a loop then keep on the device what they offload.
+    By default XLA uses this scheduler for GPUs with a table of prices (Hopper and later), and waits
+    for each copy on other GPUs. The scheduler needs more bytes for temporaries, so that it is
+    requested only if a loop transfers arrays. Copies outside of loops do not count: layers that
+    follow each other without a loop would then keep their offloaded tensors on the device.
     """
     jaxpr = traced.jaxpr.jaxpr
     crosses = platform == "cuda" and (_copies(jaxpr) or _gathers(jaxpr))
@@ -70,7 +70,7 @@ def tuned_alone(platform: str) -> dict[str, Any]:
 
 
 def _gathers(jaxpr) -> bool:
-    """Whether a loop of the program gathers beside matrix products."""
+    """Whether a loop of the program both gathers arrays and has matrix products."""
     names = ({e.primitive.name for e in inside(loop)} for loop in _loops(jaxpr))
     return any({"all_gather", "dot_general"} <= found for found in names)
 

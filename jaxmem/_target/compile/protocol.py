@@ -139,8 +139,8 @@ class Backend(Pricing, abc.ABC):
 
     @abc.abstractmethod
     def explain(self, traced: jax.stages.Traced) -> tuple[Compiled, Peak]:
-        """Compiles the step once more, and returns what was read from it and what its buffers
-        hold.
+        """Compiles the step once more, and returns the facts read from the executable, and its
+        buffers.
         """
 
     def run(
@@ -149,7 +149,7 @@ class Backend(Pricing, abc.ABC):
         """Returns the seconds of each of several compiled steps in each of several rounds, none for
         a step that was not compiled to run, or for which there is no memory.
 
-        traced: one of them, which tells what it does besides its work.
+        traced: the trace of one step, which shows the operations besides its work.
         args: arrays or shapes that they were traced for.
         seconds: how long the rounds go on.
 

@@ -1,4 +1,4 @@
-"""Runs whole compiled steps on the device at hand, in turns, and times them."""
+"""Runs whole compiled steps on the device at hand, interleaved, and times them."""
 
 import functools
 import random
@@ -16,7 +16,7 @@ from jaxmem._target.devices.target import Target, free_bytes
 from jaxmem._trace.jaxpr import equations
 
 LEAST_ROUNDS, MOST_ROUNDS = 2, 30
-SMALL = 0.02  # of the numbers in arguments that are made: those of parameters are about so large
+SMALL = 0.02  # the size of numbers in generated arguments; parameters are about as large
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
@@ -44,8 +44,8 @@ def obstacle(traced: jax.stages.Traced, given: bool) -> str | None:
 
 
 def fits(compiled: Compiled, target: Target) -> bool:
-    """Whether there is memory to run a step: for what it takes, and for the copies of arguments
-    whose memory it takes over.
+    """Whether there is memory to run a step: for its bytes, and for the copies of the arguments
+    that it donates.
     """
     return compiled.total_bytes + compiled.argument_bytes <= free_bytes(target)
 
@@ -70,7 +70,7 @@ class StepRun:
 
     @functools.cached_property
     def _leaves(self) -> list:
-        """The arguments, where the program wants them; those that it does not read lie anywhere."""
+        """The arguments, with the program's shardings; arguments that it does not read have any."""
         leaves = self._given if self.given else [_made(info) for info in self._infos]
         is_leaf = lambda x: x is None or isinstance(x, Sharding)
         shardings = jax.tree.leaves(self._compiled.input_shardings, is_leaf=is_leaf)
@@ -104,7 +104,7 @@ def in_turns(runs: Sequence[Callable[[], float]], seconds: float) -> list[list[f
 
 
 def _is_array_of(leaf, info) -> bool:
-    """Whether a leaf is an array, of what `info` tells of an argument."""
+    """Whether a leaf is an array with the shape and dtype of `info`."""
     is_array = isinstance(leaf, (jax.Array, np.ndarray))
     return is_array and (leaf.shape, leaf.dtype) == (info.shape, info.dtype)
 

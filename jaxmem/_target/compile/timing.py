@@ -12,7 +12,7 @@ import numpy as np
 from jaxmem._core.database import Timing
 from jaxmem._trace.job import Job
 
-NBYTES = 2**26  # of what is copied: caches hold less
+NBYTES = 2**26  # bytes that are copied; caches hold less
 ROUNDS = 5
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
@@ -20,7 +20,7 @@ HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 def measure_all(jobs: Sequence[Job]) -> list[Timing]:
     """Times each job by the least of several runs: other work on the machine only adds time.
 
-    A job's spread is how far the median of its runs lies above the least. Every job is given the
+    A job's spread is the distance of the median of its runs from the least. Every job gets the
     median of all jobs' spreads: other work may slow all runs of one job alike, which its own spread
     does not show, but the many jobs of the same minute show whether the machine was busy.
     """
@@ -63,7 +63,7 @@ def sample(aval, size: float = 1.0):
 
 
 def _key_impl(aval):
-    """The generator of a key's dtype. JAX tells it of arrays alone, so a tracer is asked."""
+    """The generator of a key's dtype. JAX returns it for arrays and tracers, not for dtypes."""
     found = []
     spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), spec)
@@ -83,7 +83,8 @@ def measured_link() -> tuple[float, float] | None:
     to_host = jax.jit(lambda a: jax.device_put(a + 1, HOST))
     to_device = jax.jit(lambda a: jax.device_put(a, DEVICE) + 1)
     plain = _least(jax.jit(lambda a: a + 1), here)
-    # A copy takes what a run takes beside its arithmetic, and at least a tenth of that.
+    # A copy's time is the time of a run less the time of its arithmetic, and at least a tenth of
+    # the latter.
     rate = lambda run, a: NBYTES / max(_least(run, a) - plain, 0.1 * plain)
     return rate(to_device, there), rate(to_host, here)
 

@@ -1,5 +1,5 @@
-"""Reads what one compile of a step says: bytes by XLA's buffer assignment, matrix products, XLA's
-own estimate of time.
+"""Facts of one compiled step: bytes by XLA's buffer assignment, matrix products, XLA's own estimate
+of time.
 """
 
 import dataclasses
@@ -19,13 +19,13 @@ from jaxmem.errors import StepError, TargetError
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What was read from one compiled step. Bytes are those of one device.
+    """Facts read from one compiled step. Bytes are for one device.
 
-    total_bytes: temp + arguments + outputs − aliased, in device memory: what a budget limits.
+    total_bytes: temp + arguments + outputs − aliased, in device memory. A budget limits it.
     argument_bytes: of the arguments.
     temp_bytes: of the temporaries' allocations.
     output_bytes: of the outputs, those in the arguments' memory included.
-    alias_bytes: of outputs that lie in the memory of donated arguments.
+    alias_bytes: of outputs in the memory of donated arguments.
     host_bytes: the same sum as `total_bytes`, in host memory, which is apart.
     xla_seconds: XLA's estimate of one execution, without copies to host memory and back; None
       where XLA has none for this device.

@@ -18,7 +18,7 @@ def compile_dumped(
     """Compiles a step, and returns it with the `HloProto` that XLA dumped: its optimized module and
     its buffer assignment.
 
-    options: XLA's compile options beside those for the dump.
+    options: XLA's compile options; the options for the dump are added.
 
     A dump is needed because JAX's memory analysis holds no buffer assignment for a device that is
     not there, and on a CPU one without its history. Raises StepError if XLA dumps none.

@@ -34,15 +34,15 @@ def compile_for_tpu(
     ended: str = _NO_ROOM,
     kernels: Sequence[Sequence] = (),
 ) -> tuple[Compiled, bytes]:
-    """Compiles a step, and returns what was read of it, and the `HloProto` that it was read from.
-    Its executable is None where the step takes more than the device has. Its bytes and costs are
-    known even so, since buffers are assigned before.
+    """Compiles a step, and returns the facts read from it, and the `HloProto` that holds them.
+    The executable is None if the step takes more memory than the device has. Its bytes and costs
+    are known even so, since buffers are assigned before.
 
     compile: given XLA's options, compiles the step.
-    options: XLA's compile options beside those for the dump.
-    rates: what its time is estimated by; None for no estimate.
-    ended: words of another error that stands after the buffers' assignment.
-    kernels: what its Pallas kernels compute, as `kernel_flops` tells it.
+    options: XLA's compile options; the options for the dump are added.
+    rates: the rates for the estimate of time; None for no estimate.
+    ended: words of another error that comes after the buffers' assignment.
+    kernels: the work of its Pallas kernels, as `kernel_flops` returns it.
     """
     start, made = time.perf_counter(), None
     with tempfile.TemporaryDirectory(prefix="jaxmem-") as folder, without_cache():

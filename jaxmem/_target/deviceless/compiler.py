@@ -49,7 +49,7 @@ class Compiler:
         self._device = _described(self.target)
         self._pool = concurrent.futures.ThreadPoolExecutor(workers, "jaxmem-compile")
         self._own = threading.local()  # .child: the thread's process
-        self._children: set[Process] = set()  # those of all threads, for `close`
+        self._children: set[Process] = set()  # processes of all threads, for `close`
         self._closed = False
 
     def __enter__(self) -> "Compiler":
@@ -81,14 +81,14 @@ class Compiler:
         kernels: Sequence[tuple] = (),
         free: bool = False,
     ) -> "concurrent.futures.Future[Compiled]":
-        """Compiles what `export_flat` made, and returns a future of what was read from it: for TPUs
-        and some GPUs (`Gpu.priced`) an estimate of time too.
+        """Compiles the result of `export_flat`, and returns a future of its facts: for TPUs and
+        some GPUs (`Gpu.priced`) with an estimate of time.
 
         exported: the serialized step.
         donated: the flat indices of the donated arguments.
         options: XLA's own compile options.
         assigned: for a TPU, whether to end once buffers are assigned, and generate no code.
-        kernels: for a TPU, what the step's Pallas kernels compute (`kernel_flops`).
+        kernels: for a TPU, the work of the step's Pallas kernels (`kernel_flops`).
         free: whether XLA divides the arguments without a sharding as it likes; else they are whole
           on every device.
 
@@ -112,8 +112,8 @@ class Compiler:
         donated: tuple[int, ...] = (),
         options: Mapping[str, bool | int | str] | None = None,
     ) -> tuple[Compiled, Peak]:
-        """Compiles what `export_flat` made, without estimates, and returns what was read from it
-        and what its buffers hold.
+        """Compiles the result of `export_flat` without estimates, and returns its facts and its
+        buffers.
         """
         header = {
             "device": self._device,
@@ -147,7 +147,7 @@ class Compiler:
         return child
 
     def _error(self, message: str) -> Exception:
-        """The error for a step that XLA did not compile, by what it said."""
+        """The error for a step that XLA did not compile, by the text of XLA's error."""
         if any(sign in message for sign in _ASSEMBLER_MISSING):
             return TargetError(
                 f"`target` {str(self.target)!r}: XLA found no CUDA 13 assembler (ptxas and"
@@ -163,7 +163,7 @@ class Compiler:
 
 
 def _described(target: Target) -> dict:
-    """What a compiling process is told of the device."""
+    """The description of the device that a compiling process gets."""
     if target.topology is not None:
         return tpu.described(target.topology)
     assert target.gpu is not None  # it is named, and no TPU

@@ -1,4 +1,4 @@
-"""Compiles for GPUs that are not there: what a compiling process is told of one, and what it does.
+"""Deviceless compilation for GPUs: the description of a GPU, and the work of a compiling process.
 
 XLA:GPU needs no GPU to compile: the CUDA plugin's two wheels, a description of the device and
 NVIDIA's assembler give its real buffer assignment. Nothing is autotuned there: a device may choose
@@ -35,7 +35,7 @@ def described(target: Target, gpu: Gpu) -> dict[str, Any]:
 
 
 def devices(device: Mapping[str, Any]) -> list[Any]:
-    """Returns devices of one host, as many and of the kind that `described` tells of (a
+    """Returns devices of one host. `described` has their number and their kind (a
     `GpuTargetConfigProto` in text form).
     """
     topology = topologies.get_topology_desc(

@@ -68,7 +68,7 @@ class Process:
     def obituary(self) -> str:
         """Waits for the process to end, frees its pipes, and says how it ended."""
         for pipe in (self._from, self._to):
-            with contextlib.suppress(OSError):  # closing sends what is left, and nobody reads it
+            with contextlib.suppress(OSError):  # closing sends the rest, and nobody reads it
                 pipe.close()
         code = self._process.wait()
         self._folder.cleanup()
@@ -115,7 +115,7 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
         "TPU_LOG_DIR": "disabled",  # no logs in a folder that all users share
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "JAX_ENABLE_COMPILATION_CACHE": "0",  # it is written here, but never hit
-        "JAX_ENABLE_X64": "1",  # a step's 64-bit arguments stay what they are
+        "JAX_ENABLE_X64": "1",  # a step's 64-bit arguments stay 64-bit
         "XLA_FLAGS": " ".join(flags),
         "PYTHONPATH": os.pathsep.join(path),
     }

@@ -8,7 +8,7 @@ changes the step's bytes by 12 KiB. The bytes and the costs of the step are know
 time or less.
 
 The alternative is a smaller memory limit, which also ends a compile at that point. But the compiler
-first rematerializes what it can to get below the limit, and assigns the buffers of another program.
+first rematerializes values to get below the limit, and assigns the buffers of another program.
 For the same reason, rematerialization is switched off in a compile for buffers: if the device does
 not hold a step, the search has to learn the bytes of the step as it was written.
 """
@@ -30,8 +30,8 @@ from jaxmem._target.devices.tpus import Topology
 from jaxmem._target.hlo.roofline import TpuRates
 
 _STOP = "jaxmem_stop"  # no operation that anyone knows
-# Of a step that takes more than the device has XLA computes again what it can, for minutes. Nobody
-# runs such a step, and what it takes as it was written is what a search wants to know.
+# If a step takes more memory than the device has, XLA rematerializes values, for minutes. Nobody
+# runs such a step, and a search needs the bytes of the step as it is written.
 _AS_WRITTEN = {"xla_tpu_rematerialization_min_size_in_bytes": str(2**40)}
 _TILE = 8, 128  # of 32-bit numbers: the compiler fails on less
 
@@ -58,7 +58,7 @@ def rates(topology: Topology) -> TpuRates:
 
 
 def devices(device: Mapping[str, Any]) -> list[Any]:
-    """Returns the devices of the slice that `described` tells of."""
+    """Returns the devices of the slice that `described` describes."""
     config = {"chip_config_name": device["config"]} if device["config"] else {}
     topology = topologies.get_topology_desc(
         platform="tpu",
@@ -70,8 +70,8 @@ def devices(device: Mapping[str, Any]) -> list[Any]:
 
 
 def with_stop(step: Callable[..., Any]) -> Callable[..., tuple]:
-    """The step, with an operation beside it that ends a compile where code would be generated. Its
-    bytes are those of the step but for 12 KiB.
+    """The step with an additional operation, which ends a compile before code is generated. Its
+    bytes are the step's bytes to within 12 KiB.
     """
 
     def stopped(*args):

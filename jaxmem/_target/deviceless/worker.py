@@ -27,7 +27,7 @@ def deviceless_mesh(devices: list[Any], exported: jax.export.Exported) -> Mesh:
     """
     no_mesh: Any = None  # shardings then keep the mesh that they were exported with
     named = [s for s in exported.in_shardings_jax(no_mesh) if isinstance(s, NamedSharding)]
-    # What lies on a single device has a mesh without axes, beside others that have some.
+    # An argument on a single device has a mesh without axes; others may have a mesh with axes.
     like = next((s.mesh for s in named if s.mesh.axis_names), None)
     if like is None:
         return Mesh(np.array(devices[: exported.nr_devices]), ("data",))
@@ -39,11 +39,11 @@ def deviceless_mesh(devices: list[Any], exported: jax.export.Exported) -> Mesh:
 def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) -> dict[str, Any]:
     """Compiles a step, and returns the answer to a request.
 
-    devices: those of the target.
+    devices: the target's devices.
     exported_bytes: the step, as `export_flat` made it.
     header: the request, as `Compiler` writes it; see `Compiler.submit` for its options.
 
-    The answer holds the fields of `Compiled`, and those of `Peak` where `header` asks to explain.
+    The answer holds the fields of `Compiled`, and the fields of `Peak` if `header` requests them.
     """
     exported = jax.export.deserialize(bytearray(exported_bytes))
     if exported.nr_devices not in (1, len(devices)):

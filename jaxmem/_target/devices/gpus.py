@@ -1,8 +1,8 @@
 """The GPUs that a step can be planned for, as data, and each one's description for XLA.
 
-Rates are dense peaks without sparsity, from the source that each entry names. Memory is what the
-CUDA driver reports to a program, a little under the datasheet's. Multiprocessors, clocks and caches
-are those that XLA's own `target_config/specs` or CUDA's deviceQuery give. Host memory and
+Rates are dense peaks without sparsity, from the source that each entry names. Memory is the
+size that the CUDA driver reports to a program, a little under the datasheet's. Multiprocessors,
+clocks and caches are from XLA's own `target_config/specs` or CUDA's deviceQuery. Host memory and
 network are one device's share of a common cloud instance's (25 Gbit/s for g4dn, 400 for 8 GPUs of
 p4de, 3200 for 8 of p5, p5en and p6; a desktop's is 10).
 """

@@ -5,13 +5,13 @@ import math
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.jaxpr import Jaxpr, equations
 
-MANY = 2**20  # random numbers of one array: of fewer nothing is told
+MANY = 2**20  # random numbers of one array; smaller arrays give no note
 THREEFRY = "key<fry>"  # the dtype of JAX's default generator's keys
 
 
 def random_notes(jaxpr: Jaxpr, target: Target) -> tuple[str, ...]:
-    """Returns what to tell the user of a step that draws many random numbers by threefry on a TPU,
-    where XLA writes dozens of arrays as large as each that is drawn.
+    """Returns notes about a step that draws many random numbers by threefry on a TPU. XLA then
+    writes dozens of arrays as large as the array that is drawn.
 
     jaxpr: the step's.
     """

@@ -21,7 +21,7 @@ class Rates:
     bandwidth: of its memory, B/s.
     flops_16bit: of float16 and bfloat16 matrix products with float32 sums, FLOP/s.
     flops_f32: of float32 matrix products as XLA runs them by default, FLOP/s.
-    link: of the host link, B/s each way, the slower of which counts.
+    link: of the host link, B/s, the slower of both directions.
     codec: of codecs' kernels, B/s that they read and write together.
     """
 
@@ -38,7 +38,7 @@ WAYS = "link_to_device", "link_to_host"
 
 
 def datasheet(chip: Chip) -> Rates:
-    """Returns the rates by the chip's datasheet, with estimates of what copies and codecs reach."""
+    """Returns the rates by the chip's datasheet, with estimates for copies and codecs."""
     link, codec = LINK_EFFICIENCY * chip.pcie, CODEC_EFFICIENCY * chip.bandwidth
     return Rates(chip.bandwidth, chip.flops_16bit, chip.flops_f32, link, codec)
 

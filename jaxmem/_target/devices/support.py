@@ -12,9 +12,9 @@ from jaxmem._target.devices.platforms import OnPlatform
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import TagError, TargetError
 
-# Older releases of jaxlib merge, on a CPU, what a checkpoint recomputes with what the forward
-# computed, where no loop stands between: temporaries of six layers were 174 MiB recomputed and 184
-# MiB kept with 0.10.2 and 0.11.0, and 44 MiB with 0.11.1.
+# On a CPU, older releases of jaxlib merge the recomputed values of a checkpoint with the values
+# that the forward computed, if no loop is between them: temporaries of six layers were 174 MiB
+# recomputed and 184 MiB kept with 0.10.2 and 0.11.0, and 44 MiB with 0.11.1.
 UNROLLED_SINCE = (0, 11, 1)
 _NAMED = {"all": ALL, "lossless": LOSSLESS}
 
@@ -54,9 +54,7 @@ def allowed_actions(
 
 
 def budget_notes(limit: int, target: Target) -> tuple[str, ...]:
-    """Returns what to tell the user if the target's memory does not have a budget's `limit`
-    bytes.
-    """
+    """Returns a note if the target's memory has fewer than a budget's `limit` bytes."""
     if limit <= target.usable_bytes:
         return ()
     where = "on this machine" if target.local else f"on {target.name!r}"

@@ -252,7 +252,7 @@ def _local() -> Target:
         name="local",
         kind=device.device_kind,
         platform=platform,
-        devices=len(devices) * jax.process_count(),  # a step may run on those of all processes
+        devices=len(devices) * jax.process_count(),  # a step may run on all processes' devices
         local=True,
         usable_bytes=int(usable) // shared,
         bandwidth=bandwidth,

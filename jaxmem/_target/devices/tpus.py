@@ -4,7 +4,7 @@ Memory is what libtpu's compiler lets a program take on one device, which it say
 takes more. How many devices JAX lists a chip, and whether one device is both cores of a chip (a
 megacore), is what libtpu's own topologies list. Rates are dense peaks from the source that each
 entry names, divided by the devices of a chip; float32 products run at the rate of bfloat16, since
-XLA multiplies them in one pass of bfloat16 unless it is told otherwise.
+XLA multiplies them in one pass of bfloat16 by default.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Tpu:
     host_bytes: int  # host memory for offloaded tensors
     source: str
     platform = "tpu"
-    priced = True  # programs are priced by what the compiler fuses
+    priced = True  # programs are priced by the compiler's fusions
     time_source = "a roofline of XLA's fusions"  # of plans, in words
 
     @property
@@ -126,7 +126,7 @@ def topology_of(tpu: Tpu, text: str) -> Topology:
     """Reads what stands behind a TPU's name and a colon: a number of chips, "" for one, or their
     number along each axis, such as "4x4".
 
-    Raises ValueError, with what was expected, where it is neither.
+    Raises ValueError, with the expected forms, for other text.
     """
     example = "x".join("4" * tpu.axes)
     expected = (

@@ -1,5 +1,5 @@
-"""Sums up what one execution of an optimized HLO module costs: its matrix products, their FLOPs and
-XLA's own estimates of time, each as often as it runs.
+"""Sums up the costs of one execution of an optimized HLO module: its matrix products, their FLOPs
+and XLA's own estimates of time, each as often as it runs.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ def hlo_costs(text: str, rates: Rates | None = None) -> HloCosts:
     estimate.
 
     With `rates`, products that XLA misprices are priced by them: some of the libraries'
-    (`is_mispriced`), and all in Triton's fusions, of which XLA knows nothing before they are tuned.
+    (`is_mispriced`), and all in Triton's fusions, whose times XLA does not know before tuning.
     Triton kernels of ours are then priced as codecs: they read and write all that they are given,
     once.
     """
@@ -73,16 +73,16 @@ def _total(costs: list[HloCosts], times: int = 1) -> HloCosts:
 def _instruction_cost(
     i: Instruction, cost: Callable[[str], HloCosts], rates: Rates | None
 ) -> HloCosts:
-    """Costs of one run of an instruction, with all that it calls; `cost` tells a computation's."""
+    """Costs of one run of an instruction and its calls. `cost` returns a computation's costs."""
     if i.opcode == "while":
         return _total([cost(name) for name in i.runs], i.trips)
     if i.opcode == "conditional":
         return max(map(cost, i.called), key=lambda c: (c.seconds or 0.0, c.matmul_flops))
-    inner = _total([cost(name) for name in i.runs])  # what a fusion or call runs
+    inner = _total([cost(name) for name in i.runs])  # the body of a fusion or call
     flops, own = flops_of(i), _own_seconds(i.text)
     arithmetic = arithmetic_seconds(i, flops, rates) if rates and flops is not None else 0.0
     if rates and flops is not None and is_mispriced(i):
-        # What a library returns beside the product is its workspace.
+        # Results of a library call other than the product are its workspace.
         moved = sum(a.nbytes for a in (*i.operands, i.output))
         own = product_seconds(arithmetic, moved, rates)
     if rates and _TRITON.search(i.text):

@@ -38,8 +38,8 @@ class Kernels:
         self._flops = {_shapes(given, made): flops for given, made, flops in traced}
 
     def computes(self, i: Instruction) -> tuple[int, int]:
-        """FLOPs of matrix products, and how many exponentials and the like: as the author says,
-        else what the trace told of products.
+        """FLOPs of matrix products, and the number of transcendental operations: by the author's
+        estimate, else the products by the trace.
         """
         if said := _ESTIMATE.search(i.text):
             return int(said[1]), int(said[2])

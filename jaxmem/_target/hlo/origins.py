@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 from jaxmem._target.hlo.text import Instruction
 
-# An argument's name, as XLA's metadata has it; "" for an array that is none; of a tuple, those of
-# its elements.
+# An argument's name, as XLA's metadata has it; "" for an array that is no argument; for a tuple,
+# the names of its elements.
 Origin = str | tuple["Origin", ...]
 
 
 def origins(body: Sequence[Instruction], given: Sequence[Origin] | None) -> dict[str, Origin]:
     """Returns the origin of each of a computation's instructions, by its name.
 
-    given: those of the computation's parameters; None for a module's entry.
+    given: the origins of the computation's parameters; None for a module's entry.
     """
     found: dict[str, Origin] = {}
     for i in body:
@@ -62,8 +62,8 @@ def _origin(i: Instruction, found: dict[str, Origin], given: Sequence[Origin] | 
             return whole
         return whole[at] if at < len(whole) else ""
     if i.opcode in ("while", "opt-barrier") and operands:
-        return operands[0]  # what a loop carries keeps its place
-    # What else returns an array in host memory has updated it there.
+        return operands[0]  # a carried value keeps its place
+    # Every other instruction that returns an array in host memory has updated it there.
     return host_operand(i, found) if any(a.host for a in i.results) else ""
 
 

@@ -45,7 +45,7 @@ def _convolution_flops(i: Instruction, target: str) -> int | None:
     """
     if len(i.operands) < 2 or not (labels := _LABELS.search(i.text)):
         return None
-    # `image` is what the forward convolution gives. A gradient with respect to the input reads its
+    # `image` is the forward convolution's result. A gradient with respect to the input reads its
     # cotangent, and so does one with respect to the filter, whose result is of the kernel's shape.
     image, kernel = i.output.shape, i.operands[1].shape
     if "BackwardInput" in target:
@@ -77,15 +77,15 @@ def product_seconds(arithmetic: float, nbytes: int, rates: Rates) -> float:
     longer.
 
     arithmetic: seconds of its products, by `arithmetic_seconds`.
-    nbytes: what it reads and writes.
+    nbytes: bytes that it reads and writes.
     """
     return _LAUNCH + max(arithmetic, nbytes / (_OF_BANDWIDTH * rates.bandwidth))
 
 
 def dilated_flops(i: Instruction) -> int | None:
-    """Returns twice the products of numbers that a convolution adds up, padding left out, or None
-    if its text does not tell. The TPU compiler writes matrix products as such convolutions: batch
-    dimensions are dilated windows, of which a result reads one place each.
+    """Returns twice the number of multiplications of a convolution, without padding, or None if its
+    text does not show them. The TPU compiler writes matrix products as such convolutions: batch
+    dimensions are dilated windows, and each result reads one place of a window.
     """
     if len(i.operands) < 2 or not (labels := _ALL_LABELS.search(i.text)):
         return None
@@ -125,8 +125,8 @@ def _pairs(
     """How many pairs of a result's place and a kernel's place along one axis read the image."""
     count = 0
     for k in range(kernel):
-        # Places o with 0 <= o * stride + k * spread - low <= (image - 1) * dilated, of which those
-        # count that dilation left a number at.
+        # Places o with 0 <= o * stride + k * spread - low <= (image - 1) * dilated. A place counts
+        # if dilation left a number there.
         at = k * spread - low
         first = max(0, -(at // stride)) if at < 0 else 0
         last = min(made - 1, ((image - 1) * dilated - at) // stride)

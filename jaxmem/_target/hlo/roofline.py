@@ -1,8 +1,8 @@
 """Estimates the time of an optimized TPU module by a roofline of each of its kernels: the slowest
-of its matrix products, its other arithmetic, and what it moves to and from the device's memory.
+of its matrix products, its other arithmetic, and its traffic to and from the device's memory.
 
 The compiler's own estimates are not used: its `optimal_seconds` may be negative, and its cycles of
-a copy are several times those of the memory's bandwidth.
+a copy are several times the cycles at the memory's bandwidth.
 """
 
 import dataclasses
@@ -111,7 +111,7 @@ def tpu_costs(text: str, rates: TpuRates, kernels: Sequence[Sequence] = ()) -> H
 
 
 class _Program:
-    """A module's computations, each of which is worked out once."""
+    """A module's computations. Each is estimated once."""
 
     def __init__(self, module: HloModule, rates: TpuRates, kernels):
         self._module, self._rates = module, rates
@@ -175,8 +175,9 @@ class _Program:
         """The work of one kernel, such as a fusion: its arithmetic or its memory traffic, whichever
         takes longer.
         """
-        # A fusion may start a collective, which others carry on beside their work and one ends. It
-        # counts at its start, and neither end has work of its own.
+        # A fusion may start a collective, which other fusions continue next to their own work, and
+        # a last fusion ends. The collective counts at its start; its start and end have no other
+        # work.
         if i.opcode == "fusion" and i.name.startswith("async-collective-"):
             started = i.name.startswith("async-collective-start")
             return Work(crossed=self._collectives.seconds_within(i) if started else 0.0)
@@ -239,7 +240,8 @@ class _Program:
         written, in_place = 0, _in_place(i)
         for k, (a, part) in enumerate(zip(i.results, parts)):
             part = _behind_views(part, made)
-            # What a collective makes beside the kernel, and what the kernel only hands on.
+            # Results of a collective in addition to the kernel's, and results that the kernel only
+            # passes on.
             if k in in_place and (part is None or part.opcode == "parameter"):
                 continue
             if part is not None and part.opcode in _UPDATES and not a.on_core:
@@ -279,8 +281,8 @@ class _Program:
         return min(total, array.tiled_bytes)
 
     def _moved(self, i: Instruction) -> int:
-        """Bytes of a copy that goes on beside kernels: those of the smaller of its ends, since a
-        slice of what it reads may be all that moves.
+        """Bytes of a copy that overlaps with kernels: the bytes of the smaller end, since the copy
+        may move a slice of its source.
         """
         ends = [a for a in (*i.operands[:1], *i.results) if a.shape]
         sides = 2 - any(a.on_core for a in ends)

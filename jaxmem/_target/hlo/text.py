@@ -62,7 +62,7 @@ class Array:
 
     @property
     def tiled_bytes(self) -> int:
-        """Bytes with what the array's tiles pad."""
+        """Bytes with the padding of the array's tiles."""
         if not (found := _TILE.match(self.layout)):
             return self.nbytes
         axes = [int(k) for k in found[1].split(",") if k]
@@ -79,12 +79,12 @@ class Array:
 
     @property
     def host(self) -> bool:
-        """Whether it lies in host memory."""
+        """Whether it is in host memory."""
         return self.space == HOST
 
     @property
     def on_core(self) -> bool:
-        """Whether it lies in memory of a core, on a TPU."""
+        """Whether it is in memory of a core, on a TPU."""
         return self.space not in (0, HOST)
 
 
@@ -98,7 +98,7 @@ class Instruction:
     name: XLA's name of it.
     opcode: XLA's name of the operation.
     results: the types of its results.
-    operands: those of its operands, of the first result of each.
+    operands: the types of its operands; for an operand with several results, of the first.
     operand_names: the names of the instructions that its operands are.
     text: all that follows the instruction's name.
     """
@@ -122,7 +122,7 @@ class Instruction:
 
     @property
     def trips(self) -> int:
-        """How often a loop turns; 1 where XLA does not know it, and for what is no loop."""
+        """The iterations of a loop; 1 if XLA does not know them, and for other instructions."""
         known = _TRIPS.search(self.text) if self.opcode == "while" else None
         return int(known[1]) if known else 1
 
@@ -195,8 +195,8 @@ class HloModule:
     def within(
         self, i: Instruction, enters: Callable[[Instruction], bool] = lambda i: True
     ) -> Iterator[Instruction]:
-        """The instructions of the computations that an instruction calls, and of those that these
-        call, where `enters` allows.
+        """The instructions of the computations that an instruction calls, directly or through other
+        calls, where `enters` allows.
         """
         for name in i.called:
             for j in self.body(name):
@@ -205,8 +205,8 @@ class HloModule:
                     yield from self.within(j, enters)
 
     def turns(self, loop: Instruction) -> int:
-        """Returns how often a loop turns whose counter rises to a constant; 1 where that is not to
-        be seen, and XLA's own count where it has one.
+        """Returns the iterations of a loop: XLA's own count if it has one, else the constant to
+        which the loop's counter rises, and 1 if there is no such constant.
         """
         found = re.search(r"condition=%?([\w.\-]+)", loop.text)
         condition = self.body(found[1]) if found else []
@@ -214,7 +214,7 @@ class HloModule:
         if loop.trips > 1 or root is None:
             return loop.trips
         if root.opcode in ("or", "and", "select", "fusion"):
-            # Counters of 64 bits are two of 32 on a TPU, and so is what they are compared with.
+            # On a TPU, a counter of 64 bits and its bound are two numbers of 32 bits each.
             bounds = (_whole(j) for j in (*condition, *self.run_by(root)))
             return max((n for n in bounds if n is not None), default=1)
         if root.opcode != "compare" or "direction=LT" not in root.text:
@@ -270,8 +270,9 @@ def _computations(text: str) -> Iterator[tuple[bool, str, list[str]]]:
 
 
 def _whole_lines(text: str) -> Iterator[str]:
-    """Yields the lines of a module, an instruction on one. What a kernel's author adds to it, and a
-    constant of several axes, stand on several, the last of which may begin as a computation ends.
+    """Yields the instructions of a module, one a line. A kernel's metadata and a constant of
+    several axes take several lines in the text; the last of these lines may begin as a computation
+    ends.
     """
     rest = iter(text.splitlines())
     for line in rest:

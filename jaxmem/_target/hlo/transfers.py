@@ -1,7 +1,7 @@
-"""Tells how an optimized module for a GPU moves data between device and host memory: by DMA, or by
-kernels that read and write host memory themselves; beside products, or alone.
+"""How an optimized module for a GPU moves data between device and host memory: by DMA, or by
+kernels that read and write host memory themselves; overlapped with matrix products, or alone.
 
-XLA:GPU copies a slice of a stack by DMA where it knows the slice's offset in every turn of the
+XLA:GPU copies a slice of a stack by DMA if it knows the slice's offset in every iteration of the
 loop. It writes the offset into the slicing operation's configuration, and nowhere else. A slice
 without it becomes a kernel, which keeps multiprocessors waiting for the host's memory.
 
@@ -42,7 +42,7 @@ class Transfer:
     to_host: whether it writes host memory; else it reads it.
     how: "dma"; "kernel", which reads or writes host memory itself; "stack", a copy of an array
       within host memory.
-    nbytes: what one run of it moves.
+    nbytes: bytes that one run of it moves.
     runs: how often it runs in one execution of the module; a loop's trips where XLA knows them.
     in_loop: whether it stands in a loop.
     products: how many matrix products start while it runs.
@@ -72,8 +72,8 @@ def transfers(text: str) -> tuple[Transfer, ...]:
 
 
 def fault(found: tuple[Transfer, ...]) -> str | None:
-    """Says what is wrong with how a module moves data to host memory and back, or None: arrays are
-    copied within host memory, or kernels read or write host memory in a loop.
+    """Describes the fault of a module that copies arrays within host memory, or whose kernels read
+    or write host memory in a loop. None for a module without such a fault.
     """
     copied = [t for t in found if t.how == "stack"]
     if copied:
@@ -99,7 +99,7 @@ def _transfers(
     runs: int,
     in_loop: bool,
 ) -> Iterator[Transfer]:
-    """The transfers of a computation that runs so often, and of those that it runs.
+    """The transfers of a computation, and of the computations that it calls.
 
     given: where its parameters come from; None for the module's entry.
     """
@@ -127,7 +127,7 @@ def _kind(i: Instruction, module: HloModule) -> tuple[bool, str, int] | None:
     touches none.
     """
     if i.opcode in _COPIES:
-        # copy-start returns where it copies to, where from, and what it is waited for by.
+        # The results of copy-start are the destination, the source and a context.
         to, given = i.output, (*i.results[1:], *i.operands, NOTHING)[0]
         if not to.host and not given.host:
             return None
@@ -144,10 +144,10 @@ def _kind(i: Instruction, module: HloModule) -> tuple[bool, str, int] | None:
 
 
 def _moved(slices: list[Instruction], reads: list[Array], writes: list[Array]) -> int:
-    """Bytes that cross: those of the slices, else of whole arrays."""
+    """Bytes of a host transfer: of the slices if there are any, else of whole arrays."""
     if not slices:
         return sum(a.nbytes for a in writes or reads)
-    # What is read is the slice itself; what is put into a stack is its second operand.
+    # A slice that is read is the result; a slice that is written is the second operand.
     parts = (e.output if e.opcode == "dynamic-slice" else e.operands[1] for e in slices)
     return sum(a.nbytes for a in parts)
 
@@ -161,7 +161,7 @@ def misplaced(text: str) -> tuple[str, ...]:
     """Returns the types, such as "f32[6,256]", of results that share a buffer with an argument in
     another memory, host or device.
 
-    text: that of an optimized module, `compiled.as_text()`.
+    text: the text of an optimized module, `compiled.as_text()`.
     """
     head = text.partition("\n")[0]
     pairs, layout = _ALIASES.search(head + "\n"), _LAYOUT.search(head)

@@ -22,7 +22,7 @@ from jaxmem.errors import RunError
 
 LONGEST = 1800.0  # seconds that a process waits for another's message
 HURRIED = 30.0  # the same once it has failed
-_MADE = itertools.count()  # channels, of which every process makes the same
+_MADE = itertools.count()  # channels; every process makes equal ones in the same order
 _SLICE = 1.0  # seconds of a wait, between which signals are heard
 
 
@@ -38,8 +38,8 @@ def joined() -> "Channel":
 
 
 class Channel:
-    """Processes tell one another what they found, each calling the same methods in the same order.
-    A process that is alone calls what it is given, and tells nobody.
+    """Exchanges values between processes, which call the same methods in the same order. A process
+    that is alone computes its value and sends nothing.
 
     count, index: how many processes there are, and which of them this one is.
     name: of the channel, which no other has, and is the same in every process.
@@ -60,7 +60,7 @@ class Channel:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes what one alone must write."""
+        """Whether this process writes the files that only one process may write."""
         return self.index == 0
 
     def agreed(self, work: Callable[[], Any]) -> list:

@@ -18,13 +18,14 @@ PERIOD, MOST_STEPS = 1.0, 100  # seconds and the most steps between two agreemen
 class Pace:
     """Tells after each step whether to save, and whether to end.
 
-    processes: those that train together.
-    asked: what signals this process got.
+    processes: the processes that train together.
+    asked: the signals that this process got.
     save_every: seconds between two checkpoints, by the first process's clock.
-    clock: tells seconds.
+    clock: returns seconds.
 
     A process that is alone asks its clock and its signals after each step. Several agree about once
-    a second: the first one's clock tells after which step the next time, so that all stop there.
+    a second: the first process's clock decides the step of the next agreement, so that all stop
+    there.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Pace:
         self._saved = self._clock()
 
     def agree(self, step: int) -> bool:
-        """The same, of any step that all processes call it after."""
+        """Agrees as after a step, at any step after which all processes call it."""
         mine = lambda: [self._asked.number, self._is_late(), self._gap(step)]
         found = self._processes.agreed(mine)
         self.ended = next((number for number, *_ in found if number is not None), None)

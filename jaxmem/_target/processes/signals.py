@@ -52,8 +52,8 @@ def held() -> Iterator[StopRequest]:
 
 @contextlib.contextmanager
 def raised() -> Iterator[None]:
-    """While the statement runs SIGTERM raises Interrupted, as SIGINT raises KeyboardInterrupt, so
-    that what is held is let go and what is written is finished.
+    """While the statement runs, SIGTERM raises Interrupted, as SIGINT raises KeyboardInterrupt, so
+    that locks are released and files are finished.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:

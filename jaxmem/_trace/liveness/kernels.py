@@ -17,7 +17,7 @@ from jaxmem._trace.primitives import IN_PLACE, POINTWISE, POINTWISE_DEAR, REDUCT
 from jaxmem._trace.rewrite import Program
 
 BARRIERS = REMAT | {"optimization_barrier"}
-SLICED = "sliced"  # a turn's slice of what a loop slices, which is no equation of the loop's body
+SLICED = "sliced"  # the slice that one iteration reads; the loop's body has no equation for it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +68,8 @@ def kernels_of(flat: Program, sliced: int, on_gpu: bool) -> Body:
 
     flat: the program.
     sliced: the number of its last inputs that are slices, where the program is a loop's body.
-    on_gpu: whether XLA:GPU compiles it. XLA:CPU makes random bits by a loop, has no kernels of
-      several results, and writes what is read in many places rather than what it is made from.
+    on_gpu: whether XLA:GPU compiles it. XLA:CPU makes random bits by a loop, and has no kernels of
+      several results. It writes a value that has many readers, instead of the value's operands.
     """
     nodes, avals, outputs = _nodes(flat, sliced)
     inputs = frozenset(flat.inputs) | frozenset(flat.constants)
@@ -81,8 +81,8 @@ def _nodes(flat: Program, sliced: int) -> tuple[list[Kernel], list, tuple[int | 
     """The equations that lead to an output, with the avals of values and the program's outputs."""
     avals, nodes = list(flat.avals), []
     origin: dict[int, int] = {}
-    # What comes out of a barrier lies where it lay before, and is read after all that went in: its
-    # readers also read a value without bytes, which the barrier makes.
+    # A barrier's outputs keep the memory of its inputs, and are read after all inputs exist. So
+    # their readers also read a value without bytes, which the barrier makes.
     behind: dict[int, int] = {}
 
     def of(v: int) -> int:
@@ -148,8 +148,8 @@ class _Fusion:
         the costly ones.
         """
         kernels = self._kernels_that_run()
-        dear = [False] * len(self.nodes)  # whether the node repeats something dear where it is run
-        read: list[frozenset[int]] = [frozenset()] * len(self.nodes)  # what it reads from memory
+        dear = [False] * len(self.nodes)  # whether a reader that runs the node repeats costly work
+        read: list[frozenset[int]] = [frozenset()] * len(self.nodes)  # values read from memory
         found = []
         for i, node in enumerate(self.nodes):
             if self.written[i]:
@@ -162,7 +162,8 @@ class _Fusion:
             count = len(kernels[i])
             if count < 2 or len(set(self.readers[i])) < 2:
                 continue
-            # Written, it is written once and read by each; unwritten, each reads what it is from.
+            # A written value is written once and read by each reader. If the value is not written,
+            # each reader reads the value's operands.
             own = sum(device_bytes(self.avals[v]) for v in node.writes)
             traffic = (count - 1) * sum(device_bytes(self.avals[v]) for v in read[i])
             if dear[i] or (not self.on_gpu and traffic > (count + 1) * own):

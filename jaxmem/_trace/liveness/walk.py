@@ -23,8 +23,8 @@ from jaxmem._trace.primitives import RENAMED
 from jaxmem._trace.rewrite import Program, flatten
 from jaxmem_kernels import reference_of
 
-INSIDE = ("cond", "shard_map")  # whose bodies hold values, beside loops
-REDUCED = ("psum", "psum_invariant")  # over devices, in the memory of what is reduced
+INSIDE = ("cond", "shard_map")  # with loops, the primitives whose bodies hold values
+REDUCED = ("psum", "psum_invariant")  # over devices, in the memory of the operand
 
 Order = Callable[[Body, Callable[[int], int]], list[int]]
 
@@ -75,8 +75,8 @@ def runs_references(jaxpr) -> bool:
     return any(reference_of(eqn) is not None for eqn in divides)
 
 
-# Where the program's own order takes less than this share of a depth-first one, XLA takes one like
-# it. Closer ones are not told apart so well.
+# If the program's own order takes less than this share of a depth-first order's bytes, XLA takes an
+# order like the program's. The estimate cannot tell closer orders apart.
 FAR_LESS = 0.75
 
 
@@ -85,7 +85,7 @@ class _Walk:
 
     def __init__(self, order: Order, on_gpu: bool, divided: bool):
         self._order, self._on_gpu, self._divided = order, on_gpu, divided
-        # The jaxpr stands beside its result, so that no other one takes its id.
+        # The jaxpr is stored with its result, so that no other jaxpr gets its id.
         self._known: dict[tuple[int, int], tuple[Jaxpr, int]] = {}
 
     def flat(self, jaxpr, shards: int) -> Program:
@@ -228,7 +228,7 @@ def _overwritten(kernel: Kernel, loop: Scan | None, dying, alive) -> int:
     over = [v for v in dying if v in kernel.overwrites]
     if loop is None:
         return max((alive[v] for v in over), default=0)
-    # A loop carries on in the memory of what it begins with.
+    # A loop's carried values keep the memory of their initial values.
     return min(
         sum(alive[v] for v in over if v not in kernel.writes),
         sum(alive[v] for v in kernel.writes[: loop.carry]),
