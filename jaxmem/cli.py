@@ -1,4 +1,4 @@
-"""The `jaxmem` command: reads its line, runs the command, and tells errors in one message.
+"""The `jaxmem` command: reads its line, runs the command, and reports an error in one message.
 
 Exit codes: 0; 1 where `doctor` found something amiss; 2 for input that cannot be used, the user's
 own code included; 130 where interrupted. JAX is imported by the commands that need it.
@@ -20,8 +20,8 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command that `argv`, or the process's own line, asks for; returns the exit code."""
-    # Unknown arguments are refused here and not by `parse_args`, so that the error shows the usage
-    # of the command and not that of `jaxmem`.
+    # Unknown arguments are refused here and not by `parse_args`, so that the error shows the
+    # command's usage and not `jaxmem`'s.
     args, unknown = parser().parse_known_args(argv)
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")

@@ -101,7 +101,7 @@ def nnx(graphdef):
 
 
 def _changed(after: Any, before: Any) -> str:
-    """The paths of what is new, or is another array, in `after`."""
+    """The paths of leaves of `after` that are new, or are other arrays than in `before`."""
     # By identity, since values are not known while a step is traced.
     known = {jax.tree_util.keystr(path): a for path, a in jax.tree.leaves_with_path(before)}
     new = {jax.tree_util.keystr(path): a for path, a in jax.tree.leaves_with_path(after)}

@@ -78,7 +78,7 @@ def _takes_more(function: Callable) -> str | None:
     """The signature of a function that cannot be called without arguments; None where it can."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin, or an object that does not tell
+    except (TypeError, ValueError):  # a builtin, or an object without a signature
         return None
     try:
         signature.bind()

@@ -85,7 +85,7 @@ def _not_users() -> set[str]:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from, and so on, as Python's traceback goes on."""
+    """The error, then its cause, the cause of the cause, and so on, as in Python's traceback."""
     # compared by identity, so that a chain which closes to a ring ends
     seen: list[BaseException] = []
     one: BaseException | None = error

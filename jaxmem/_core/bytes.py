@@ -1,6 +1,6 @@
 """Reads byte budgets as people write them, and writes bytes as people read them.
 
-This is the one grammar of the library, the command and the experiments.
+The library, the command and the experiments share this grammar.
 """
 
 import decimal
@@ -103,8 +103,8 @@ def _objection(budget, count: decimal.Decimal | None, usable_bytes: int) -> str:
     number, unit = _parts(budget)
     if unit == "%" and _TEXT.fullmatch(number + unit) and decimal.Decimal(number) > 100:
         return ", more than all of the usable memory"
-    # A unit that is known was refused for its number, whose digits `_parts` has mended. Of any
-    # other unit the first letter tells the power, such as "G" of "Gigabytes".
+    # A unit that is known was refused for its number, whose digits `_parts` has mended. In any
+    # other unit the first letter gives the power, such as "G" of "Gigabytes".
     power = unit[:1].upper()
     known = unit.lower() in _UNITS or unit == "%"
     units = [unit] if known else [f"{power}iB", f"{power}B"] if power.lower() in _POWERS else []

@@ -5,7 +5,7 @@ The database is only a cache: several processes share its file, the file heals, 
 A fault of the file costs speed and raises no error. A file that cannot be used (no permission, a
 full disk, a lock that is never released) is left alone. A damaged file is moved aside, and a new
 one is begun. Moving aside is for damage alone: any other error may be over at the next use, and a
-new file would lose what the file holds.
+new file would lose the file's rows.
 
 The database uses SQLite's rollback journal. The alternative, a write-ahead log, needs memory that
 all processes share. Network file systems lack such memory, and home folders are often on them.
@@ -56,7 +56,7 @@ _DAMAGE = {
     sqlite3.SQLITE_MISMATCH,
 }
 _SIDECARS = ("-journal", "-wal", "-shm")
-# Files of which this process has reported that it cannot use them, or that it has moved them aside.
+# Files for which this process has reported that it cannot use them, or has moved them aside.
 _gone_without: set[pathlib.Path] = set()
 _healed: set[pathlib.Path] = set()
 
@@ -383,7 +383,7 @@ def _sound(rows: Iterable[tuple]) -> Iterator[tuple[str, tuple[Any, float]]]:
 
 
 def _checksum(key: str, text: str) -> int:
-    """The checksum of a row, which tells whether the row was changed."""
+    """The checksum of a row, which shows whether the row was changed."""
     return zlib.crc32(f"{key}\0{text}".encode(errors="replace"))
 
 

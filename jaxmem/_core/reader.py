@@ -29,8 +29,8 @@ INT_LIMIT = 2**63  # whole numbers are below it, so that 64 bits with a sign hol
 class Broken(ValueError):
     """A value that is not what its annotation says.
 
-    value: what the file holds.
-    expected: what it must be, in words.
+    value: the value in the file.
+    expected: the expected value, in words.
     field: the path of the value, such as `rows[3].shape`; "" for the whole file.
     """
 
@@ -52,7 +52,7 @@ class Broken(ValueError):
 class Valid:
     """What is valid in a field, written into its annotation: `Annotated[int, Valid(...)]`.
 
-    expected: what the value must be, in words.
+    expected: the expected value, in words.
     holds: whether a value is so.
     instead: whether the check replaces the check of the type. Otherwise both must hold.
     make: converts a value that was read.
@@ -191,7 +191,8 @@ class Reader:
             (near,) = difflib.get_close_matches(name.lower(), fields, n=1, cutoff=0)
             raise Broken(value[name], f"no such field; the nearest is {near}", name)
         optional = {} if kind in self._whole else _defaults(kind)
-        # A broken field tells more than a missing one, so the fields that are there come first.
+        # An error about a broken field helps more than an error about a missing field, so the
+        # fields that are there come first.
         found = {n: _read_part(n, self._of(fields[n]), value[n]) for n in fields if n in value}
         for name in [n for n in fields if n not in found and n not in optional]:
             _read_part(name, self._of(fields[name]), None)

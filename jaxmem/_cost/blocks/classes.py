@@ -33,7 +33,7 @@ def classes_of(found: Blocks) -> list[BlockGraph]:
     for instance in found.instances:
         graph = graph_of(instance)
         # Inputs that are charged belong to the key: the first layer of an unrolled loop reads the
-        # step's own argument, which is in memory anyhow, where the others read a saved tensor.
+        # step's own argument, which is always in memory. The other layers read a saved tensor.
         key = (instance.label, graph_key(graph), instance.charged)
         before = classes.get(key)
         classes[key] = graph if before is None else before.joined(instance)

@@ -33,8 +33,8 @@ from jaxmem._trace.jaxpr import (
 from jaxmem._trace.primitives import INDICES, VIEWS
 from jaxmem._trace.rewrite import Node, Program, flatten, leading_to
 
-# What these make of what is in memory anyhow is not saved: the backward makes it again, as a device
-# gathers a layer's parameters of which it has a part.
+# Applied to a value that is always in memory, these make values that are not saved: the backward
+# makes them again. A device gathers again the parameters of a layer if it has a part of them.
 FREELY = VIEWS | {"all_gather", "all_gather_invariant"}
 MOST_INDICES = 4096  # elements up to which an array may be a loop's counters or its layers' keys
 
@@ -50,11 +50,11 @@ class Instance:
     charged: the inputs that cost memory if the backward reads them raw.
     layers: for how many runs of the equation the saved tensors are alive at the same time.
     home: the id of the loop body in which all of these tensors begin and end, None outside loops.
-      Loop bodies run one after the other, such as those of microbatches.
+      Loop bodies run one after the other, such as the bodies of two microbatches.
     loops: the number of nested loops that make so many layers.
     runs: how often the equation runs in a step.
-    sharded: whether shapes are those of one device already, as inside `jax.shard_map`.
-    divisible: of how many layers a plan may divide it is one; 0 where a plan may not.
+    sharded: whether shapes are one device's already, as inside `jax.shard_map`.
+    divisible: the number of layers in the group that a plan may divide; 0 if it may not.
     """
 
     label: str
@@ -98,16 +98,16 @@ class Blocks:
 
 
 def _small(eqn: JaxprEqn) -> bool:
-    """Whether the equation makes only arrays as small as those that count layers."""
+    """Whether the equation makes only arrays as small as a counter of layers."""
     return all(math.prod(getattr(v.aval, "shape", ())) <= MOST_INDICES for v in eqn.outvars)
 
 
 def find_blocks(jaxpr: Jaxpr) -> Blocks:
     """Walks a step's jaxpr, its loops and calls included, and collects its blocks.
 
-    What costs memory is told by where an input of a block's backward comes from: "free" is in
-    memory anyhow (arguments, constants, and views of these), "stacked" was saved by a loop over
-    layers, "carry" is handed on by a loop, "local" is anything else.
+    The origin of an input of a block's backward decides whether the input costs memory: "free" is
+    always in memory (arguments, constants, and views of these), "stacked" was saved by a loop over
+    layers, "carry" is carried by a loop, "local" is anything else.
 
     Raises TagError for a checkpoint whose policy combines ours with another.
     """
@@ -141,7 +141,7 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
                 if not isinstance(v, Literal):
                     first_use.setdefault(v, i)
         for i, eqn in enumerate(jaxpr.eqns):
-            # A slice is a view of what it slices, whatever its indices come from.
+            # A slice is a view of its operand, for indices of any origin.
             viewed = eqn.invars[:1] if eqn.primitive.name == "dynamic_slice" else eqn.invars
             cheap = eqn.primitive.name in FREELY or (eqn.primitive.name in INDICES and _small(eqn))
             if cheap and all(here(v) == "free" for v in viewed):
@@ -164,15 +164,15 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
                     "free" if not isinstance(v, Literal) and v in shared else here(v)
                     for v in eqn.invars
                 ]
-                # What is known is surely a residual; `_instance` tells what the others are.
+                # A known value is a residual; `_instance` decides about the others.
                 known = [k in ("free", "stacked") or v in early for v, k in zip(eqn.invars, kinds)]
                 instance = _instance(eqn, kinds, known, frames + ((jaxpr, 1),), sharded)
                 if instance is not None:
                     instances.append(instance)
             elif (scan := as_scan(eqn)) is not None:
-                # What another loop made and this one slices, a turn at a time, is a stack of what
-                # layers saved; what it merely reads whole is not. Among a scan's operands stands
-                # first what it reads whole, then what it carries, then what it slices.
+                # An array that another loop made and that this loop slices, one slice an iteration,
+                # is a stack of saved tensors. An array that the loop reads whole is not. A scan's
+                # operands are in this order: constants, carried values, sliced arrays.
                 stacked = lambda v: v in defined and jaxpr.eqns[defined[v]].primitive.name == "scan"
                 inner, states = {}, _carried_states(scan)
                 for k, (outer, v) in enumerate(zip(eqn.invars, scan.jaxpr.invars)):
@@ -192,7 +192,7 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
                 for inner in subjaxprs(eqn):
                     # A call's operands are its body's inputs; a conditional has one more, first.
                     operands = eqn.invars[-len(inner.invars) :] if inner.invars else []
-                    # A while loop's trip count is not known: its frame counts one turn.
+                    # A while loop's trip count is not known: its frame counts one iteration.
                     loop = eqn.primitive.name == "while"
                     kinds = ["carry" if loop else here(v) for v in operands]
                     known = dict(zip(inner.invars, kinds))
@@ -202,7 +202,7 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
                         frames + ((jaxpr, 1),),
                         sharded or eqn.primitive.name == "shard_map",
                     )
-                    # Of these equations, only a call's outputs are exactly those of its body.
+                    # Among these equations, only a call has exactly the outputs of its body.
                     if call_body(eqn) is not None:
                         origin.update(
                             {o: "free" for o, kind in zip(eqn.outvars, kinds) if kind == "free"}
@@ -218,7 +218,7 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
 
     kinds, known: by input of the equation: where it comes from, and whether it is surely a
       residual.
-    frames, sharded: those of the walk, the equation's own jaxpr last.
+    frames, sharded: the state of the walk, the equation's own jaxpr last.
     """
     flat = flatten(eqn.params["jaxpr"])
     tagged = [v for e in flat.nodes if is_tag(e.eqn) or holds_tag(e.eqn) for v in e.outputs]
@@ -256,7 +256,7 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
 def _carried_states(loop: Scan) -> set[int]:
     """Positions of the model states among the values that a loop carries: stacks of which each
     iteration replaces a layer, such as moments, and values that each iteration copies from host
-    memory for the next one, such as parameters. They are in memory anyhow, and no block saves them.
+    memory for the next one, such as parameters. They are always in memory, and no block saves them.
     """
     flat = flatten(loop.jaxpr)
     made = {o: e for e in flat.nodes for o in e.outputs}
@@ -290,10 +290,10 @@ def _repeats(
     """Returns the `layers`, `home`, `loops` and `runs` of an `Instance`, counted from the innermost
     loop outwards.
 
-    `runs` takes every trip count, `layers` those of loops that only the backward is in: the forward
-    ran before them in a loop of its own, so that all of its saved tensors are alive. A block
-    without tags has no name by which to find its forward, and its loop over layers is told by
-    running backward.
+    `runs` multiplies every trip count, `layers` the trip counts of loops that hold the backward
+    alone: the forward ran before them in a loop of its own, so that all of its saved tensors are
+    alive. A block without tags has no name by which to find its forward; its loop over layers is
+    the loop that runs backward.
 
     names: the block's tags.
     frames: the jaxprs round the equation, outermost first, each with the trip count of the loop
@@ -307,7 +307,7 @@ def _repeats(
         if inside and (
             names & forward_names(jaxprs[depth]) or (not names and not _reversed(jaxprs, depth))
         ):
-            inside = False  # the forward is in here too: outer loops do not multiply what is alive
+            inside = False  # the loop holds the forward too: outer loops multiply no live bytes
         if inside:
             layers, loops = layers * length, loops + (length > 1)
         elif home is None and _in_loop(jaxprs, depth, lambda _: True):

@@ -56,11 +56,11 @@ class Operation:
     whole: the index in `BlockGraph.equations` of the equation that the operation is, or is part of.
     share: the operation's part of the time of that equation.
     flops, matmuls: FLOPs and number of matrix products, over all iterations.
-    eqn: JAX's equation; None for a "turn", a "stack", and operations that are joined.
+    eqn: JAX's equation; None for a "turn", a "stack", and joined operations.
     turns: the number of tensors of the equation's shape that the operation makes.
     looped: whether the operation is inside a loop.
-    devices: the number of devices, among those that divide the block's tensors, that make such
-      tensors each.
+    devices: the number of devices that each make such tensors, among the devices that divide the
+      block's tensors.
     """
 
     primitive: str
@@ -115,7 +115,7 @@ class Builder:
         self.constants: set[int] = set()
         self._lengths: list[int] = []
         self._mapped: dict[int, int] = {}  # by number of a `shard_map`: the devices that run it
-        self._scans = 0  # loops round what is being added
+        self._scans = 0  # loops round the operation that is being added
         for i, e in enumerate(graph.equations):
             self.sizes |= zip(e.outputs, self._results(e.eqn))
             if i not in closed and _opens(e.eqn):
@@ -134,7 +134,7 @@ class Builder:
         return len(self.operations) - 1
 
     def _new(self, size: int, loops: Iterable[int]) -> Value:
-        """A value of `size` bytes in each turn of the loops."""
+        """A value of `size` bytes in each iteration of the loops."""
         number = len(self.sizes)
         self.sizes[number] = size * self._turns(loops)
         return Value(number, frozenset(loops))
@@ -190,7 +190,7 @@ class Builder:
         carried, turns = [], []
         for k in range(first, stop):
             init = operands[k]
-            # What is carried may differ in every turn, and by whatever the body reads.
+            # A carried value may differ in every iteration, and depend on every input of the body.
             size = self._size_of(scan.jaxpr.invars[k].aval)
             value = self._new(size, loops | {this} | _loops(operands))
             reads = () if isinstance(init, Literal) else (init.number,)
@@ -231,9 +231,9 @@ class Builder:
         return [read(v) for v in inner.outputs]
 
     def _add_equation(self, eqn, operands, outputs, loops, trips, whole) -> None:
-        """Adds an equation inside loops as one operation, with the work of all turns."""
+        """Adds an equation inside loops as one operation, with the work of all iterations."""
         flops, matmuls = matmul_flops(eqn)
-        # Its weight in the loop's time, until `_share` divides by that of the whole loop.
+        # Its weight in the loop's time, until `_share` divides by the weight of the whole loop.
         weight = trips * weight_of(eqn)
         mapped = loops & self._mapped.keys()
         turns, devices = self._turns(loops - mapped), self._turns(mapped)

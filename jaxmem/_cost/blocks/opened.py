@@ -27,9 +27,9 @@ class Opened:
 
     graph: the block's graph, before loops are opened.
     axes: size by name of the mesh axes that divide the block's tensors. Empty for a block inside
-      `jax.shard_map`, whose shapes are those of one device.
+      `jax.shard_map`, whose shapes are one device's.
     operations: in topological order.
-    sizes: bytes by number of a value, over all turns, before a mesh divides the value.
+    sizes: bytes by number of a value, over all iterations, before a mesh divides the value.
     needed: the values that the backward reads. A value without bytes stands for a carried value
       that the backward's own run of the loop reads.
     fixed: values that depend on no input.

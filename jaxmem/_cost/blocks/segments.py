@@ -23,7 +23,7 @@ class BlockGraph:
 
     instances: the block equations that have this graph, such as the layers of an unrolled loop.
       Values are numbers of the first one's flat jaxpr.
-    equations: the forward's equations that lead to what the backward reads, in order.
+    equations: the forward's equations that lead to values that the backward reads, in order.
     needed: the values of the forward that the backward reads, inputs included.
     materialized: the needed values that a matrix product or a loop of the backward reads. Such an
       operation reads its operands from memory, so XLA cannot fuse the values into it.
@@ -122,8 +122,9 @@ def segments(graph: BlockGraph, axes: Mapping[str, int]) -> Iterator[tuple[Job, 
         equations = [graph.equations[i] for i in members]
         inside = {o for e in equations for o in e.outputs}
         others = [e for i, e in enumerate(graph.equations) if i not in set(members)]
-        # Values are written to memory for readers in other segments, and for those of the backward
-        # that need them there; the backward's other readers fuse with this segment (`fused`).
+        # Values are written to memory for readers in other segments, and for readers in the
+        # backward that need them there; the backward's other readers fuse with this segment
+        # (`fused`).
         read_outside = {v for e in others for v in e.reads} | graph.materialized
         outputs = [v for v in sorted(inside) if v in read_outside]
         fused = [v for v in sorted(inside) if v in graph.needed and v not in outputs]
@@ -152,7 +153,7 @@ def forward(graph: BlockGraph, axes: Mapping[str, int]) -> Job:
 
 
 def backward(graph: BlockGraph, axes: Mapping[str, int]) -> Job:
-    """Returns the derivative alone, a function of what was kept and of cotangents."""
+    """Returns the derivative alone, a function of the kept values and of cotangents."""
     flat = graph.instance.flat
     equations = flat.nodes[graph.instance.boundary :]
     made = {o for e in equations for o in e.outputs}
@@ -163,7 +164,7 @@ def _piece(
     graph: BlockGraph, equations: Sequence[Node], outputs: Sequence, axes: Mapping[str, int]
 ) -> Job:
     """Returns equations as a function of the values that they read and do not make. The function
-    returns those of `outputs` that they make.
+    returns the values of `outputs` that they make.
     """
     flat = graph.instance.flat
     made = {o for e in equations for o in e.outputs}

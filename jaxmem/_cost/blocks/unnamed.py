@@ -27,7 +27,7 @@ class Unnamed:
     array: dtype and shape of each, before a mesh divides it.
     primitives: JAX's names of the operations that make them.
     place: the user's file and line, "" where it is unknown.
-    bytes: those of all of them, over all layers, on one device.
+    bytes: the sum over the tensors and over all layers, on one device.
     """
 
     block: str
@@ -44,8 +44,8 @@ class Unnamed:
 
 
 def unnamed(jaxpr, shards: int = 1) -> list[Unnamed]:
-    """Returns what the blocks of a step would save without a checkpoint beside their tags and
-    inputs, the largest first. A view or a cast of a tensor counts as that tensor.
+    """Returns the tensors that the blocks of a step would save without a checkpoint, other than
+    their tags and inputs, the largest first. A view or a cast of a tensor counts as that tensor.
 
     jaxpr: the step's, traced with every tag recomputed.
     shards: over how many devices each block's tensors are divided.

@@ -20,7 +20,7 @@ from jaxmem._target.devices.tiles import tiled_bytes
 from jaxmem._trace.jaxpr import nbytes
 from jaxmem._trace.job import Job
 
-# The size of the loop that tells what keeping costs: more than any cache, or allocator, holds.
+# The size of the loop that measures the cost of keeping: more than any cache, or allocator, holds.
 LAYERS, LAYER_BYTES = 32, 2**22
 
 
@@ -86,7 +86,7 @@ class Jobs:
         """
         key = ("keep", size)
         if self.local:
-            if not self._kept:  # one pair of loops tells the price of every size
+            if not self._kept:  # one pair of loops gives the price of every size
                 aval = jax.ShapeDtypeStruct((LAYER_BYTES // 4,), jnp.float32)
                 for kept in (True, False):
                     self.add(("loop", kept), Job(functools.partial(_loop, kept), (aval,)))

@@ -1,5 +1,5 @@
-"""Makes the Profile of a traced step: blocks, tags, what the backward needs, bytes, and times on
-the target.
+"""Makes the Profile of a traced step: blocks, tags, the values that the backward needs, bytes, and
+times on the target.
 """
 
 import dataclasses
@@ -29,10 +29,10 @@ def profile(
     axes: Mapping[str, int] = MappingProxyType({}),
     database=None,
 ) -> Profile:
-    """Returns what is learned of a step from its jaxpr, and from timing its pieces.
+    """Returns the facts of a step from its jaxpr, and from timing its pieces.
 
-    jaxpr: the step's, traced with every tag recomputed.
-    backend: a `Pricing`, which knows the target and tells times.
+    jaxpr: the jaxpr of the step, traced with every tag recomputed.
+    backend: a `Pricing`, which knows the target and returns times.
     allowed: the actions and codecs that are given prices.
     axes: size by name of the mesh axes that divide the step's batch.
     database: where times are remembered; None means the user's own.
@@ -85,7 +85,7 @@ def profile(
 
 def block_classes(jaxpr, axes: Mapping[str, int] = MappingProxyType({})) -> list[BlockClass]:
     """Returns the blocks and tags of a traced step, without options and with every price 0. Bytes
-    are those of one of the devices along `axes`, the mesh axes that divide the step's batch.
+    are for one of the devices along `axes`, the mesh axes that divide the step's batch.
     """
     jobs = Jobs(False)
     graphs = [_opened(graph, jobs, axes) for graph in classes_of(find_blocks(jaxpr.jaxpr))]
@@ -109,8 +109,8 @@ def _unrolled(classes: Sequence[BlockGraph]) -> tuple[str, ...]:
 
 
 def _nested(classes: Sequence[BlockGraph]) -> tuple[str, ...]:
-    """Returns labels of blocks whose saved tensors are stacked by a loop in a loop, as those of
-    layers are whose microbatches are all differentiated together.
+    """Returns labels of blocks whose saved tensors are stacked by a loop in a loop. This is so for
+    layers if all microbatches are differentiated together.
     """
     return tuple(sorted({i.label for graph in classes for i in graph.instances if i.loops > 1}))
 

@@ -16,8 +16,8 @@ from jaxmem._trace.jaxpr import matmul_flops, nbytes, text_of
 from jaxmem._trace.job import Job
 from jaxmem.errors import StepError
 
-# Spreads above it are a busy machine's: the result `time_spread` saw 0.08 to 0.12 where nothing
-# came between, and 0.27 to 0.66 beside other work, where times were 1.7 times too long.
+# Spreads above it show a busy machine: the result `time_spread` has 0.08 to 0.12 on an idle
+# machine, and 0.27 to 0.66 with other work, where times were 1.7 times too long.
 BUSY = 0.2
 RETRY_SECONDS = 600  # busy times are measured again, but not by each plan of the same busy minutes
 # By how much work may take longer than an estimate of its time, as a share of it. Estimates take
@@ -28,7 +28,7 @@ ESTIMATED, CEILING = 0.5, 1.0
 OLD_SECONDS = 30 * 86400  # drivers, clocks and coolers change, and measuring takes seconds a month
 
 
-# Set while planning runs in a thread beside training: returns True once that training has ended.
+# Set while planning runs in a thread during training: returns True once the training has ended.
 _ENDED: contextvars.ContextVar[Callable[[], bool] | None] = contextvars.ContextVar(
     "beside training", default=None
 )
@@ -36,7 +36,7 @@ _ENDED: contextvars.ContextVar[Callable[[], bool] | None] = contextvars.ContextV
 
 @contextlib.contextmanager
 def beside_training(ended: Callable[[], bool]) -> Iterator[None]:
-    """Marks this thread as planning beside training, while the `with` statement runs. The device is
+    """Marks this thread as planning during training, while the `with` statement runs. The device is
     busy with the training: earlier measurements are used whatever their age, and whole steps are
     not run. Nothing is compiled once `ended()` returns True.
     """
@@ -52,7 +52,7 @@ def is_beside_training() -> bool:
 
 
 def check_goes_on() -> None:
-    """Raises StepError if this thread plans beside a training, and the training has ended."""
+    """Raises StepError if this thread plans during a training, and the training has ended."""
     ended = _ENDED.get()
     if ended is not None and ended():
         raise StepError("plan: the training that the plan was made beside has ended")
@@ -102,7 +102,7 @@ def _job_times(jobs: Sequence[Job], backend, database: Database | None) -> Times
         wanted = [
             t for t in unique if t not in times or (source == "measured" and due(times[t], now))
         ]
-        # None where the backend cannot tell all of them: then the roofline serves for every job.
+        # None if the backend does not know all of them: the roofline then serves for every job.
         found = backend.times([unique[text] for text in wanted])
         if found is not None:
             new = {text: _better(times.get(text), one) for text, one in zip(wanted, found)}

@@ -98,7 +98,7 @@ class _Whole:
             return type(value)(self._param(name, each) for each in value)
         if isinstance(value, NamedSharding) and "sharding" in name:
             return _unspecified() if name in ("in_shardings", "out_shardings") else None
-        if isinstance(value, AbstractValue):  # such as the types of what a kernel returns
+        if isinstance(value, AbstractValue):  # such as the types of a kernel's results
             return self._plain(value)
         if (inside := body(value)) is None:
             return value
@@ -120,7 +120,7 @@ class _Whole:
 
 
 def _is_reference(aval) -> bool:
-    """Whether it is the type of a `jax.Ref`, which has the sharding of what it refers to."""
+    """Whether it is the type of a `jax.Ref`, which has the sharding of its array."""
     return isinstance(aval, AbstractRef)
 
 

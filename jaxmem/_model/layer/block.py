@@ -39,7 +39,7 @@ class Layer:
     candidates: the values that get a tag.
     plain: the layer's program as the user wrote it, without checkpoints.
     place: the user's file and line of the layer's loop, or of its first operation.
-    turns: number of iterations of the layer's loop.
+    turns: iterations of the layer's loop.
     """
 
     label: str

@@ -128,8 +128,8 @@ def _cheapest_form(graph: LayerGraph, value: int) -> int:
 
 
 def _before_views(graph: LayerGraph, value: int) -> int:
-    """Returns the value of which `value` is a view or a `checkpoint_name`, so that readers of
-    different layouts share one tag.
+    """Returns the value behind views and `checkpoint_name`s, so that readers of different layouts
+    share one tag.
     """
     passed = VIEWS | {name_p.name}
     while (node := graph.maker.get(value)) and node.primitive in passed and node.reads:

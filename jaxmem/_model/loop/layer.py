@@ -134,7 +134,7 @@ def _origins(flat: Program, leaves, mine, common):
     again = _computed(flat, mine, lambda e: e.eqn.primitive.name in REPEATED)
     same = _computed(flat, common, lambda e: not e.eqn.effects)
     saved: dict[int, int] = {}  # value -> its place among the saved arrays
-    once: dict[int, int] = {}  # value -> its place among what is computed once
+    once: dict[int, int] = {}  # value -> its place among values computed once
     first: list[int] = []  # for each saved array, the first leaf that is it
     found = []
     for k, leaf in enumerate(leaves):

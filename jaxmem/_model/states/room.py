@@ -51,7 +51,7 @@ def check_free(wanted: int) -> None:
 
 
 def nbytes(tree) -> int:
-    """Returns the bytes of arrays in this process, summed over its devices, each of which stores a
+    """Returns the bytes of arrays in this process, summed over its devices. Each device stores a
     part or a copy. The bytes of shapes are counted once.
     """
 

@@ -4,7 +4,7 @@ or in pinned host memory. A loop copies a layer from host memory one iteration a
 Four rules keep these copies fast. No compiler documents them, and each costs a day to find again:
 
 - A layer's index is a counter in the loop's own carry. From an index that is read as data, such as
-  an element of `jnp.arange`, XLA cannot tell the offset, and reads host memory by a kernel on the
+  an element of `jnp.arange`, XLA cannot derive the offset, and reads host memory by a kernel on the
   multiprocessors in place of a DMA copy. Negative indices are excluded for the same reason.
 - The next layer is read before the current layer is written (`after`). Otherwise XLA copies the
   whole host stack in every iteration, since the write would precede a read of the stack.

@@ -1,8 +1,8 @@
 """The tag primitive: an identity whose partial-evaluation rule carries out a plan's action. The
 same rule serves JAX's own `checkpoint_name`, once a policy compresses.
 
-This is the one file that touches partial-evaluation internals. Inside `jax.checkpoint` the policy's
-answer decides what the backward gets: the value (`Saveable`), nothing (`Recompute`), or codes. With
+No other file touches partial-evaluation internals. Inside `jax.checkpoint` the policy's answer
+decides what the backward gets: the value (`Saveable`), nothing (`Recompute`), or codes. With
 codes the known (forward) program is `x -> x, *encode(x)`, the staged (backward) program is
 `decode(codes) -> x`, and the codes are the residuals. The forward stays bit-exact, every backward
 consumer sees the decoded value, and the producer is not recomputed.
@@ -123,7 +123,7 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
     program makes each output; and the residuals, the variables that the forward passes to the
     backward.
 
-    policy: decides what is saved.
+    policy: decides which values are saved.
     unknown_in: for the single input, whether it is unknown in the forward.
     inst_in: for the single input, whether the staged program has it already.
     eqn: the tag, or the value that `checkpoint_name` names.

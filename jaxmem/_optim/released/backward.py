@@ -168,7 +168,7 @@ def _embedding(model: Model, batch, key, layers: int):
     Returns `embed(outer) -> (x, floats), others` and `combine(floats, others)`, which returns the
     arrays that all layers share as one tuple. `layers` is the number of layers.
     """
-    # the structure of what is shared and which leaves are floating-point, known after the first run
+    # the structure of the shared values, and which leaves are floating-point; known after one run
     box: dict[str, Any] = {}
 
     # The layers' keys are folded in at 0 to layers - 1, so embed takes the number after these.

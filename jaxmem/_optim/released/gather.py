@@ -17,8 +17,8 @@ from jaxmem._optim.released.model import Model
 
 
 def whole(model: Model, params, like, axis_name: str | None):
-    """Returns the parameters with the shapes of `like`. Parameters of which each device has a part
-    are gathered.
+    """Returns the parameters with the shapes of `like`. Parameters that are divided over the
+    devices are gathered.
 
     Parts are converted to the layers' dtype before they are gathered, so that devices exchange
     fewer bytes. The layers are gathered one at a time.
@@ -50,7 +50,7 @@ def whole_outside(model: Model, params, like, axis_name: str | None):
 
 
 def whole_layer(model: Model, like, axis_name: str | None) -> Callable[[Any], Any]:
-    """Returns a function that gathers one layer's parameters, of which each device has a part
+    """Returns a function that gathers one layer's parameters, which are divided over the devices
     (ZeRO-3).
 
     like: the parameters with their whole shapes.

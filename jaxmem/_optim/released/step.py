@@ -84,7 +84,7 @@ class ReleasedStep:
     arrays outside the layers, that were not used, because the gradient or its squared norm was not
     finite. `skipped_layers`, int32 (L,), counts the skipped gradients of each layer.
 
-    optimizer: how gradients are used, and what the optimizer's state is.
+    optimizer: how gradients are used, and the form of the optimizer's state.
     model: the model as three functions.
     clip: how gradients are clipped.
     """

@@ -73,7 +73,7 @@ def _row(
     actions: the actions of all blocks.
     label, name: the block's label and the tag's name.
     why_kept: the reason in the line of a tag whose block keeps everything.
-    why_slower: the reason in the line of a tag of which another choice is predicted to be faster.
+    why_slower: the reason in the line of a tag for which another choice is predicted to be faster.
     """
     chosen = actions.get(label, {})
     same = [b for b in profile.blocks if b.name == label]

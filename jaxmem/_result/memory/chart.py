@@ -6,7 +6,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._result.memory.live import Live
 
 ROWS, COLUMNS = 9, 66  # of the chart; with the axis before it, lines have at most 79 characters
-_AXIS = 11  # characters of a number beside it
+_AXIS = 11  # characters of a number next to it
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _STAYS, _SAVED = ("arguments", "outputs"), ("saved", "untagged")
 KEY = "░ arguments, outputs   ▒ saved for the backward   █ the rest   ↻ a loop's turn"

@@ -123,19 +123,19 @@ def phases(ops: Sequence[str], loops: Sequence[tuple[str, ...]]) -> tuple[Phase,
 
 
 def _phase(op: str) -> str:
-    """The name of the phase of an operation, "" if the operation's name tells no phase."""
+    """The name of the phase of an operation, "" if the operation's name has no phase."""
     if "transpose(" in op:
         return "backward"
     if "jvp(" in op:
         return "forward"
-    # A name without a primitive, such as "jit(step)", is that of a copy or of a loop's state.
+    # A name without a primitive, such as "jit(step)", names a copy or a loop's state.
     primitive = op.rpartition("/")[2]
     named = "/" in op and not primitive.endswith(")") and primitive != "call_exported"
     return "outside the gradient" if named else ""
 
 
 def _joined(single: list[Phase], shortest: int) -> tuple[Phase, ...]:
-    """Equal neighbours as one, and runs of `shortest` points or fewer as a part of the one before
+    """Equal neighbours as one, and runs of `shortest` points or fewer as a part of the run before
     them.
     """
     runs: list[Phase] = []

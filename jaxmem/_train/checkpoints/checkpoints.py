@@ -119,7 +119,7 @@ class Checkpoints:
         failed = None
         try:
             stored.write(self._writer, path, arrays)
-        except Exception as error:  # which the others are told in the thread
+        except Exception as error:  # the thread reports it to the other processes
             failed = error
         self.at = step
         finish = self._thread.submit(self._finish, path, step, leaves, dict(notes), failed)
@@ -129,7 +129,7 @@ class Checkpoints:
         """Makes the folder of a new checkpoint, and removes checkpoints that are not needed."""
         for left in self.folder.glob(f"{WRITING}*"):  # by a process that was killed
             shutil.rmtree(left)
-        # A checkpoint after the one that the run resumed from is of steps that run again.
+        # Checkpoints after the resumed checkpoint hold steps that run again.
         for later in steps_in(self.folder):
             if self.at is None or later > self.at:
                 _remove(step_folder(self.folder, later))
@@ -213,9 +213,7 @@ class Checkpoints:
         return found
 
     def before(self, step: int) -> Checkpoint | None:
-        """The newest complete checkpoint before a step, among those of this run; None if there is
-        none.
-        """
+        """The newest complete checkpoint of this run before a step; None if there is none."""
         self.wait()
         past = step - 1 if self.at is None else min(step - 1, self.at)
         steps = lambda: [one for one in steps_in(self.folder) if one <= past]

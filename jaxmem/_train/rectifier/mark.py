@@ -98,13 +98,13 @@ class _Seen:
         return mark_p.bind(x, block=self.block, name=self.name, several=0)
 
 
-Found = list[tuple[tuple[str, str], Any]]  # (block, name) and what is made of the tensor there
+Found = list[tuple[tuple[str, str], Any]]  # (block, name), and the measure of the tensor
 
 
 def reaped(closed: ClosedJaxpr, measure: Callable) -> Callable[..., Found]:
-    """A function of the arguments of `closed` that returns what `measure` makes of each tensor that
-    is marked, under its block and name, in the order of the program. What a loop marks in each turn
-    is stacked.
+    """A function of the arguments of `closed` that returns `measure(tensor)` for each marked
+    tensor, under its block and name, in the order of the program. Results of a loop's iterations
+    are stacked.
 
     Tensors in the body of a `while` loop, or of a `shard_map`, are left out.
     """

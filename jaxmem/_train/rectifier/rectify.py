@@ -74,7 +74,7 @@ class Rectifier:
           every: the largest number of steps between two counts.
           wrap: a function from a plan's step to the step that `train` runs, if `train` receives
             more than the plan's step. `wrap` is called with the step of each new plan.
-          asked: the options of `jaxmem.plan` that say what a plan may choose: `codecs`, `actions`,
+          asked: the options of `jaxmem.plan` that limit a plan's choices: `codecs`, `actions`,
             `host_budget` and `decide`.
 
         Raises StepError for other arguments, and for a plan that divides states over devices.

@@ -90,8 +90,8 @@ class Replanner:
             return self.now(budget, outliers)
 
     def remember(self, plan: Plan, other: Plan, seconds: float, noise: float) -> None:
-        """Stores by how much the steps of a plan for this device took longer than those of another
-        plan, so that later plans of the step are priced by the difference.
+        """Stores by how much the steps of a plan for this device took longer than another plan's
+        steps, so that later plans of the step are priced by the difference.
         """
         if plan.target != "local":
             return
@@ -135,7 +135,7 @@ def _as_here() -> Callable[[], contextlib.AbstractContextManager]:
     """A context in which another thread traces with the settings of this thread: JAX's contexts are
     local to a thread.
     """
-    config: Any = jax.config  # its options are attributes by name, which types do not tell
+    config: Any = jax.config  # its options are attributes without types
     contexts = [
         (jax.enable_x64, config.jax_enable_x64),
         (jax.default_matmul_precision, config.jax_default_matmul_precision),

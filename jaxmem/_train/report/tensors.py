@@ -1,5 +1,5 @@
-"""Shows what a plan does with each tensor: in a strip of layers, in a grid of tensors against
-plans, and in a table that says why.
+"""Shows the action of each tensor of a plan: in a strip of layers, in a grid of tensors against
+plans, and in a table with the reasons.
 """
 
 from collections.abc import Iterable, Sequence
@@ -105,7 +105,7 @@ def curve_grid(plan: Plan) -> str:
         for point in points
     ]
     tensors = dict.fromkeys((ungrouped(row.block), row.tag) for row in plan.rows)
-    if not tensors:  # the step as written, of which the plan has no table
+    if not tensors:  # the step as written has no table
         tensors = dict.fromkeys(tensor for point in points for tensor in _tensors(point.actions))
     within = [i for i, point in enumerate(points) if point.bytes <= plan.budget_bytes]
     return _grid(columns, list(tensors), "bytes<br>step, predicted", within[-1:])

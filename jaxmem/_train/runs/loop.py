@@ -174,7 +174,7 @@ class Loop:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Saves the state, and what the run needs to resume."""
+        """Saves the state, and the facts that the run needs to resume."""
         notes = {
             "settings": self.settings,
             "position": self.data.position,

@@ -44,9 +44,9 @@ def train(
     `peak_bytes` if the devices report this number.
 
     If the process ends by a signal, an error or a failure of the machine, the same lines resume
-    from the newest checkpoint. Losses and state are then equal, bit for bit, to those of an
-    uninterrupted run. After SIGTERM or SIGINT, the run finishes its step, saves a checkpoint, and
-    raises `Interrupted`.
+    from the newest checkpoint. Losses and state then equal an uninterrupted run's, bit for bit.
+    After SIGTERM or SIGINT, the run finishes its step, saves a checkpoint, and raises
+    `Interrupted`.
 
     A checkpoint is complete once its manifest, with the SHA-256 sums of its files, is on the disk.
     If a file of a checkpoint was changed, a warning says so, and the run uses the checkpoint
