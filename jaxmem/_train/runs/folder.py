@@ -71,7 +71,7 @@ def best(folder: str | os.PathLike, metric: str) -> Checkpoint:
 
 
 def _checkpoints(folder: str | os.PathLike) -> pathlib.Path:
-    """The folder of a run's checkpoints, in the folder of the unfinished run if it has not ended."""
+    """The folder of a run's checkpoints; in the unfinished run's folder until the run ends."""
     folder = pathlib.Path(folder)
     ended = folder / CHECKPOINTS
     left = None if steps_in(ended) else _unfinished(folder)
