@@ -160,7 +160,7 @@ def learned(profile: Profile, earlier: History) -> Factors:
         other = candidates.price_of(profile, recoded(profile, run.other)[0])
         if cost is not None and other is not None:
             observed.append(Comparison(cost, other, run.seconds, run.noise))
-    return fitted(profile, observed) if observed else Factors()
+    return fitted(observed)
 
 
 def _solved_otherwise(search: Search) -> dict[str, Actions]:

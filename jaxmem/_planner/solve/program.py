@@ -111,7 +111,7 @@ class MixedIntegerProgram:
             # without effect if the memory model predicts that the action lowers working memory.
             # (`in` would compare variables with `==`, which makes a constraint in PuLP 3.)
             if not any(w is self._one for w in when):
-                stored = pulp.lpSum(self._pick[*key, c] for c in choices[key] if c != RECOMPUTE)
+                stored = pulp.lpSum(self._pick[*key, c] for c in choices[key] if c.action.stores)
                 self._add(stored <= pulp.lpSum(when))
         self._bytes = _sum((size / scale.bytes, v) for size, v in self._saved + self._working)
         self._seconds = _sum([(RECOMPUTE_PRICE * c, v) for c, v in self._recompute] + self._other)
@@ -216,7 +216,7 @@ class MixedIntegerProgram:
                     self._add(variable <= picked[c])
             passes.append(effective.get(RECOMPUTE))
             for choice, variable in effective.items():
-                if choice != RECOMPUTE:
+                if choice.action.stores:
                     option = option_of(block, tag, choice)
                     self._saved.append((option.device_bytes * layers, variable))
                     self._other.append((option.seconds * run, variable))
