@@ -5,8 +5,6 @@ The tag's rule calls `Storage` to encode and to decode, and the profile prices t
 same `Storage`. An action that encodes without a codec of the choice gets its codec in `form_of`.
 """
 
-import dataclasses
-
 import jax
 
 from jaxmem._core.actions import Choice
@@ -28,23 +26,23 @@ def form_of(choice: Choice) -> Codec | None:
     return None if choice.codec is None else parse(choice.codec)
 
 
-@dataclasses.dataclass(frozen=True)
 class Storage:
     """A policy's answer for a tag whose tensor is encoded, offloaded, or both. The tag's rule calls
     `encode` in the forward and `decode` in the backward.
     """
 
-    choice: Choice
+    def __init__(self, choice: Choice):
+        self._offloads, self._form = choice.action.offloads, form_of(choice)
 
     def encode(self, x):
         """Returns the arrays that are stored for the backward in place of `x`, in their memory."""
-        form = form_of(self.choice)
+        form = self._form
         codes = (x,) if form is None else form.encode(differentiable_once(x, TWICE))
         return tuple(self._moved(code, DEVICE, HOST) for code in codes)
 
     def decode(self, codes, shape, dtype):
         """Returns the decoded tensor, of this shape and dtype, on the device."""
-        form = form_of(self.choice)
+        form = self._form
         codes = tuple(self._moved(code, HOST, DEVICE) for code in codes)
         return codes[0] if form is None else form.decode(codes, shape, dtype)
 
@@ -55,8 +53,7 @@ class Storage:
         would cost more than their bytes, and libtpu 0.0.42 and 0.0.48 crash if a loop moves such an
         array of 16 bits.
         """
-        action = self.choice.action
-        return action.offloads and (not action.encodes or len(code.shape) > 1)
+        return self._offloads and (self._form is None or len(code.shape) > 1)
 
     def _moved(self, code, source, to):
         """Moves an array from one memory to another, if the array is stored in host memory."""
