@@ -19,6 +19,7 @@ TYPES = {
     "model_type": "a section",
     "dict_type": "a section",
 }
+ONE_OF = "literal_error", "enum"
 BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 SHORT = reprlib.Repr()  # a value as it was given, cut where it is long
 SHORT.maxstring = SHORT.maxother = 80
@@ -94,7 +95,7 @@ def _line(key: str, group: list[Any], schema: Any) -> str:
     choices = [
         c.strip("'")
         for p in group
-        if p["type"] == "literal_error"
+        if p["type"] in ONE_OF
         for c in p["ctx"]["expected"].replace(" or ", ", ").split(", ")
     ]
     meant = nearest(got, choices) if isinstance(got, str) else ""
@@ -103,7 +104,7 @@ def _line(key: str, group: list[Any], schema: Any) -> str:
 
 def _allowed(problem: Any) -> str:
     context, got = problem.get("ctx", {}), problem["input"]
-    if problem["type"] == "literal_error":
+    if problem["type"] in ONE_OF:
         return f"one of {context['expected']}"
     for bound, words in BOUNDS.items():
         if bound in context:

@@ -8,8 +8,9 @@ from pydantic import Field
 from experiments.config import sections
 from experiments.config.models import Model
 from experiments.config.sections import Count, Path, Positive, Probability, Section, Text
+from jaxmem.plans import Action
 
-ActionName = Literal["keep", "recompute", "compress", "offload", "compress_offload"]
+ActionName = Annotated[Action, Field(strict=False)]  # from its name
 CAUSAL = "gpt", "llama"  # models that go on with a text
 Size = int | float | Text  # of memory, as `jaxmem.plan` reads it
 CodecNames = Text | Annotated[list[Text], Field(min_length=1)]

@@ -54,10 +54,7 @@ def plan_row(config: Config, budget: int, actions: Sequence[str] | None = None) 
         "compiles": plan.compiles,
         "planning_seconds": time.perf_counter() - start,
         "stored": {
-            t: str(c)
-            for tags in plan.actions.values()
-            for t, c in tags.items()
-            if c.action != "recompute"
+            t: str(c) for tags in plan.actions.values() for t, c in tags.items() if c.action.stores
         },
         "plan": written,
     }

@@ -19,6 +19,7 @@ from experiments.running.policies import Candidate, candidates
 from experiments.steps.step import abstract, make_step, step_over
 from jaxmem.plans import (
     LOSSLESS,
+    Action,
     Plan,
     Target,
     compiled_bytes,
@@ -70,10 +71,11 @@ def check(config: Config) -> None:
     with _told_of("plan.host_budget"):
         parse_budget(wanted.host_budget, target.host_bytes, "host_budget")
     if target.platform == "cpu" and isinstance(wanted.actions, list):
-        for action in (a for a in wanted.actions if "offload" in a):
+        allowed = ", ".join(a for a in Action if not a.offloads)
+        for action in (a for a in wanted.actions if a.offloads):
             raise InputError(
-                f"plan.actions: got {action!r}; allowed for plan.target = {wanted.target!r}: keep,"
-                " recompute, compress, since a CPU has no host memory apart from its own"
+                f"plan.actions: got '{action}'; allowed for plan.target = {wanted.target!r}:"
+                f" {allowed}, since a CPU has no host memory apart from its own"
             )
     _check_codecs(config)
     if wanted.path is not None:

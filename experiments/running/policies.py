@@ -182,8 +182,8 @@ def estimator(config: Config) -> Iterator[Candidate]:
     order = sorted(sizes, key=lambda tag: [-size for size in sizes[tag]])
     offload = () if jax.default_backend() == "cpu" else (Action.OFFLOAD,)
     actions = dict.fromkeys(order, Action.KEEP)
-    for action in (Action.KEEP, *offload, Action.RECOMPUTE):
-        for tag in order if action != Action.KEEP else order[:1]:
-            actions[tag] = action
-            found = {"actions": dict(actions)}
-            yield Candidate(policy_of({t: Choice(a) for t, a in actions.items()}), found=found)
+    changes = [(tag, action) for action in (*offload, Action.RECOMPUTE) for tag in order]
+    for tag, action in [(order[0], Action.KEEP), *changes]:
+        actions[tag] = action
+        found = {"actions": dict(actions)}
+        yield Candidate(policy_of({t: Choice(a) for t, a in actions.items()}), found=found)

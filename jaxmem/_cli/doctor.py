@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.database import check, default_path, usage
+from jaxmem._core.database import check, counted, default_path, usage
 from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
 from jaxmem._target.deviceless.wheels import (
     install_command,
@@ -262,5 +262,5 @@ def cache() -> Check:
         )
     if not path.exists():
         return Check(name, f"{path}, not yet made")
-    held = usage()
-    return Check(name, f"{path}, {show_bytes(held.bytes)}: {held.counts}")
+    size, rows = usage()
+    return Check(name, f"{path}, {show_bytes(size)}: {counted(rows)}")

@@ -71,7 +71,7 @@ def cache(args: argparse.Namespace) -> int:
         data = {"path": str(path), "freed_bytes": freed}
         show_result(args, data, f"{path}: {show_bytes(freed)} freed")
         return 0
-    held, fault = database.usage(), database.check()
-    data = {"path": str(held.path), "bytes": held.bytes, "rows": held.rows, "fault": fault}
-    show_result(args, data, f"{held.path}: {fault or f'{show_bytes(held.bytes)}, {held.counts}'}")
+    path, (size, rows), fault = database.default_path(), database.usage(), database.check()
+    data = {"path": str(path), "bytes": size, "rows": rows, "fault": fault}
+    show_result(args, data, f"{path}: {fault or f'{show_bytes(size)}, {database.counted(rows)}'}")
     return 0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 
 
 class Action(enum.StrEnum):
@@ -10,6 +11,10 @@ class Action(enum.StrEnum):
     KEEP leaves the tensor in device memory. RECOMPUTE computes the tensor again in the backward.
     COMPRESS stores codes of the tensor in device memory. OFFLOAD stores the tensor in host memory.
     COMPRESS_OFFLOAD stores codes of the tensor in host memory.
+
+    An action is a strategy: the rest of jaxmem reads its properties, and compares no member. The
+    arrays that an action stores are defined in `_model/tags/storage.py`, and the letter, words and
+    colours of an action in `_result/action_styles.py`.
     """
 
     KEEP = "keep"
@@ -19,9 +24,19 @@ class Action(enum.StrEnum):
     COMPRESS_OFFLOAD = "compress_offload"
 
     @property
+    def stores(self) -> bool:
+        """Whether the forward stores arrays for the backward."""
+        return self is not Action.RECOMPUTE
+
+    @property
     def compresses(self) -> bool:
-        """Whether the action uses a codec."""
+        """Whether a choice of the action names a codec."""
         return self in (Action.COMPRESS, Action.COMPRESS_OFFLOAD)
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the backward reads decoded values, which may differ from the forward's values."""
+        return self.compresses
 
     @property
     def offloads(self) -> bool:
@@ -31,7 +46,7 @@ class Action(enum.StrEnum):
 
 ALL = tuple(Action)
 """All actions, including the actions that use a codec."""
-LOSSLESS = (Action.KEEP, Action.RECOMPUTE, Action.OFFLOAD)
+LOSSLESS = tuple(action for action in Action if not action.encodes)
 """The actions without a codec: the backward reads the exact values of the forward."""
 
 
@@ -62,6 +77,8 @@ class Choice:
         return self.action.value if self.codec is None else f"{self.action.value} {self.codec}"
 
 
+# The choices that JAX's own policies have too. Without a checkpoint, every tensor is kept; under a
+# checkpoint, a tensor that an assignment does not name is recomputed.
 KEEP = Choice(Action.KEEP)
 RECOMPUTE = Choice(Action.RECOMPUTE)
 OFFLOAD = Choice(Action.OFFLOAD)
@@ -77,14 +94,24 @@ REST = "*"
 AS_WRITTEN: Actions = {}
 
 
+def is_whole(choices: Mapping[str, Choice]) -> bool:
+    """Whether a block with these choices has no checkpoint, so that every tensor is kept."""
+    return choices.get(REST) == KEEP
+
+
+def choice_of(choices: Mapping[str, Choice], tag: str) -> Choice:
+    """The choice that a tag has in a block with these choices."""
+    return KEEP if is_whole(choices) else choices.get(tag, RECOMPUTE)
+
+
 def stored(actions: Actions) -> Actions:
     """The choices that store something: two assignments are the same if these are."""
     return {
-        label: {tag: choice for tag, choice in tags.items() if choice != RECOMPUTE}
+        label: {tag: choice for tag, choice in tags.items() if choice.action.stores}
         for label, tags in actions.items()
     }
 
 
 def keeps_everything(actions: Actions) -> bool:
     """Whether every block is as it is without a checkpoint."""
-    return bool(actions) and all(choices.get(REST) == KEEP for choices in actions.values())
+    return bool(actions) and all(map(is_whole, actions.values()))

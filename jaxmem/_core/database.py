@@ -22,7 +22,7 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import platformdirs
 
@@ -74,24 +74,6 @@ class Timing:
     seconds: float
     spread: float = 0.0
     written: float = 0.0
-
-
-class Usage(NamedTuple):
-    """The size of the database.
-
-    path: the file of the database.
-    bytes: bytes of all its files.
-    rows: number of rows by table.
-    """
-
-    path: pathlib.Path
-    bytes: int
-    rows: dict[str, int]
-
-    @property
-    def counts(self) -> str:
-        """The numbers of rows, in words."""
-        return ", ".join(f"{count} {table}" for table, count in self.rows.items())
 
 
 def default_path() -> pathlib.Path:
@@ -335,14 +317,21 @@ class Database:
         return self.path.with_name(self.path.name + suffix)
 
 
-def usage() -> Usage:
-    """Returns the size of the database. Rows are 0 if the file is damaged or missing."""
+def usage() -> tuple[int, dict[str, int]]:
+    """Returns the bytes of all files of the database, and the number of rows by table. Rows are 0
+    if the file is damaged or missing.
+    """
     cache = Database()
     rows: dict[str, int] = dict.fromkeys(TABLES, 0)
     if os.path.isfile(cache.path) and check() is None:
         for name in TABLES:
             rows[name] = sum(found for (found,) in cache.read(f"SELECT count(*) FROM {name}"))
-    return Usage(cache.path, sum(map(os.path.getsize, cache.files())), rows)
+    return sum(map(os.path.getsize, cache.files())), rows
+
+
+def counted(rows: Mapping[str, int]) -> str:
+    """Numbers of rows by table, in words."""
+    return ", ".join(f"{count} {table}" for table, count in rows.items())
 
 
 def clear() -> int:

@@ -18,6 +18,7 @@ class Option:
     device_bytes: bytes that stay in device memory until the backward.
     host_bytes: bytes in host memory until the backward. They cross the host link once each way.
     seconds: seconds of the device for writing, reading, encoding and decoding.
+    host_seconds: the part of `seconds` that copies arrays between device and host memory.
     doubt: seconds by which a lossy choice must be faster to be taken.
     lossy: whether the choice loses accuracy, while a lossless choice is possible too.
     """
@@ -26,6 +27,7 @@ class Option:
     device_bytes: int
     host_bytes: int
     seconds: float
+    host_seconds: float = 0.0
     doubt: float = 0.0
     lossy: bool = False
 

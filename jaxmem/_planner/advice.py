@@ -78,7 +78,7 @@ def _solved(search: Search, wider: Callable[[], Profile]) -> tuple[ActionSolutio
         name
         for label, choices in solution.actions.items()
         for name, choice in choices.items()
-        if choice.action.compresses and (label, name) in _lossless(search.profile)
+        if choice.action.encodes and (label, name) in _lossless(search.profile)
     }
     return (
         (solution, f"{', '.join(map(repr, sorted(names)))}, which checkpoint_name names,")
@@ -93,7 +93,7 @@ def _lossless(profile: Profile) -> set[tuple[str, str]]:
         (block.name, tag.name)
         for block in profile.blocks
         for tag in block.tags
-        if not any(o.choice.action.compresses for o in tag.options)
+        if not any(o.choice.action.encodes for o in tag.options)
     }
 
 

@@ -143,7 +143,7 @@ def plan(
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
     able, notes = allowed_actions(ALL if actions is None else actions, target)
     by_default = actions is None
-    named = tuple(a for a in able if not by_default or not a.compresses)
+    named = tuple(a for a in able if not by_default or not a.encodes)
     counted = checked_outliers(outliers)
     allowed = Allowed(able, named, codecs=codecs, outliers=counted, codecs_by_default=by_default)
     notes += budget_notes(limit, target)

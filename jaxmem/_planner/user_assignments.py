@@ -16,7 +16,7 @@ from jaxmem._planner.search.divide import Division, Groups
 from jaxmem._planner.search.estimates import Estimates
 from jaxmem._planner.search.search import Found
 from jaxmem._planner.search.trial import Limits, Trial, cost_as_written
-from jaxmem._planner.solve.cost import Cost, evaluate, everything
+from jaxmem._planner.solve.cost import evaluate, everything
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solution import priced
 from jaxmem._planner.traced_step import TracedStep, read_step
@@ -72,8 +72,8 @@ def estimate(build, assignment: Decisions, *args, target: str | Target = "local"
     """
     target = Target.parse(target)
     with backend_for(target) as backend:
-        by_hand = read_by_hand(build, assignment, args, backend, "estimate")
-        step, whole = by_hand.step, by_hand.whole
+        step, whole, profile, actions = _read(build, assignment, args, backend, "estimate")
+        cost = evaluate(profile, actions)
         if leaves_as_written(assignment) and step.history_as_written is not None:
             raise TagError(
                 "estimate: `assignment` leaves the step as written, whose own checkpoints have no"
@@ -82,11 +82,11 @@ def estimate(build, assignment: Decisions, *args, target: str | Target = "local"
             )
         estimates = Estimates(step.compiler, whole, step.shards)
         return Estimate(
-            bytes=step.arguments + estimates.temporary_bytes(by_hand.actions),
+            bytes=step.arguments + estimates.temporary_bytes(actions),
             baseline_bytes=step.arguments + estimates.temporary_bytes(whole.everything_kept),
-            saved_bytes=by_hand.cost.saved_bytes,
+            saved_bytes=cost.saved_bytes,
             arguments_bytes=step.arguments,
-            seconds_more=by_hand.cost.seconds - everything(whole).seconds,
+            seconds_more=cost.seconds - everything(whole).seconds,
             time_source=whole.time_source,
         )
 
@@ -109,8 +109,8 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
     """
     target = Target.parse(target)
     with backend_for(target) as backend:
-        by_hand = read_by_hand(build, assignment, args, backend, "price")
-        step, whole, actions = by_hand.step, by_hand.whole, by_hand.actions
+        step, whole, profile, actions = _read(build, assignment, args, backend, "price")
+        cost, is_divided = evaluate(profile, actions), len(profile.blocks) > len(whole.blocks)
         checkpointed = step.history_as_written is not None
         as_written = leaves_as_written(assignment)
         wanted = [whole.everything_kept, *([AS_WRITTEN] if checkpointed else [])]
@@ -123,16 +123,16 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
     baseline = Trial(kept, everything(whole), kept.compiled.total_bytes)
     written = baseline if step.compiler.author_checkpoints is AuthorCheckpoints.KEPT else None
     if checkpointed:
-        cost = cost_as_written(whole, baseline, others[0])
-        written = Trial(others[0], cost, others[0].compiled.total_bytes)
-    by_assignment = Trial(compiled[-1], by_hand.cost, compiled[-1].compiled.total_bytes)
-    trial = by_assignment if is_new else (written if as_written and written else baseline)
+        of_checkpoints = cost_as_written(whole, baseline, others[0])
+        written = Trial(others[0], of_checkpoints, others[0].compiled.total_bytes)
+    asked = Trial(compiled[-1], cost, compiled[-1].compiled.total_bytes)
+    trial = asked if is_new else (written if as_written and written else baseline)
     limits = Limits(trial.total, UNLIMITED, UNLIMITED)
     # The memory model is fitted to undivided plans only.
-    plan_trials = [trial] if is_new and not by_hand.is_divided else []
+    plan_trials = [trial] if is_new and not is_divided else []
     search = dataclasses.replace(step.search(limits), profile=whole, plan_trials=plan_trials)
     search.trial_as_written, search.baseline = written, baseline
-    division = _division(by_hand.profile, actions) if by_hand.is_divided else None
+    division = _division(profile, actions) if is_divided else None
     return outcome(Found(search, trial, division), step.notes, taken="it was asked for")
 
 
@@ -141,32 +141,14 @@ def _division(profile: Profile, actions: Actions) -> Division:
     return Division(Groups(profile), problem, priced(problem, actions), 0)
 
 
-@dataclasses.dataclass(frozen=True)
-class ByHand:
-    """A step with an assignment that was written by hand.
+def _read(
+    build, assignment: Decisions, args: tuple, backend: Backend, what: str
+) -> tuple[TracedStep, Profile, Profile, Actions]:
+    """Reads the step that `build` returns, and an assignment, without a compile of the step.
 
-    step: the step.
-    whole: the step's profile with undivided layers, and with only the codecs that the assignment
-      names.
-    profile: the profile `whole` with its layers divided into the assignment's groups.
-    actions: the assignment's choices for each block, or for each group of layers.
-    cost: the cost of `actions`.
-    """
-
-    step: TracedStep
-    whole: Profile
-    profile: Profile
-    actions: Actions
-    cost: Cost
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether the assignment has separate choices for groups of layers."""
-        return len(self.profile.blocks) > len(self.whole.blocks)
-
-
-def read_by_hand(build, assignment: Decisions, args: tuple, backend: Backend, what: str) -> ByHand:
-    """Reads the step that `build` returns, and prices the assignment without a compile of the step.
+    Returns the step; its profile with undivided layers, and with only the codecs that the
+    assignment names; the same profile with the layers divided into the assignment's groups; and the
+    assignment's choices for each block, or for each group of layers.
 
     what: the public function that error messages name.
 
@@ -188,8 +170,8 @@ def read_by_hand(build, assignment: Decisions, args: tuple, backend: Backend, wh
     kept = Assignment.everything() if leaves_as_written(assignment) else assignment
     actions = _decided(step.profile, kept, what)
     whole = _only_chosen(step.profile, actions)
-    profile = dataclasses.replace(whole, blocks=as_decided(whole.blocks, actions))
-    return ByHand(step, whole, profile, actions, evaluate(profile, actions))
+    divided = dataclasses.replace(whole, blocks=as_decided(whole.blocks, actions))
+    return step, whole, divided, actions
 
 
 def _decided(profile: Profile, assignment: Decisions, what: str) -> Actions:

@@ -171,6 +171,19 @@ def test_names_of_checkpoint_name_are_lossless_unless_asked():
     assert actions(profiled(places.named_twins)) == {*ALL} - {Action.RECOMPUTE}
 
 
+def test_the_seconds_of_copies_are_the_passes_without_the_codec():
+    """A loop stacks the codes: keeping them takes two passes, and offloading them takes three."""
+    tag = profiled(places.named_twins).blocks[0].tags[0]
+    by_action = {o.choice.action: o for o in tag.options}
+    assert all(o.host_seconds == 0 for o in tag.options if not o.choice.action.offloads)
+    away = by_action[Action.OFFLOAD]
+    assert away.host_seconds == away.seconds > 0
+    codes, moved = by_action[Action.COMPRESS], by_action[Action.COMPRESS_OFFLOAD]
+    coding = 3 * codes.seconds - 2 * moved.seconds
+    assert coding > 0
+    assert moved.seconds - moved.host_seconds == pytest.approx(coding)
+
+
 def test_offload_is_left_out_of_loops_where_it_does_not_compile():
     with pytest.warns(JaxmemWarning, match="offload is left out for the tags 'act', 'up'"):
         made = profiled(places.chunked, Pricing(Target.parse("h200")))

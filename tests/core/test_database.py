@@ -321,29 +321,28 @@ def test_a_file_that_another_process_healed_is_left_alone(path, monkeypatch):
 
 
 def test_usage_and_clear(cache):
-    found = database.usage()
-    assert found.path == cache
-    assert found.bytes == cache.stat().st_size
-    assert found.rows == {"times": len(TIMES), "compiles": 1, "tried": 1}
+    size, rows = database.usage()
+    assert size == cache.stat().st_size
+    assert rows == {"times": len(TIMES), "compiles": 1, "tried": 1}
     beside = cache.with_name("notes.txt")
     beside.write_text("mine")
     cache.with_name(cache.name + ".damaged-20260101-000000").write_bytes(b"x" * 100)
-    assert database.usage().bytes == found.bytes + 100
+    assert database.usage()[0] == size + 100
     for name in ("-wal", "-shm", "-journal"):
         cache.with_name(cache.name + name).write_bytes(b"x" * 100)
-    assert database.clear() == found.bytes + 400
+    assert database.clear() == size + 400
     assert [p.name for p in cache.parent.iterdir()] == ["notes.txt"]
     assert database.clear() == 0
-    assert database.usage() == (cache, 0, dict.fromkeys(found.rows, 0))
+    assert database.usage() == (0, dict.fromkeys(rows, 0))
     assert database.check() is None
     fill(cache)
-    assert database.usage().rows == found.rows
+    assert database.usage()[1] == rows
 
 
 def test_looking_changes_nothing(cache):
     cache.write_text("no database" * 1000)
     assert "not a database" in str(database.check())
-    assert database.usage() == (cache, 11_000, {"times": 0, "compiles": 0, "tried": 0})
+    assert database.usage() == (11_000, {"times": 0, "compiles": 0, "tried": 0})
     assert [p.name for p in cache.parent.iterdir()] == ["profile.sqlite"]
 
 

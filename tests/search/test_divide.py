@@ -12,7 +12,7 @@ from jaxmem._core.groups import divided, divisible
 from jaxmem._core.profile import Option
 from jaxmem._planner.search.divide import best_division
 from jaxmem._planner.solve.additive import Additive
-from jaxmem._planner.solve.memory import Expected
+from jaxmem._planner.solve.memory import working_bytes
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import solve
 from tests.shared.profiles import assignments, block, flat, nested, options, oracle, prices, profile
@@ -23,11 +23,13 @@ few = hypothesis.settings(
 )
 
 
-def expected(made, working) -> Expected:
+def expected(made, working) -> Additive:
     """A model that knows this working memory, and a reference of nothing."""
     first = nested(next(assignments(made)), made)
     assert all(c == RECOMPUTE for tags in first.values() for c in tags.values())
-    return Expected(Additive.fit([(first, 0.0)], made), {k: s for k, s in working.items() if s})
+    prior = {k: s for k, s in working.items() if s}
+    size = sum(prior.get((*key, RECOMPUTE), 0.0) for key in flat(first))
+    return Additive.fit([(first, size)], made, prior)
 
 
 @st.composite
@@ -60,7 +62,7 @@ def test_the_best_division_is_that_of_brute_force(data):
     made = data.draw(stacks())
     rooms = st.integers(0, 130 * made.blocks[0].layers)
     room, host_room = data.draw(rooms), data.draw(rooms)
-    got = best_division(ActionProblem(made, room, host_room, expected(made, {}).working))
+    got = best_division(ActionProblem(made, room, host_room, working_bytes(expected(made, {}))))
     splits = (divided(made, made.blocks[0], n) for n in range(1, made.blocks[0].layers))
     known = [p for split in splits for p in prices(split)]
     want = min((p.priced for p in known if p.bytes <= room and p.host <= host_room), default=None)
@@ -78,9 +80,10 @@ def test_the_best_division_is_that_of_brute_force(data):
 def test_working_memory_is_that_of_the_last_group_or_of_the_first_alone(data):
     made = data.draw(stacks())
     model = expected(made, {("block", t, RECOMPUTE): 40 for t in ("u", "v")})
-    size = {t: model.working.get(("block", t, RECOMPUTE), 0) for t in ("u", "v")}  # in whole units
+    working = working_bytes(model)  # in whole units
+    size = {t: working.get(("block", t, RECOMPUTE), 0) for t in ("u", "v")}
     room = data.draw(st.integers(0, 170 * made.blocks[0].layers))
-    two = best_division(ActionProblem(made, room, 10**6, model.working))
+    two = best_division(ActionProblem(made, room, 10**6, working))
     if two is not None:
         chosen = [(b, two.solution.actions[b.name]) for b in two.problem.profile.blocks]
         first, last = (
@@ -95,7 +98,7 @@ def test_working_memory_is_that_of_the_last_group_or_of_the_first_alone(data):
             <= room
         )
     one = solve(
-        ActionProblem(made, room=room - sum(size.values()), working=model.working, host_room=10**6)
+        ActionProblem(made, room=room - sum(size.values()), working=working, host_room=10**6)
     )
     if one is not None:  # with room for the plan that is too careful
         assert two is not None

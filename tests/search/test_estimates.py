@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jaxmem._core.actions import KEEP, RECOMPUTE
 from jaxmem._planner.search.estimates import MOST_EQUATIONS, MOST_ESTIMATES, Estimates, agreed
 from jaxmem._planner.solve.cost import evaluate
+from jaxmem._planner.solve.memory import working_bytes
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import least_bytes, solve
 from jaxmem._target.compile.backend import backend_for
@@ -59,7 +60,7 @@ def drawn(sizes):
 
 def asked(room, estimates):
     def ask(model):
-        problem = ActionProblem(MADE, room - int(model.reference), working=model.working)
+        problem = ActionProblem(MADE, room - int(model.reference), working=working_bytes(model))
         return solve(problem) or least_bytes(problem)
 
     return agreed(ask, lambda: estimates.model([]), room, estimates)

@@ -53,11 +53,16 @@ def nested(assignment, made):
     return result
 
 
+def copied(choice: Choice, size: int, copies: float, coding: float = 0.0) -> Option:
+    """An option that copies `size` bytes to host memory and back, in `copies` seconds."""
+    return Option(choice, 0, size, copies + coding, host_seconds=copies)
+
+
 def chain(**other):
     """x -> a (1 s) -> tag "u" -> b (2 s, twice the bytes) -> tag "v"; the backward reads "v" and
     "u".
     """
-    tags = {"u": [Option(KEEP, 10, 0, 0.1), Option(INT4, 3, 0, 0.4), Option(OFFLOAD, 0, 10, 0.2)]}
+    tags = {"u": [Option(KEEP, 10, 0, 0.1), Option(INT4, 3, 0, 0.4), copied(OFFLOAD, 10, 0.2)]}
     tags["v"] = [Option(KEEP, 20, 0, 0.2), Option(INT4, 6, 0, 0.8)]
     equations = [
         ([0], [1], 1.0, None),
@@ -85,10 +90,10 @@ def deep(tags=10, depth=14):
             for k in (1, 2, 3)
             for a in ("compress",)
         ]
-        named[f"t{t}"] = [Option(KEEP, size, 0, size / 2e12), Option(OFFLOAD, 0, size, size / 1e12)]
+        named[f"t{t}"] = [Option(KEEP, size, 0, size / 2e12), copied(OFFLOAD, size, size / 1e12)]
         named[f"t{t}"] += [Option(c, n, 0, s) for c, n, s in codecs]
         named[f"t{t}"] += [
-            Option(Choice("compress_offload", c.codec), 0, n, 1.5 * s) for c, n, s in codecs
+            copied(Choice("compress_offload", c.codec), n, s / 2, s) for c, n, s in codecs
         ]
         equations.append(((len(sizes) - 1,), (len(sizes),), 0.0, f"t{t}"))
         sizes.append(size)
@@ -204,9 +209,9 @@ def options(draw, size: int) -> tuple[Option, ...]:
     if draw(st.booleans()):
         made.append(Option(INT4, size // 4 + 1, 0, draw(seconds)))
     if draw(st.booleans()):
-        made.append(Option(OFFLOAD, 0, size, draw(seconds)))
+        made.append(copied(OFFLOAD, size, draw(seconds)))
     if draw(st.integers(0, 3)) == 0:
-        made.append(Option(INT4_OFFLOAD, 0, size // 4 + 1, draw(seconds)))
+        made.append(copied(INT4_OFFLOAD, size // 4 + 1, draw(seconds), draw(seconds)))
     return tuple(made)
 
 

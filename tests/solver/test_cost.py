@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Choice
 from jaxmem._core.profile import Option
 from jaxmem._planner.solve.cost import effective, evaluate, everything
 from jaxmem._planner.solve.problem import ActionProblem
@@ -18,6 +18,7 @@ from tests.shared import profiles
 from tests.shared.profiles import INT4, INT8, block, chain, flat, nested, oracle, profile
 
 pytestmark = pytest.mark.core
+INT4_OFFLOAD = Choice("compress_offload", "int4")
 few = hypothesis.settings(
     max_examples=100, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
 )
@@ -64,6 +65,40 @@ def test_evaluate_by_hand(u, v, device, host, seconds):
     cost = evaluate(made, {"block": {"u": u, "v": v}})
     assert (cost.saved_bytes, cost.host_bytes) == (3 * device, 3 * host)
     assert cost.seconds == pytest.approx(6 * seconds)
+
+
+def test_the_copies_of_every_action_that_offloads_are_host_seconds():
+    made = profile(
+        block(
+            [([0], [1], 1.0, None), ([1], [2], 0.0, "u"), ([2], [3], 0.0, "v")],
+            [2, 3], [5, 10, 10, 10],
+            {
+                "u": [Option(KEEP, 10, 0, 0.1), profiles.copied(INT4_OFFLOAD, 4, 0.25, 2.0)],
+                "v": [Option(KEEP, 10, 0, 0.1), profiles.copied(OFFLOAD, 10, 0.5)],
+            },
+            runs=3, forward_seconds=10.0, backward_seconds=13.0,
+        )
+    )  # fmt: skip
+    host = lambda u, v: evaluate(made, {"block": {"u": u, "v": v}}).host_seconds
+    assert host(KEEP, KEEP) == 0.0
+    assert host(KEEP, OFFLOAD) == pytest.approx(3 * 0.5)
+    assert host(INT4_OFFLOAD, KEEP) == pytest.approx(3 * 0.25), "encoding is no copy"
+    coded = evaluate(made, {"block": {"u": INT4_OFFLOAD, "v": KEEP}})
+    assert coded.codec_seconds == pytest.approx(3 * 2.0), "and a copy is no encoding"
+    exposed = 14 - 10 + 14 - 13  # seconds of 14 bytes each way that other work does not hide
+    assert host(INT4_OFFLOAD, OFFLOAD) == pytest.approx(3 * (0.25 + 0.5 + exposed))
+
+
+def test_each_place_of_a_name_has_its_own_seconds_of_codecs():
+    first, second = ([Option(KEEP, 10, 0, 0.1), Option(INT4, 3, 0, s)] for s in (0.4, 0.7))
+    made = profile(
+        block(
+            [([0], [1], 1.0, None), ([1], [2], 0.0, "u"), ([2], [3], 0.0, "u")],
+            [2, 3], [5, 10, 10, 10], [("u", first), ("u", second)], runs=2,
+        )
+    )  # fmt: skip
+    assert evaluate(made, {"block": {"u": INT4}}).codec_seconds == pytest.approx(2 * 1.1)
+    assert evaluate(made, {"block": {"u": KEEP}}).codec_seconds == 0.0
 
 
 def test_everything_keeps_what_the_backward_needs_at_the_price_of_keeping():

@@ -19,23 +19,23 @@ from experiments.gpu_check.settings import Settings
 from experiments.models.loops import Loop, scanned, stacked
 from experiments.running import policies as baselines
 from experiments.steps.step import init_state, make_loss
-from jaxmem.plans import Action, Choice
+from jaxmem.plans import LOSSLESS, Action, Choice
 
-ACTIONS = ("keep", "recompute", "offload", "compress", "compress_offload")
+LOSSY = {a for a in Action if a not in LOSSLESS}
 SIZES = ("model.attention_dropout=0.1", "train.batch=4")
 NEAR, CLOSE, ALIKE = 1e-6, 1e-10, 0.1
 
 
 def points(settings: Settings) -> list[str]:
     if settings.small:
-        return ["action offload", "action compress_offload", "stack groups"]
+        return [*(f"action {a}" for a in Action if a.offloads), "stack groups"]
     named = [
         n for n in baselines.FIXED if n not in ("keep_everything", "keep_tags", "compress_tags")
     ]
     tags = [f"offload {tag}" for tag in baselines.KINDS]
-    stacks = [f"stack {a}" for a in ("everything", *ACTIONS, "groups")]
+    stacks = [f"stack {a}" for a in ("everything", *Action, "groups")]
     return [
-        *(f"action {a}" for a in ACTIONS),
+        *(f"action {a}" for a in Action),
         *stacks,
         *(f"policy {n}" for n in named),
         "policy every_k=2",
@@ -47,9 +47,9 @@ def choose(point: str, layers: int) -> tuple[Loop, bool]:
     """The loop over the layers, and whether it is lossless."""
     what, name = point.split()
     if what == "stack":
-        return stacked(plan_of(name, layers)), "compress" not in name
+        return stacked(plan_of(name, layers)), name not in LOSSY
     if what == "action":
-        return scanned(jaxmem.remat_policy(plan_of(name, layers))), "compress" not in name
+        return scanned(jaxmem.remat_policy(plan_of(name, layers))), name not in LOSSY
     if what == "offload":
         others = dict.fromkeys(baselines.KINDS, Choice(Action.KEEP))
         return scanned(baselines.policy_of(others | {name: Choice(Action.OFFLOAD)})), True

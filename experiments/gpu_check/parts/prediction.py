@@ -21,7 +21,7 @@ from jaxmem.plans import LOSSLESS, Action, compiled_bytes
 SETS = {
     "all": None,
     "lossless": LOSSLESS,
-    "compress": (Action.KEEP, Action.RECOMPUTE, Action.COMPRESS),
+    "compress": tuple(a for a in Action if not a.offloads),
 }
 SHARES, ROUNDS, LAYERS = (0.08, 0.2, 0.35, 0.5, 0.7), 10, 6
 ENDS = ("nothing_saveable", "keep_everything")

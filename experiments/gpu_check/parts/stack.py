@@ -16,7 +16,7 @@ from experiments.running.policies import KINDS, own
 from experiments.steps.step import abstract, make_step
 from jaxmem.plans import Action, Assignment, Choice, compiled_bytes
 
-ACTIONS = ("everything", "keep", "recompute", "compress", "offload")
+ACTIONS = ("everything", *Action)
 LOOPS = ("scan", "stack")
 ROUNDS = 12
 RACES: dict[tuple, Race] = {}
@@ -30,7 +30,7 @@ def points(settings: Settings) -> list[str]:
 
 def every_tag(name: str) -> dict[str, Choice]:
     return {
-        tag: Choice(Action(name), own(kind) if "compress" in name else None)
+        tag: Choice(Action(name), own(kind) if Action(name).compresses else None)
         for tag, kind in KINDS.items()
     }
 

@@ -67,7 +67,7 @@ def _doubted(tag: Tag, uncertainty: float, seen: float) -> Tag:
 
     seen: seconds per run of the tag's block below which a difference does not matter.
     """
-    if all(o.choice.action.compresses for o in tag.options):
+    if all(o.choice.action.encodes for o in tag.options):
         return tag
     options = (
         dataclasses.replace(o, doubt=uncertainty * o.seconds + seen, lossy=True) if _loses(o) else o
@@ -77,5 +77,6 @@ def _doubted(tag: Tag, uncertainty: float, seen: float) -> Tag:
 
 
 def _loses(option: Option) -> bool:
-    """Whether the option stores the tensor by a lossy codec."""
-    return option.choice.codec is not None and not is_lossless(option.choice.codec)
+    """Whether the option encodes the tensor, and not by a lossless codec."""
+    choice = option.choice
+    return choice.action.encodes and not (choice.codec is not None and is_lossless(choice.codec))

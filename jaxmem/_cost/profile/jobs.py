@@ -84,7 +84,7 @@ class Jobs:
         stack and out of it again. Otherwise there is one pass: the writing and the reading. The
         result `time_choices` compares both with XLA's estimates of whole steps.
         """
-        key = ("keep", size)
+        key = ("pass", size)
         if self.local:
             if not self._kept:  # one pair of loops gives the price of every size
                 aval = jax.ShapeDtypeStruct((LAYER_BYTES // 4,), jnp.float32)

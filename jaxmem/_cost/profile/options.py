@@ -7,15 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._core.actions import KEEP, LOSSLESS, OFFLOAD, Action, Actions, Choice
+from jaxmem._core.actions import LOSSLESS, Action, Actions, Choice
 from jaxmem._core.profile import Option, Profile, Tag
 from jaxmem._cost.blocks.loops import Operation
 from jaxmem._cost.blocks.opened import Opened
 from jaxmem._cost.profile.jobs import Jobs, Untimed
 from jaxmem._model.codecs import registry
+from jaxmem._model.codecs.base import Codec
 from jaxmem._model.codecs.mask import BitMask
 from jaxmem._model.codecs.outlier import OutlierSeparated
-from jaxmem._model.tags.policy import is_moved
+from jaxmem._model.tags.storage import Storage, form_of
 from jaxmem._model.tags.tag import tag_p
 from jaxmem._trace.jaxpr import nbytes, per_device
 from jaxmem._trace.job import Job
@@ -74,64 +75,68 @@ def options_of(
 
     Raises TagError if two places ask for different codecs.
     """
-    actions = allowed.open_to(places)
-    compressing = [a for a in actions if a.compresses]
-    chosen = codecs_of(places, allowed.codecs) if compressing else ()
-    outliers = allowed.outliers.get(block.label, {}).get(places[0].params["name"])
-    fitted = {c: with_room(c, outliers) for c in chosen}
-    takes = {
-        c: fits
-        for c, fits in fitted.items()
-        if all(_encoded(fits, place) is not None for place in places)
-    }
-    return [
-        tuple(_options(place, (*key, k), actions, takes, jobs, block))
-        for k, place in enumerate(places)
+    forms = [
+        (timed, choices)
+        for timed, choices in _forms(places, allowed, block.label)
+        if all(_is_smaller(form_of(choices[0]), place) for place in places)
     ]
+    return [tuple(_options(place, (*key, k), forms, jobs, block)) for k, place in enumerate(places)]
+
+
+def _forms(
+    places: Sequence[Operation], allowed: Allowed, label: str
+) -> Iterator[tuple[Codec | None, list[Choice]]]:
+    """The choices of a tag name in a block of this label, by the form of their stored arrays: the
+    codec to time, or None for the tensor itself, and the choices of this form.
+
+    The codec to time is the codec that was asked for, and the codec of the choices has room for the
+    outliers that were counted. So another count takes no new measurements.
+    """
+    actions = allowed.open_to(places)
+    own: dict[Codec | None, list[Choice]] = {}
+    for choice in (Choice(a) for a in Action if a in actions and a.stores and not a.compresses):
+        own.setdefault(form_of(choice), []).append(choice)
+    yield from own.items()
+    if compressing := [a for a in actions if a.compresses]:
+        outliers = allowed.outliers.get(label, {}).get(places[0].params["name"])
+        for codec in codecs_of(places, allowed.codecs):
+            yield codec, [Choice(a, str(with_room(codec, outliers))) for a in compressing]
 
 
 def _options(
     place: Operation,
     key: tuple,
-    actions: Sequence[Action],
-    codecs: Mapping,
+    forms: Iterable[tuple[Codec | None, list[Choice]]],
     jobs: Jobs,
     block: Opened,
 ) -> Iterator[Option]:
-    """The options of one place, among `actions`.
-
-    codecs: codec that was asked for -> the same codec with room for the outliers that were counted.
-      The codec that was asked for is timed, so that another count takes no new measurements.
-    """
+    """The options of one place, for the choices of `forms`, as `_forms` returns them."""
     aval, stack, shards = place.aval, block.graph.instance.stack, block.shards // place.devices
     stored = lambda aval: place.turns * jobs.stored(aval, max(1, stack))
     work = lambda keys, times=1: [(k, times / shards) for k in keys]
-
-    def option(choice: Choice, on_device: int, on_host: int, pieces) -> Option:
-        sizes = per_device(on_device, shards), per_device(on_host, shards)
-        return Option(choice, *sizes, Untimed(pieces))
-
-    size = stored(aval)
-    if Action.KEEP in actions:
-        yield option(KEEP, size, 0, work(jobs.keep(size, stack > 0)))
-    if Action.OFFLOAD in actions:
-        yield option(OFFLOAD, 0, size, work(offload_jobs(jobs.keep(size, stack > 0))))
-    for codec, fitted in codecs.items():
-        spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-        parts = jax.eval_shape(fitted.encode, spec)
-        codes = sum(map(stored, parts))
-        stays = sum(stored(part) for part in parts if not is_moved(part))
-        encoded = jax.eval_shape(codec.encode, spec)
-        keys = tuple((*key, str(codec), way) for way in ("encode", "decode"))
-        # Default arguments, since the loop's variables are others when the job runs.
-        decode = lambda *c, codec=codec: codec.decode(c, aval.shape, aval.dtype)
-        jobs.add(keys[0], Job(codec.encode, (aval,)))
-        jobs.add(keys[1], Job(decode, tuple(encoded)))
-        for action in (a for a in actions if a.compresses):
-            kept = jobs.keep(codes, stack > 0)
-            kept, left = (offload_jobs(kept), stays) if action.offloads else (kept, codes)
-            pieces = work(keys, place.turns) + work(kept)
-            yield option(Choice(action, str(fitted)), left, codes - left, pieces)
+    for timed, choices in forms:
+        form, arrays, coding = form_of(choices[0]), (aval,), []
+        if form is not None and timed is not None:
+            spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+            arrays = jax.eval_shape(form.encode, spec)
+            keys = tuple((*key, str(timed), way) for way in ("encode", "decode"))
+            # Default arguments, since the loop's variables are others when the job runs.
+            decode = lambda *c, codec=timed: codec.decode(c, aval.shape, aval.dtype)
+            jobs.add(keys[0], Job(timed.encode, (aval,)))
+            jobs.add(keys[1], Job(decode, tuple(jax.eval_shape(timed.encode, spec))))
+            coding = work(keys, place.turns)
+        total = sum(map(stored, arrays))
+        passes = jobs.keep(total, stack > 0)
+        for choice in choices:
+            moved = sum(stored(a) for a in arrays if Storage(choice).moves(a))
+            copies = work(offload_jobs(passes)) if choice.action.offloads else []
+            yield Option(
+                choice,
+                device_bytes=per_device(total - moved, shards),
+                host_bytes=per_device(moved, shards),
+                seconds=Untimed(coding + (copies or work(passes))),
+                host_seconds=Untimed(copies),
+            )
 
 
 def offload_jobs(kept: tuple) -> tuple:
@@ -166,17 +171,18 @@ def with_room(codec, outliers: int | None):
     return codec.with_room_for(outliers)
 
 
-def _encoded(codec, place: Operation) -> tuple | None:
-    """Shapes of the codes of one tensor; None where the codec does not take it, or takes as much
-    room as the tensor itself.
+def _is_smaller(form: Codec | None, place: Operation) -> bool:
+    """Whether the codes of one tensor take less memory than the tensor itself. True for None, and
+    False if the codec does not take the tensor.
     """
     aval = place.aval
+    if form is None:
+        return True
     try:
-        codes = codec.nbytes(aval.shape, aval.dtype)
-        encoded = jax.eval_shape(codec.encode, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        jax.eval_shape(form.encode, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        return form.nbytes(aval.shape, aval.dtype) < nbytes(aval)
     except TagError:
-        return None
-    return None if codes >= nbytes(aval) else encoded
+        return False
 
 
 def codecs_of(places: Sequence[Operation], codecs) -> Iterable:

@@ -4,8 +4,9 @@ the seconds of that work.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from jaxmem._core.profile import BlockClass, Equation, Tag
+from jaxmem._core.profile import BlockClass, Equation, Option, Tag
 from jaxmem._cost.blocks.classes import at_once, graph_key
 from jaxmem._cost.blocks.find import Instance
 from jaxmem._cost.blocks.loops import Operation
@@ -67,24 +68,17 @@ def with_prices(block: BlockClass, seconds: Callable[[tuple], float]) -> BlockCl
     seconds: returns the seconds of the job under a key, of work that is not divided.
     """
 
-    def timed(work: float) -> float:
-        return work.timed(seconds) if isinstance(work, Untimed) else work
+    def timed(value: Any) -> Any:
+        if isinstance(value, Untimed):
+            return value.timed(seconds)
+        if isinstance(value, tuple):
+            return tuple(map(timed, value))
+        if isinstance(value, BlockClass | Equation | Tag | Option):
+            found = {f.name: timed(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            return dataclasses.replace(value, **found)
+        return value
 
-    def with_seconds(record):
-        return dataclasses.replace(record, seconds=timed(record.seconds))
-
-    tags = (
-        dataclasses.replace(tag, options=tuple(map(with_seconds, tag.options)))
-        for tag in block.tags
-    )
-    return dataclasses.replace(
-        block,
-        equations=tuple(map(with_seconds, block.equations)),
-        tags=tuple(tags),
-        input_seconds=tuple(map(timed, block.input_seconds)),
-        forward_seconds=timed(block.forward_seconds),
-        backward_seconds=timed(block.backward_seconds),
-    )
+    return timed(block)
 
 
 def _shares(block: Opened, index: int, jobs: Jobs) -> dict[int, list[tuple[tuple, float]]]:

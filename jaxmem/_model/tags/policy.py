@@ -6,85 +6,31 @@ element is converted again. Otherwise the largest saved tensor of a GPT would be
 a bfloat16 softmax, in which the softmax's derivative computes.
 """
 
-import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import Offloadable
 
-from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Action, Choice
+from jaxmem._core.actions import RECOMPUTE, Choice, is_whole
 from jaxmem._core.assignment import Assignment, Decisions
 from jaxmem._core.groups import group_label
-from jaxmem._model.codecs.registry import parse
 from jaxmem._model.states import places
-from jaxmem._model.tags.tag import (
-    differentiable_once,
-    let_names_be_encoded,
-    name_p,
-    names_are_encoded,
-    tag_p,
-)
+from jaxmem._model.tags.storage import Storage
+from jaxmem._model.tags.tag import let_names_be_encoded, name_p, names_are_encoded, tag_p
 from jaxmem.errors import TagError
-
-HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
-
-TWICE = (
-    "remat_policy: a gradient of a gradient runs through a compressed tag, and codes have no"
-    " derivative;"
-    " plan such a step with actions=jaxmem.plans.LOSSLESS"
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Stored:
-    """A policy's answer for a tag whose tensor is compressed, offloaded, or both. The tag's rule
-    calls `encode` in the forward and `decode` in the backward.
-    """
-
-    choice: Choice
-
-    @property
-    def _codec(self):
-        """The choice's codec, or None if the choice does not compress."""
-        return None if self.choice.codec is None else parse(self.choice.codec)
-
-    def encode(self, x):
-        """Returns the arrays that are stored for the backward in place of `x`, in their memory."""
-        codes = (x,) if self._codec is None else self._codec.encode(differentiable_once(x, TWICE))
-        return tuple(self._moved(code, DEVICE, HOST) for code in codes)
-
-    def decode(self, codes, shape, dtype):
-        """Returns the decoded tensor, of this shape and dtype, on the device."""
-        codes = tuple(self._moved(code, HOST, DEVICE) for code in codes)
-        return codes[0] if self._codec is None else self._codec.decode(codes, shape, dtype)
-
-    def _moved(self, code, source, to):
-        """Moves an array from one memory to another, if the choice offloads it."""
-        if self.choice.action.offloads and (self._codec is None or is_moved(code)):
-            return jax.device_put(code, to, src=source)
-        return code
-
-
-def is_moved(code) -> bool:
-    """Whether an array of codes or scales is offloaded. An array with a single axis, such as a
-    scale for each channel, is not: its copy would cost more than its bytes, and libtpu 0.0.42 and
-    0.0.48 crash if a loop moves such an array of 16 bits.
-    """
-    return len(code.shape) > 1
 
 
 @functools.cache
 def _verdict(choice: Choice):
     """Returns a policy's answer for a tag with this choice: True keeps the tensor, and False
-    recomputes it. Raises KeyError for an action that has no answer.
+    recomputes it.
 
     JAX's own policies give the same answers. So a policy that combines a `Policy` with another
     policy can be traced, and is refused with an explanation.
     """
-    if choice.action.compresses or choice.action.offloads:
-        return _Stored(choice)
-    return {Action.KEEP: True, Action.RECOMPUTE: False}[choice.action]  # no other action passes
+    action = choice.action
+    return Storage(choice) if action.encodes or action.offloads else action.stores
 
 
 class Policy:
@@ -107,7 +53,7 @@ class Policy:
         layers: int = 0,
     ):
         self._content = block, choices, layers
-        if any(choice.action.compresses for _, choice in choices or ()):
+        if any(choice.action.encodes for _, choice in choices or ()):
             let_names_be_encoded()
 
     @property
@@ -135,7 +81,7 @@ class Policy:
     def __call__(self, primitive, *avals, **params):
         check_remat3()
         choices = None if self.choices is None else dict(self.choices)
-        if choices is None or choices.get(REST) == KEEP:
+        if choices is None or is_whole(choices):
             unsaved = _widens(primitive, avals, params) or _is_complex(primitive, avals, params)
             return primitive is tag_p or not unsaved
         # Only tags and `checkpoint_name` have a name; results of other operations are never saved.
@@ -145,7 +91,7 @@ class Policy:
         if primitive is not name_p:
             return False
         if (
-            choice != RECOMPUTE
+            choice.action.stores
             and _is_complex(primitive, avals, params)
             and not names_are_encoded()
         ):
@@ -155,9 +101,9 @@ class Policy:
                 " jax.checkpoint stores no complex values: name it by jaxmem.tag, which stores both"
                 " of its parts"
             )
-        # `Offloadable` is JAX's own answer for offloading. Only a codec needs `_Stored`, and the
+        # `Offloadable` is JAX's own answer for offloading. Only a codec needs `Storage`, and the
         # rule that calls it.
-        if choice == OFFLOAD:
+        if choice.action.offloads and not choice.action.encodes:
             return Offloadable(src=places.DEVICE, dst=places.HOST)
         return _verdict(choice)
 
@@ -226,7 +172,7 @@ def policy_for(decided: Decisions, label: str, *, layers: int = 0) -> Policy:
     if of_own is not None:
         return of_own(label, layers)
     choices = decided.choices_for(label)
-    if choices.get(REST) == KEEP:  # one form, since partial evaluation caches on the policy
+    if is_whole(choices):  # one form, since partial evaluation caches on the policy
         return Policy(label, None, layers)
     chosen = ((tag, Choice(c.action, c.codec)) for tag, c in choices.items())
     return Policy(label, tuple(sorted(chosen)), layers)

@@ -162,10 +162,10 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
     if verdict is Saveable or verdict is True:
         return eqn, None, [False], [False], []
     # Recomputed: the tag is in both programs, and the staged program needs the tag's input. A
-    # policy with `seen` replaces the tag of the forward, to observe the value.
-    known, seen = eqn, getattr(verdict, "seen", None)
-    if seen is not None:
-        marked = _traced(lambda a: seen(a), [x.aval], eqn.params["name"])
+    # policy that answers with a function replaces the tag of the forward, to observe the value.
+    known = eqn
+    if callable(verdict):
+        marked = _traced(verdict, [x.aval], eqn.params["name"])
         known = marked.replace(invars=[x], outvars=[y])
     return known, eqn, [False], [True], [] if inst else [x]
 

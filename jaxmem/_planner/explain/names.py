@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 
 import jax
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions
+from jaxmem._core.actions import KEEP, REST, Actions, choice_of, is_whole
 from jaxmem._core.profile import BlockClass
-from jaxmem._model.codecs.registry import parse
 from jaxmem._model.states.places import HOST
+from jaxmem._model.tags.storage import Storage, form_of
 from jaxmem._result.memory.explanation import Item, Part
 from jaxmem._target.buffers.held import Held, Peak
 from jaxmem._trace.primitives import RELABELLED
@@ -58,12 +58,13 @@ def expected(blocks: Sequence[BlockClass], actions: Actions | None) -> list[Save
     found = []
     for block in blocks:
         chosen = {REST: KEEP} if actions is None else actions.get(block.name, {})
+        whole = is_whole(chosen)
         made_by = {v: e for e in block.equations for v in e.outputs}  # by value, its equation
         label = "" if len({b.name for b in blocks}) == 1 else f" of {block.name}"
         covered = set()  # values that are another name of a saved tag's tensor
         for tag in block.tags:
-            choice = KEEP if chosen.get(REST) == KEEP else chosen.get(tag.name, RECOMPUTE)
-            if choice == RECOMPUTE:
+            choice = choice_of(chosen, tag.name)
+            if not choice.action.stores:
                 continue
             # XLA names a buffer after the operation that computes the buffer, and not after the tag
             # or the reshapes and casts that follow: go back to this operation.
@@ -74,21 +75,17 @@ def expected(blocks: Sequence[BlockClass], actions: Actions | None) -> list[Save
             if equation is not None:
                 primitive = equation.primitive
             arrays, name = [jax.ShapeDtypeStruct(tag.shape, tag.dtype)], f"{tag.name}{label}"
-            if choice.codec is not None:
+            if (form := form_of(choice)) is not None:
                 # Codes, scales and all other arrays of a codec. `primitive` is the name of the
                 # tag's encoder.
-                arrays = jax.tree.leaves(jax.eval_shape(parse(choice.codec).encode, arrays[0]))
+                arrays = jax.tree.leaves(jax.eval_shape(form.encode, arrays[0]))
                 primitive, name = f"jit({tag.name}_encode)", f"codes of {name}"
-            host, asked = choice.action.offloads, chosen.get(REST) != KEEP
             for a in arrays:
                 size = -(-tag.turns * a.size * a.dtype.itemsize // tag.shards)
-                found.append(
-                    Saved(
-                        name, True, _xla_dtype(a.dtype), size, block.layers, primitive, host, asked
-                    )
-                )
+                made = primitive, Storage(choice).moves(a), not whole
+                found.append(Saved(name, True, _xla_dtype(a.dtype), size, block.layers, *made))
         # A block saves the inputs that it recomputes from, without the inputs that a tag saves.
-        for v in set(block.inputs) - covered if chosen.get(REST) != KEEP else ():
+        for v in () if whole else set(block.inputs) - covered:
             found.append(
                 Saved(
                     f"input of the layer{label}",

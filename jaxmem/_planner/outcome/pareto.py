@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions
+from jaxmem._core.actions import Actions, choice_of
 from jaxmem._core.profile import Profile
 from jaxmem._planner.solve.cost import Cost, everything
 from jaxmem._planner.solve.problem import ActionProblem
@@ -42,7 +42,7 @@ def curve(
     points = [Point(total(s.bytes), seconds(s.cost), named(s), uncertain(s.cost)) for s in solved]
     # Everything kept is no assignment of choices to tags, so that the model cannot predict its
     # bytes. Its point has the compiled bytes.
-    kept: Actions = {block.name: {REST: KEEP} for block in problem.profile.blocks}
+    kept = problem.profile.everything_kept
     points.append(Point(everything_bytes, seconds(everything(problem.profile)), kept))
     # A point is left out if another point has fewer bytes and fewer seconds.
     front: list[Point] = []
@@ -57,7 +57,6 @@ def whole_actions(profile: Profile, actions: Actions) -> Actions:
     complete: Actions = {}
     for block in profile.blocks:
         chosen = complete.setdefault(block.name, dict(actions.get(block.name, {})))
-        absent = KEEP if chosen.get(REST) == KEEP else RECOMPUTE
         for tag in block.tags:
-            chosen.setdefault(tag.name, absent)
+            chosen.setdefault(tag.name, choice_of(chosen, tag.name))
     return complete

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, Choice, keeps_everything
+from jaxmem._core.actions import KEEP, Actions, Choice, choice_of, is_whole, keeps_everything
 from jaxmem._core.profile import BlockClass, Option, Profile
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import ActionProblem
@@ -44,7 +44,7 @@ def _without_whole_blocks(
     of these blocks. So the table compares choices of tags with each other, and not with a block
     without a checkpoint.
     """
-    kept = {label for label, tags in solution.actions.items() if tags.get(REST) == KEEP}
+    kept = {label for label, tags in solution.actions.items() if is_whole(tags)}
     if not kept:
         return problem, solution
     costs = zip(solution.cost.blocks, problem.profile.blocks)
@@ -80,8 +80,7 @@ def _row(
     block = next(b for b in same if b.places(name))
     places = block.places(name)
     tag = places[0]
-    everything = chosen.get(REST) == KEEP
-    choice = KEEP if everything else chosen.get(name, RECOMPUTE)
+    choice = choice_of(chosen, name)
     return Row(
         block=label,
         tag=name,
@@ -92,7 +91,7 @@ def _row(
         bytes_before=block.tag_bytes(name),
         bytes_after=sum(o.device_bytes for o in _options(block, name, choice)),
         milliseconds=1e3 * _own_seconds(profile, actions, label, name, choice),
-        why=why_kept if everything else _why(problem, solution, label, name, why_slower),
+        why=why_kept if is_whole(chosen) else _why(problem, solution, label, name, why_slower),
         layers=sum(b.layers for b in same),
         count=sum(t.turns for t in places),
     )

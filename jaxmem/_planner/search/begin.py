@@ -29,8 +29,9 @@ from jaxmem._planner.search.least import least
 from jaxmem._planner.search.local_search import local_search
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Trial, cost_as_written
+from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import everything
-from jaxmem._planner.solve.memory import Expected
+from jaxmem._planner.solve.memory import working_bytes
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solution import ActionSolution, priced
 from jaxmem._planner.solve.solve import least_bytes
@@ -156,12 +157,12 @@ def _first_guess(search: Search, known: list[Trial], static: int) -> ActionSolut
     nothing = profile.everything_recomputed
     estimates.learn(nothing)
 
-    def model() -> Expected:
+    def model() -> Additive:
         return estimates.model([(t.actions, t.working) for t in known])
 
-    def solve(model: Expected) -> ActionSolution | None:
+    def solve(model: Additive) -> ActionSolution | None:
         room = limits.usable_bytes - static - int(model.reference)
-        problem = ActionProblem(profile, room, limits.host_bytes, model.working)
+        problem = ActionProblem(profile, room, limits.host_bytes, working_bytes(model))
         return candidates.solve_fastest(problem) or least_bytes(problem)
 
     available = limits.usable_bytes - static

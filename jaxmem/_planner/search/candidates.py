@@ -8,7 +8,7 @@ are compiled, and leaves out those that were compiled before.
 import math
 from collections.abc import Callable, Sequence
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, Actions, stored
+from jaxmem._core.actions import KEEP, Actions, stored
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.local_search import local_search
@@ -122,7 +122,7 @@ def settled(profile: Profile, solution: ActionSolution) -> Actions:
     price = (solution.saved_bytes, solution.seconds)
     for label, choices in solution.actions.items():
         for tag, choice in choices.items():
-            if choice != RECOMPUTE:
+            if choice.action.stores:
                 continue
             other = actions | {label: actions[label] | {tag: KEEP}}
             cost = price_of(profile, other)

@@ -26,7 +26,7 @@ from jaxmem._planner.search.estimates import MOST_ESTIMATES
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime
 from jaxmem._planner.search.trial import Trial
-from jaxmem._planner.solve.memory import Expected
+from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solution import ActionSolution, priced
 from jaxmem._planner.solve.solve import solve
@@ -268,7 +268,7 @@ def _estimated(search: Search, actions: Actions, best: Trial) -> int | None:
     return best.total + size - size_of_best
 
 
-def _share_stored(search: Search, model: Expected) -> float | None:
+def _share_stored(search: Search, model: Additive) -> float | None:
     """Returns, for layers under no checkpoint, the bytes that XLA stores as a share of the bytes
     that a trace counts: XLA does not store every tensor that the backward reads. The share is
     computed over all blocks of the step with everything kept. None if it cannot be computed.

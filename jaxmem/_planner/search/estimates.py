@@ -16,7 +16,7 @@ from jaxmem._core.profile import Profile
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.solve.memory import Expected
+from jaxmem._planner.solve.memory import working_model
 from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._trace.jaxpr import equations
 from jaxmem._trace.liveness.walk import runs_references
@@ -112,7 +112,7 @@ class Estimates:
             return None
         return backend.temporary_bytes(traced, self._shards, kernels=True) - references
 
-    def model(self, measured: Sequence[tuple[Actions, float]]) -> Expected:
+    def model(self, measured: Sequence[tuple[Actions, float]]) -> Additive:
         """Fits the memory model to compiled plans, and to estimates of others.
 
         measured: compiled plans with their working bytes. The errors of their estimates correct the
@@ -125,7 +125,7 @@ class Estimates:
             for key, (actions, size) in self._taught.items()
             if key not in compiled
         ]
-        return Expected.fit([*measured, *estimated], self._profile)
+        return working_model([*measured, *estimated], self._profile)
 
     def expecting(
         self, measured: Sequence[tuple[Actions, float]]
@@ -164,8 +164,8 @@ class Estimates:
 
 
 def agreed(
-    solve: Callable[[Expected], ActionSolution | None],
-    model: Callable[[], Expected],
+    solve: Callable[[Additive], ActionSolution | None],
+    model: Callable[[], Additive],
     available: float,
     estimates: Estimates,
 ) -> ActionSolution | None:

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxmem._core.actions import KEEP, Choice
 from jaxmem._core.profile import BlockClass, Option, Profile
 from jaxmem._planner.search.history import Comparison
-from jaxmem._planner.solve.cost import Cost, option_of
+from jaxmem._planner.solve.cost import Cost
 
 LEAST_FACTOR, MOST_FACTOR = 1 / 4, 4.0  # a factor outside this range is not an error of prices
 PRIOR = 0.3  # the prior standard deviation of a factor from 1
@@ -49,13 +48,13 @@ def rescaled(profile: Profile, factors: Factors) -> Profile:
     return dataclasses.replace(profile, blocks=blocks)
 
 
-def fitted(profile: Profile, observed: Sequence[Comparison[Cost]]) -> Factors:
+def fitted(observed: Sequence[Comparison[Cost]]) -> Factors:
     """The factors for which the profile's prices are nearest to measured differences, by least
     squares, with a prior of 1 ± `PRIOR` for every factor.
     """
     rows, wanted = [], []
     for one in observed:
-        parts = _parts(profile, one.first) - _parts(profile, one.other)
+        parts = _parts(one.first) - _parts(one.other)
         rows.append(parts / one.noise)
         wanted.append((one.seconds - parts.sum() - _exposed(one)) / one.noise)
     rows += list(np.eye(3) / PRIOR)
@@ -69,38 +68,27 @@ def _exposed(one: Comparison[Cost]) -> float:
     return one.first.host_seconds - one.other.host_seconds
 
 
-def _parts(profile: Profile, cost: Cost) -> np.ndarray:
+def _parts(cost: Cost) -> np.ndarray:
     """Seconds of recomputing, of keeping, and of codecs, without host transfers."""
-    codec = 0.0
-    for block, paid in zip(profile.blocks, cost.blocks):
-        coded = [(name, choice) for name, choice in paid.saved if choice.action.compresses]
-        codec += block.runs * sum(_option(block, *place).seconds for place in coded)
-    moving = cost.seconds - cost.recompute_seconds - cost.host_seconds
-    return np.array([cost.recompute_seconds, moving - codec, codec])
+    recompute, codec = cost.recompute_seconds, cost.codec_seconds
+    return np.array([recompute, cost.seconds - recompute - codec - cost.host_seconds, codec])
 
 
-def _option(block: BlockClass, name: str, choice: Choice) -> Option:
-    return option_of(block, block.places(name)[0], choice)
-
-
-def _factor(choice: Choice, factors: Factors) -> float:
-    if choice.action.compresses:
-        return factors.codec
-    return factors.keep if choice == KEEP else 1.0
+def _scaled(option: Option, factors: Factors) -> Option:
+    """The option with its seconds multiplied by a factor, but for its host transfers."""
+    factor = factors.codec if option.choice.action.encodes else factors.keep
+    seconds = option.host_seconds + factor * (option.seconds - option.host_seconds)
+    return dataclasses.replace(option, seconds=seconds)
 
 
 def _block(block: BlockClass, factors: Factors) -> BlockClass:
-    scaled = lambda x, factor: dataclasses.replace(x, seconds=factor * x.seconds)
     return dataclasses.replace(
         block,
-        equations=tuple(scaled(e, factors.recompute) for e in block.equations),
+        equations=tuple(
+            dataclasses.replace(e, seconds=factors.recompute * e.seconds) for e in block.equations
+        ),
         tags=tuple(
-            dataclasses.replace(
-                tag,
-                options=tuple(
-                    scaled(option, _factor(option.choice, factors)) for option in tag.options
-                ),
-            )
+            dataclasses.replace(tag, options=tuple(_scaled(o, factors) for o in tag.options))
             for tag in block.tags
         ),
         input_seconds=tuple(factors.keep * s for s in block.input_seconds),

@@ -20,6 +20,7 @@ from jaxmem._planner.search.factors import NOISE, Factors, fitted, rescaled
 from jaxmem._planner.search.history import Comparison, History
 from jaxmem._planner.search.search import Found
 from jaxmem._planner.search.state import Search
+from jaxmem._planner.search.step_time import worth_its_loss
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.solution import priced
 from jaxmem._target.compile.backend import backend_for
@@ -114,13 +115,15 @@ def fastest_run(codecs_by_default: bool, runs: Sequence[Runs]) -> Runs:
       `Search.codecs_by_default`.
     """
     best = min(runs, key=lambda run: run.median)
-    exact = [run for run in runs if not run.trial.cost.is_lossy]
-    if not (codecs_by_default and best.trial.cost.is_lossy and exact):
+    if not (codecs_by_default and best.trial.cost.is_lossy):
         return best
-    other = min(exact, key=lambda run: run.median)
-    spread = sum(upper - lower for lower, _, upper in (quartiles(r.rounds) for r in (best, other)))
-    noticed = MIN_GAIN_DEFAULT * other.median + spread / 2
-    return best if other.median - best.median >= noticed else other
+
+    def noticed(other: Runs) -> float:
+        spreads = (upper - lower for lower, _, upper in map(quartiles, (best.rounds, other.rounds)))
+        return MIN_GAIN_DEFAULT * other.median + sum(spreads) / 2
+
+    exact = [run for run in runs if not run.trial.cost.is_lossy]
+    return worth_its_loss(best, exact, lambda run: run.median, noticed)
 
 
 def _run(search: Search, named: dict[str, Trial], seconds: float) -> list[Runs]:
@@ -160,7 +163,7 @@ def learned(profile: Profile, earlier: History) -> Factors:
         other = candidates.price_of(profile, recoded(profile, run.other)[0])
         if cost is not None and other is not None:
             observed.append(Comparison(cost, other, run.seconds, run.noise))
-    return fitted(profile, observed) if observed else Factors()
+    return fitted(observed)
 
 
 def _solved_otherwise(search: Search) -> dict[str, Actions]:

@@ -25,7 +25,7 @@ from jaxmem._planner.search.begin import begin, time_baselines
 from jaxmem._planner.search.divide import Division, divide
 from jaxmem._planner.search.least import least, near_least
 from jaxmem._planner.search.state import Search, warn_left_out
-from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime
+from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime, worth_its_loss
 from jaxmem._planner.search.trial import Trial, solve_and_compile
 from jaxmem._planner.search.whole_steps import refine_by_whole_steps
 from jaxmem._planner.solve.problem import ActionProblem, Key
@@ -281,8 +281,8 @@ def _worth_its_loss(
     """`best`, or if it is lossy and gains less than a user notices, the fastest lossless trial of
     `others`.
     """
-    exact = [t for t in others if not t.cost.is_lossy]
-    if not (search.codecs_by_default and best.cost.is_lossy and exact):
+    if not (search.codecs_by_default and best.cost.is_lossy):
         return best
-    other = min(exact, key=lambda t: (step_time.of(t), t.total))
-    return best if step_time.is_worth_losing(best, other) else other
+    exact = sorted((t for t in others if not t.cost.is_lossy), key=lambda t: t.total)
+    noticed = lambda other: step_time.noticed(best.cost, other.cost)
+    return worth_its_loss(best, exact, step_time.of, noticed)

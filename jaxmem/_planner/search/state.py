@@ -15,7 +15,8 @@ from jaxmem._planner.search.estimates import Estimates, agreed
 from jaxmem._planner.search.history import History
 from jaxmem._planner.search.step_time import StepTime, step_time_of
 from jaxmem._planner.search.trial import Limits, Trial
-from jaxmem._planner.solve.memory import Expected
+from jaxmem._planner.solve.additive import Additive
+from jaxmem._planner.solve.memory import working_bytes
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._target.compile.running import CannotRun
@@ -256,7 +257,7 @@ class Search:
         self.plan_trials = [full if t is trial else t for t in self.plan_trials]
         return full
 
-    def model(self) -> Expected:
+    def model(self) -> Additive:
         """Fits the memory model to the compiles of this search and of earlier ones, and to liveness
         estimates. The first compile that has choices is the model's reference.
         """
@@ -280,7 +281,7 @@ class Search:
         by_model = lambda model: solve(self.problem(model, share))
         return agreed(by_model, self.model, available, self.estimates)
 
-    def problem(self, model: Expected, share: float = 1.0) -> ActionProblem:
+    def problem(self, model: Additive, share: float = 1.0) -> ActionProblem:
         """Returns the problem for the solver. Its room is a `share` of the usable bytes, less the
         arguments, and less the working memory of the memory model's reference.
         """
@@ -289,7 +290,7 @@ class Search:
             self.profile,
             room,
             self.limits.host_bytes,
-            model.working,
+            working_bytes(model),
             excluded=tuple(self.refused),
             time_limit=SOLVE_SECONDS,
         )

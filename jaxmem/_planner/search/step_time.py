@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from jaxmem._core.profile import Profile
 from jaxmem._cost.profile.doubt import MIN_GAIN_DEFAULT
@@ -9,6 +11,7 @@ from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.cost import Cost
 from jaxmem._target.devices.target import Target
 
+T = TypeVar("T")
 LEAST_GAIN = 0.002  # the share of a step's time that a change of plan must gain
 
 
@@ -67,12 +70,24 @@ class StepTime:
         )
         return self.uncertainty * apart
 
-    def is_worth_losing(self, lossy: Trial, exact: Trial) -> bool:
-        """Whether the lossy plan is faster than the exact one by at least 2 % of the step plus the
-        uncertainty of the difference.
+    def noticed(self, cost: Cost, other: Cost) -> float:
+        """Seconds that a user would notice between two steps: 2 % of the step plus the uncertainty
+        of the difference.
         """
-        noticed = MIN_GAIN_DEFAULT * self.base + self.uncertainty_of(lossy.cost, exact.cost)
-        return self.of(exact) - self.of(lossy) >= noticed
+        return MIN_GAIN_DEFAULT * self.base + self.uncertainty_of(cost, other)
+
+
+def worth_its_loss(
+    best: T, exact: Sequence[T], seconds: Callable[[T], float], noticed: Callable[[T], float]
+) -> T:
+    """The lossy plan `best`, or the fastest lossless plan if `best` gains too little.
+
+    exact: the lossless plans. If there is none, `best` is returned.
+    seconds: returns the seconds of a plan's step.
+    noticed: returns the seconds that `best` must gain over a lossless plan.
+    """
+    other = min(exact, key=seconds, default=best)
+    return best if seconds(other) - seconds(best) >= noticed(other) else other
 
 
 def _moving(cost: Cost) -> float:

@@ -34,9 +34,10 @@ class Additive:
     the schedule, and XLA fuses across pieces. So the model is refitted after every compile, and for
     a plan that was compiled the model returns the measured quantity.
 
-    reference: the quantity of the first plan of the history that has choices.
-    by_choice: the quantity that a choice adds to the reference, positive or negative. An absent
-      choice adds nothing.
+    reference: the quantity, less the prior of its choices, of the first plan of the history that
+      has choices.
+    by_choice: the quantity that a choice adds to the reference, positive or negative: its prior and
+      its correction. An absent choice adds nothing.
     profile: the profile of the step.
     observed: the measured quantity of each compiled plan, by the plan's choices.
     """
@@ -47,7 +48,9 @@ class Additive:
     observed: Mapping[frozenset[Key], float]
 
     @staticmethod
-    def fit(history: Sequence[tuple[Actions, float]], profile: Profile) -> "Additive":
+    def fit(
+        history: Sequence[tuple[Actions, float]], profile: Profile, prior: Mapping[Key, float] = {}
+    ) -> "Additive":
         """Fits one correction for each (block, tag, choice) to the plans that were compiled.
 
         The fit is ridge regression in the limit without noise, since the numbers of a compiled
@@ -59,8 +62,9 @@ class Additive:
         `history`: plans and their measured quantity: working bytes (total less static less saved),
         or the seconds that the profile does not account for. Plans that keep everything have no
         choices to learn from, and are the reference only if there is no other plan. If a plan was
-        measured twice, the larger measurement counts. Raises SolverError if the history is empty,
-        or has a number that is not finite.
+        measured twice, the larger measurement counts. `prior`: the quantity that each choice is
+        expected to add; corrections are fitted to the rest. Raises SolverError if the history is
+        empty, or has a number that is not finite.
         """
         observed: dict[frozenset[Key], float] = {}
         for actions, size in history:
@@ -72,24 +76,24 @@ class Additive:
             raise SolverError(
                 "Additive.fit: `history` is empty; expected at least one compiled plan"
             )
-        with_choices = {
-            k: v for k, v in observed.items() if not any(tag == REST for _, tag, _ in k)
-        }
-        rows = with_choices or observed
+        rest = {k: v - sum(prior.get(c, 0.0) for c in k) for k, v in observed.items()}
+        with_choices = {k: v for k, v in rest.items() if not any(tag == REST for _, tag, _ in k)}
+        rows = with_choices or rest
         # Corrections are differences from the first plan, so that the choices of the first plan
         # need no correction.
         (base, reference), *others = rows.items()
         keys = sorted(set().union(*(k for k, _ in others)) - base)
         if not keys:
-            return Additive(reference, {}, profile, observed)
+            return Additive(reference, dict(prior), profile, observed)
         deviation = _deviations(profile, keys)
         # One row per plan and one column per choice: 1 if the plan takes the choice. Each column is
         # scaled by its deviation, so that lstsq's solution of least norm is the least in units of
         # deviations. The product with the deviations undoes the scaling.
         design = np.array([[key in row for key in keys] for row, _ in others], float) * deviation
         change = np.array([size - reference for _, size in others])
-        corrections = deviation * np.linalg.lstsq(design, change, rcond=RANK)[0]
-        return Additive(reference, dict(zip(keys, corrections.tolist())), profile, observed)
+        fitted = (deviation * np.linalg.lstsq(design, change, rcond=RANK)[0]).tolist()
+        corrections = {key: prior.get(key, 0.0) + more for key, more in zip(keys, fitted)}
+        return Additive(reference, {**prior, **corrections}, profile, observed)
 
     def predict(self, actions: Actions) -> float:
         """The quantity of a plan: the measured quantity if the plan was compiled, else the fitted

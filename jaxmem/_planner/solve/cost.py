@@ -6,7 +6,7 @@ checks. The price of a solution is always the price of this model.
 
 import dataclasses
 
-from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Actions, Choice
+from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, Choice, is_whole
 from jaxmem._core.profile import BlockClass, Equation, Option, Profile, Tag
 from jaxmem.errors import SolverError, TagError
 
@@ -32,6 +32,7 @@ class BlockCost:
     lossy: names of the tags that are saved with a loss.
     host_seconds: the part of `seconds` that moves tensors to host memory and back, exposed
       transfers included.
+    codec_seconds: the part of `seconds` that encodes, decodes, and keeps codes on the device.
     """
 
     name: str
@@ -47,6 +48,7 @@ class BlockCost:
     flops: float
     doubt_seconds: float = 0.0
     host_seconds: float = 0.0
+    codec_seconds: float = 0.0
     lossy: tuple[str, ...] = ()
 
     @property
@@ -71,6 +73,7 @@ class Cost:
       its lossy codecs, because of the error bounds of times. They are not part of `seconds`.
     blocks: the costs of the block classes, aligned with `Profile.blocks`.
     host_seconds: the part of `seconds` that moves tensors to host memory and back.
+    codec_seconds: the part of `seconds` that encodes, decodes, and keeps codes on the device.
     """
 
     saved_bytes: int
@@ -80,6 +83,7 @@ class Cost:
     doubt_seconds: float
     blocks: tuple[BlockCost, ...]
     host_seconds: float = 0.0
+    codec_seconds: float = 0.0
 
     @property
     def risk_adjusted_seconds(self) -> float:
@@ -124,6 +128,7 @@ def evaluate(profile: Profile, actions: Actions) -> Cost:
         doubt_seconds=sum(b.runs * c.doubt_seconds for b, c in zip(profile.blocks, costs)),
         blocks=costs,
         host_seconds=sum(b.runs * c.host_seconds for b, c in zip(profile.blocks, costs)),
+        codec_seconds=sum(b.runs * c.codec_seconds for b, c in zip(profile.blocks, costs)),
     )
 
 
@@ -131,7 +136,7 @@ def everything(profile: Profile) -> Cost:
     """Prices the step without any checkpoint: all tensors that the backward reads are kept, and no
     equation is recomputed.
     """
-    return evaluate(profile, {b.name: {REST: KEEP} for b in profile.blocks})
+    return evaluate(profile, profile.everything_kept)
 
 
 def effective(profile: Profile, actions: Actions, cost: Cost | None = None) -> Actions:
@@ -144,7 +149,7 @@ def effective(profile: Profile, actions: Actions, cost: Cost | None = None) -> A
     for block, paid in zip(profile.blocks, cost.blocks):
         # Block classes of one label share this entry: a tag is saved if any class demands it.
         choices = result.setdefault(block.name, {})
-        if actions.get(block.name, {}).get(REST) == KEEP:
+        if is_whole(actions.get(block.name, {})):
             choices[REST] = KEEP
             continue
         for tag in block.tags:
@@ -209,7 +214,7 @@ def _check_names(profile: Profile, actions: Actions) -> None:
 
 
 def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> BlockCost:
-    if choices.get(REST) == KEEP:
+    if is_whole(choices):
         return _everything_cost(block)
     # First: which values are demanded. Equations are in topological order, so that the loop from
     # the last equation meets every reader of a value before the equation that makes the value.
@@ -223,7 +228,7 @@ def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> B
             continue
         tag = tag_at(block, equation)
         choice = RECOMPUTE if tag is None else choices.get(tag.name, RECOMPUTE)
-        if tag is not None and choice != RECOMPUTE:
+        if tag is not None and choice.action.stores:
             saved.append((tag, option_of(block, tag, choice)))
             continue
         if equation.tag is None:  # a recomputed tag is an identity, which costs nothing
@@ -256,7 +261,8 @@ def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> B
         flops=sum(block.equations[i].flops for i in recomputed),
         doubt_seconds=sum(o.doubt for _, o in saved),
         lossy=tuple(dict.fromkeys(t.name for t, o in saved if o.lossy)),
-        host_seconds=exposed + sum(o.seconds for _, o in saved if o.choice == OFFLOAD),
+        host_seconds=exposed + sum(o.host_seconds for _, o in saved),
+        codec_seconds=sum(o.seconds - o.host_seconds for _, o in saved if o.choice.action.encodes),
     )
 
 

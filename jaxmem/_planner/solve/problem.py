@@ -69,7 +69,7 @@ class ActionProblem:
         by_tag: dict[tuple[str, str], tuple[Choice, ...]] = {}
         for block in self.profile.blocks:
             for tag in block.tags:
-                priced = (RECOMPUTE, *(o.choice for o in tag.options if o.choice != RECOMPUTE))
+                priced = (RECOMPUTE, *(o.choice for o in tag.options))
                 key = (block.name, tag.name)
                 by_tag[key] = tuple(c for c in by_tag.get(key, priced) if c in priced)
         return {

@@ -7,7 +7,6 @@ long transfers are exposed. Once the choices are fixed, the constraints leave ea
 variable one value, or, if time is minimised, one best value.
 """
 
-import dataclasses
 import math
 
 import pulp
@@ -29,40 +28,29 @@ TIE = 1e-7
 Choices = dict[tuple[str, str], tuple[Choice, ...]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Scale:
-    """Units in which the bytes of a whole step are at most 10⁴, and its seconds at most 10⁵.
+def _units(problem: ActionProblem, choices: Choices) -> tuple[float, float]:
+    """The bytes and the seconds of one unit. In these units, the bytes of a whole step are at most
+    10⁴, and its seconds at most 10⁵.
 
     For a common step, the units are about one MiB and one µs. HiGHS's tolerances are absolute, so
-    that small and large steps must have numbers of similar size.
-
-    bytes, seconds: the bytes and the seconds of one unit.
+    that small and large steps must have numbers of similar size. The step's bytes and seconds are
+    bounded by the most expensive open option of every tag, all inputs kept raw, and every equation
+    recomputed.
     """
-
-    bytes: float
-    seconds: float
-
-    @staticmethod
-    def of(problem: ActionProblem, choices: Choices) -> "Scale":
-        """Bounds the step's bytes and seconds by the most expensive open option of every tag, all
-        inputs kept raw, and every equation recomputed.
-        """
-        profile, size, seconds = problem.profile, 0.0, 0.0
-        for b in profile.blocks:
-            options = [
-                [o for o in t.options if o.choice in choices[b.name, t.name]] for t in b.tags
-            ]
-            device, host, keeping, doubt = (
-                _most(options, what) for what in ("device_bytes", "host_bytes", "seconds", "doubt")
-            )
-            transfer = 2 * host / profile.link_bytes_per_second if host else 0.0
-            recompute = sum(e.seconds for e in b.equations)
-            size += b.layers * (device + host + sum(b.values[v] for v in b.inputs))
-            seconds += b.runs * (recompute + keeping + doubt + sum(b.input_seconds) + transfer)
-        for key, open_ in choices.items():
-            size += max((abs(problem.working.get((*key, c), 0.0)) for c in open_), default=0)
-            seconds += max((abs(problem.corrections.get((*key, c), 0.0)) for c in open_), default=0)
-        return Scale((size or 1.0) / 1e4, (seconds or 1.0) / 1e5)
+    profile, size, seconds = problem.profile, 0.0, 0.0
+    for b in profile.blocks:
+        options = [[o for o in t.options if o.choice in choices[b.name, t.name]] for t in b.tags]
+        device, host, keeping, doubt = (
+            _most(options, what) for what in ("device_bytes", "host_bytes", "seconds", "doubt")
+        )
+        transfer = 2 * host / profile.link_bytes_per_second if host else 0.0
+        recompute = sum(e.seconds for e in b.equations)
+        size += b.layers * (device + host + sum(b.values[v] for v in b.inputs))
+        seconds += b.runs * (recompute + keeping + doubt + sum(b.input_seconds) + transfer)
+    for key, open_ in choices.items():
+        size += max((abs(problem.working.get((*key, c), 0.0)) for c in open_), default=0)
+        seconds += max((abs(problem.corrections.get((*key, c), 0.0)) for c in open_), default=0)
+    return (size or 1.0) / 1e4, (seconds or 1.0) / 1e5
 
 
 def _most(options, what: str) -> float:
@@ -75,15 +63,15 @@ class MixedIntegerProgram:
     follow from the choices, and are 0 or 1 without an integer constraint.
     """
 
-    def __init__(self, problem: ActionProblem, choices: Choices, scale: Scale):
+    def __init__(self, problem: ActionProblem, choices: Choices):
         """Builds the program without limits and goal, which `limit` and `minimise` add.
 
         problem: the profile, and the working memory of each choice.
         choices: the open choices of each (block label, tag), at least one.
-        scale: the units of bytes and seconds.
         """
         self.problem = pulp.LpProblem("plan", pulp.LpMinimize)
-        self._scale, self._profile = scale, problem.profile
+        self._byte_unit, self._second_unit = _units(problem, choices)
+        self._profile = problem.profile
         self._count = 0
         # A variable that is always 1, for values that are demanded under every assignment. PuLP
         # accepts no constraint between constants.
@@ -111,15 +99,15 @@ class MixedIntegerProgram:
             # without effect if the memory model predicts that the action lowers working memory.
             # (`in` would compare variables with `==`, which makes a constraint in PuLP 3.)
             if not any(w is self._one for w in when):
-                stored = pulp.lpSum(self._pick[*key, c] for c in choices[key] if c != RECOMPUTE)
+                stored = pulp.lpSum(self._pick[*key, c] for c in choices[key] if c.action.stores)
                 self._add(stored <= pulp.lpSum(when))
-        self._bytes = _sum((size / scale.bytes, v) for size, v in self._saved + self._working)
+        self._bytes = _sum((size / self._byte_unit, v) for size, v in self._saved + self._working)
         self._seconds = _sum([(RECOMPUTE_PRICE * c, v) for c, v in self._recompute] + self._other)
         corrected = (
             (s, self._pick[key]) for key, s in problem.corrections.items() if key in self._pick
         )
         self._risk_adjusted = self._seconds + _sum(self._doubt)
-        self._risk_adjusted += _sum((s / scale.seconds, v) for s, v in corrected)
+        self._risk_adjusted += _sum((s / self._second_unit, v) for s, v in corrected)
 
     def limit(self, room: int | None, host_room: int | None, *, strict: bool = False) -> None:
         """Limits bytes to `room` and `host_room`; None means no limit.
@@ -138,7 +126,7 @@ class MixedIntegerProgram:
         which assignments are ranked, and includes the error bounds of lossy codecs
         (`Cost.risk_adjusted_seconds`).
         """
-        # All scaled bytes are a tenth of all scaled seconds (`Scale`), hence the factor 10.
+        # All scaled bytes are a tenth of all scaled seconds (`_units`), hence the factor 10.
         if goal == "time":
             self.problem += self._risk_adjusted + self._bytes * (10 * TIE)
         else:
@@ -173,9 +161,9 @@ class MixedIntegerProgram:
         """
         seconds = cost.seconds + (RECOMPUTE_PRICE - 1) * cost.recompute_seconds
         for what, got, expected, unit, tolerance in (
-            ("seconds", self._seconds, seconds, self._scale.seconds, self._scale.seconds),
-            ("bytes", _sum(self._saved), cost.saved_bytes, 1.0, 0.1 * self._scale.bytes),
-            ("host bytes", _sum(self._host), cost.host_bytes, 1.0, 0.1 * self._scale.bytes),
+            ("seconds", self._seconds, seconds, self._second_unit, self._second_unit),
+            ("bytes", _sum(self._saved), cost.saved_bytes, 1.0, 0.1 * self._byte_unit),
+            ("host bytes", _sum(self._host), cost.host_bytes, 1.0, 0.1 * self._byte_unit),
         ):
             value = (got.value() or 0.0) * unit
             if abs(value - expected) > tolerance:
@@ -193,7 +181,7 @@ class MixedIntegerProgram:
           to the tag's list.
         """
         # `run` converts seconds of one run to scaled seconds of the step.
-        label, run, layers = block.name, block.runs / self._scale.seconds, block.layers
+        label, run, layers = block.name, block.runs / self._second_unit, block.layers
         # By position in `demand.tags`: the variable of "demanded and recomputed", which passes
         # demand on to the values before the tag; None if the tag may not be recomputed. A tag is
         # listed after the tags that pass demand on to it. So the loop meets a tag after it has
@@ -216,7 +204,7 @@ class MixedIntegerProgram:
                     self._add(variable <= picked[c])
             passes.append(effective.get(RECOMPUTE))
             for choice, variable in effective.items():
-                if choice != RECOMPUTE:
+                if choice.action.stores:
                     option = option_of(block, tag, choice)
                     self._saved.append((option.device_bytes * layers, variable))
                     self._other.append((option.seconds * run, variable))
@@ -241,7 +229,7 @@ class MixedIntegerProgram:
         The forward's work hides its transfers. In the backward, recomputation hides transfers too.
         `exposed` has only a lower bound, the excess (or 0): minimising time makes it tight.
         """
-        unit, link = self._scale.seconds, self._profile.link_bytes_per_second
+        unit, link = self._second_unit, self._profile.link_bytes_per_second
         moved = _sum([(size / link / unit, v) for size, v in transfer if size])
         for hidden, work in ((block.forward_seconds, []), (block.backward_seconds, recompute)):
             exposed = self._variable(high=None)  # scaled seconds of one run

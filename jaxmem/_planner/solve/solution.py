@@ -5,7 +5,7 @@ which shares no code with the mixed-integer program.
 import dataclasses
 import math
 
-from jaxmem._core.actions import RECOMPUTE, Actions
+from jaxmem._core.actions import Actions
 from jaxmem._core.profile import Profile
 from jaxmem._planner.solve.cost import Cost, effective, evaluate
 from jaxmem._planner.solve.problem import ActionProblem
@@ -92,10 +92,10 @@ def demanded(profile: Profile, solution: ActionSolution, block: str, tag: str) -
     The effective choice is RECOMPUTE both for a tag whose choice is RECOMPUTE and for a tag that is
     not demanded. Only a demanded tag is saved under another choice.
     """
-    if solution.actions[block][tag] != RECOMPUTE:
+    if solution.actions[block][tag].action.stores:
         return True
     options = ActionProblem(profile).open_choices()[block, tag]
-    other = next((c for c in options if c != RECOMPUTE), None)
+    other = next((c for c in options if c.action.stores), None)
     if other is None:
         return False
     changed = solution.actions | {block: solution.actions[block] | {tag: other}}

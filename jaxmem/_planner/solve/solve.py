@@ -13,7 +13,7 @@ from jaxmem._core.actions import Choice
 from jaxmem._planner.solve.check import check_problem
 from jaxmem._planner.solve.cost import effective
 from jaxmem._planner.solve.problem import ActionProblem
-from jaxmem._planner.solve.program import MixedIntegerProgram, Scale
+from jaxmem._planner.solve.program import MixedIntegerProgram
 from jaxmem._planner.solve.solution import ActionSolution, corrected_seconds, demanded, fits, priced
 from jaxmem.errors import SolverError, TagError
 
@@ -95,7 +95,7 @@ def _search(problem: ActionProblem, goal: str) -> ActionSolution | None:
     if not all(choices.values()):  # a tag whose choices are all refused
         return None
     started = time.perf_counter()
-    program = MixedIntegerProgram(problem, choices, Scale.of(problem, choices))
+    program = MixedIntegerProgram(problem, choices)
     program.limit(problem.room, problem.host_room)
     program.minimise(goal)
     for actions in problem.excluded:

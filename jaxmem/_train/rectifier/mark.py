@@ -3,7 +3,6 @@ the traced step into a function that returns the marked tensors. The function co
 values that the marked tensors depend on: neither the backward nor the update.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -82,20 +81,10 @@ class _MarkingPolicy(Policy):
         codecs = codecs_for(params["kind"], params["codec"], avals[0].dtype, self.codecs)
         separates = any(isinstance(codec, OutlierSeparated) for codec in codecs)
         inexact = jnp.issubdtype(avals[0].dtype, jnp.floating)
-        return _Seen(self.block, params["name"]) if separates and inexact else False
-
-
-@dataclasses.dataclass(frozen=True)
-class _Seen:
-    """Marks a tag's tensor in the forward. Later operations read the mark's result, so that the
-    mark stays in the program.
-    """
-
-    block: str
-    name: str
-
-    def seen(self, x):
-        return mark_p.bind(x, block=self.block, name=self.name, several=0)
+        if not (separates and inexact):
+            return False
+        # Later operations read the mark's result, so that the mark stays in the program.
+        return lambda x: mark_p.bind(x, block=self.block, name=params["name"], several=0)
 
 
 Found = list[tuple[tuple[str, str], Any]]  # (block, name), and the measure of the tensor

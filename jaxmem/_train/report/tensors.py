@@ -4,7 +4,7 @@ plans, and in a table with the reasons.
 
 from collections.abc import Iterable, Sequence
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice
+from jaxmem._core.actions import REST, Action, Actions, Choice, choice_of, is_whole
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import LABEL, ungrouped
 from jaxmem._result.action_styles import LOOKS
@@ -170,11 +170,10 @@ def _choices(actions: Actions, block: str, tag: str) -> Iterable[tuple[str, Choi
     that a label does not name is recomputed, or kept if the label keeps everything.
     """
     for label, tags in actions.items():
-        whole = tags.get(REST) == KEEP
-        if ungrouped(label) == block and (whole or tag in tags):
+        if ungrouped(label) == block and (is_whole(tags) or tag in tags):
             match = LABEL.fullmatch(label)
             where = f"layers {int(match['start']) + 1} to {match['stop']}: " if match else ""
-            yield where, KEEP if whole else tags.get(tag, RECOMPUTE)
+            yield where, choice_of(tags, tag)
 
 
 def why(rows: Sequence[Row]) -> str:
