@@ -1,29 +1,47 @@
 """What each phase of the search gains: plans with one phase switched off, at the same budgets.
 
-    python -m benchmarks.ablations
+    python -m benchmarks.ablations [RESULT ...]
 
-The phases: local search near the least bytes, refinement by whole steps (which runs where buffers
-are assigned before a compile is done: for TPUs), and groups of layers. The steps train configs
-without a tag or a checkpoint, under `jaxmem.auto`, so that layers can be grouped. Budgets:
-between the least that compiled and everything kept, most of them near the least. Every plan is
+`ablations`. The phases: local search near the least bytes, refinement by whole steps (which runs
+where buffers are assigned before a compile is done: for TPUs), and groups of layers. The steps
+train configs without a tag or a checkpoint, under `jaxmem.auto`, so that layers can be grouped.
+Budgets: between the least that compiled and everything kept, most of them near the least. Every plan is
 searched from nothing: no earlier compile is recalled, and times of pieces are the same. Seconds are
 predicted; on a device that is not there they are XLA's estimate of the compiled step,
 or the roofline of its fusions. A ratio is the variant's over the search's: above 1, the phase
 gains.
+
+`corrections`: plans with `measure=` on this CPU, with and without the correction of prices by runs
+of whole steps. Without it, no step by corrected prices runs, and no later plan reads the runs of
+earlier searches. Each model has a cache folder, and its budgets are planned in order, so that a
+budget's profile is corrected by the runs for the budgets before. "later" are plans without
+`measure=` that follow: their prices are corrected by all runs so far, or are not. The steps of all
+four plans then run in turns, in rounds that chose nothing. A ratio is the seconds without the
+correction over the seconds with it in the same round, above 1 if the correction gains; it is 1 if
+both plans are the same assignment. `noise` is the ratio of two runs of one step in the same round.
 """
 
 import contextlib
 import statistics
+import tempfile
 from collections.abc import Callable
 from unittest import mock
+
+import jax
 
 import jaxmem
 from benchmarks.foreign import OVERRIDES, untagged
 from benchmarks.shared.case import Step, forgetting, on
 from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.steps import local_step
+from benchmarks.shared.timing import over
 from experiments.command.load import load
 from experiments.steps.step import abstract
+from jaxmem._core.actions import LOSSLESS
+from jaxmem._planner import traced_step
 from jaxmem._planner.search import begin, candidates, least, search
+from jaxmem._planner.search import measure as measured
+from jaxmem._planner.search.candidates import alike
 from jaxmem._planner.search.history import History
 
 # Config, target and the allowed actions; "default" is what a plan may use without a request.
@@ -111,7 +129,96 @@ def of_case(report: Report, name: str) -> dict:
     return {p: of_phase(report, name, p) for p in ran}
 
 
-RESULTS = {"ablations": Benchmark(CASES, run, of_case=of_case)}
+# -- corrections
+
+MODELS = "gpt_nano", "Linen, nn.scan", "gemma, a scan"
+WAYS = {"all actions": None, "lossless": LOSSLESS}
+OF_EVERYTHING = 0.8, 0.6, 0.45, 0.35  # budgets: the share of the bytes of everything kept
+CHOOSING, COMPARING = 8.0, 40.0  # seconds
+UNCORRECTED = (
+    (measured, "CORRECTIONS", 0),
+    (measured, "_remember", lambda search, runs: None),
+    (traced_step, "corrected_by_runs", lambda profile, history: (profile, ())),
+)
+
+
+def plan_at(step: Step, budget: int, way, corrected: bool, seconds: float | None) -> jaxmem.Plan:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(forgetting())
+        for owner, name, instead in () if corrected else UNCORRECTED:
+            stack.enter_context(mock.patch.object(owner, name, instead))
+        return step.plan(budget, actions=way, measure=seconds)
+
+
+def compared(step: Step, budget: int, way) -> dict:
+    plans = {
+        f"{when}{how}": plan_at(step, budget, way, how == "with", seconds)
+        for when, seconds in (("", CHOOSING), ("later ", None))
+        for how in ("without", "with")
+    }
+    steps = step.compiler.compile(*(plan.actions for plan in plans.values()))
+    names = [*plans, "again"]
+    rounds = dict(zip(names, step.compiler.run(*steps, steps[0], seconds=COMPARING), strict=True))
+    row = {
+        "budget": budget,
+        "rounds": len(rounds["with"]),
+        "noise": over(rounds["again"], rounds["without"]),
+        "medians": {name: statistics.median(seconds) for name, seconds in rounds.items()},
+        "ran": {name: [o.name for o in plan.measured] for name, plan in plans.items()},
+        "chosen": [o.name for plan in plans.values() for o in plan.measured if o.chosen],
+        "notes": [n for n in plans["later with"].notes if "corrected" in n],
+    }
+    for when in ("", "later "):
+        own, other = f"{when}with", f"{when}without"
+        row[f"{when}same plan"] = alike(plans[own].actions, plans[other].actions)
+        row[f"{when}ratio"] = over(rounds[other], rounds[own])
+    return row
+
+
+def of_model(report: Report, name: str) -> None:
+    cache = tempfile.TemporaryDirectory()
+    with (
+        cache as folder,
+        mock.patch.dict("os.environ", XDG_CACHE_HOME=folder),
+        on("local") as backend,
+    ):
+        step = Step(*local_step(name), backend)
+        whole = step.plan(10**15).baseline_bytes
+        for way, actions in WAYS.items():
+            for share in OF_EVERYTHING:
+                report.once(f"{name}, {way}, {share}", compared, step, int(share * whole), actions)
+    jax.clear_caches()
+
+
+def of_corrections(report: Report) -> dict:
+    rows = [*report.results.values()]
+    found = {
+        "plans": len(rows),
+        "noise": max(r["noise"]["upper_quartile"] - 1 for r in rows),
+        "steps run": statistics.fmean(len(r["ran"]["with"]) for r in rows),
+        "steps run without": statistics.fmean(len(r["ran"]["without"]) for r in rows),
+        "a step by corrected prices is chosen": sum(
+            any(measured.CORRECTED in name for name in r["chosen"]) for r in rows
+        ),
+    }
+    for when in ("", "later "):
+        differ = [r[f"{when}ratio"] for r in rows if not r[f"{when}same plan"]]
+        medians = [r["median"] for r in differ] + [1.0] * (len(rows) - len(differ))
+        found |= {
+            f"{when}other plans": len(differ),
+            f"{when}geometric mean": statistics.geometric_mean(medians),
+            f"{when}least": min(medians),
+            f"{when}most": max(medians),
+            f"{when}faster beyond the quartiles": sum(r["lower_quartile"] > 1 for r in differ),
+            f"{when}slower beyond the quartiles": sum(r["upper_quartile"] < 1 for r in differ),
+        }
+    return found
+
+
+RESULTS = {
+    "ablations": Benchmark(CASES, run, of_case=of_case),
+    "corrections": Benchmark(MODELS, of_model, of_corrections),
+}
 
 if __name__ == "__main__":
     measure("ablations", RESULTS)
