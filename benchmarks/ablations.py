@@ -5,8 +5,8 @@
 `ablations`. The phases: local search near the least bytes, refinement by whole steps (which runs
 where buffers are assigned before a compile is done: for TPUs), and groups of layers. The steps
 train configs without a tag or a checkpoint, under `jaxmem.auto`, so that layers can be grouped.
-Budgets: between the least that compiled and everything kept, most of them near the least. Every plan is
-searched from nothing: no earlier compile is recalled, and times of pieces are the same. Seconds are
+Budgets: between the least that compiled and everything kept, most of them near the least. Every
+plan is searched from nothing: no earlier compile is recalled, and times of pieces are the same. Seconds are
 predicted; on a device that is not there they are XLA's estimate of the compiled step,
 or the roofline of its fusions. A ratio is the variant's over the search's: above 1, the phase
 gains.

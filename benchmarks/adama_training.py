@@ -1,7 +1,7 @@
 """AdamA while it trains: final losses against Adam's, step time against accumulation, and why its
 gradients are not summed in the second moment's low bits.
 
-    python -m benchmarks.adama_training [RESULT ...] [--rounds N]
+    python -m benchmarks.adama_training [RESULT ...]
 
 `adama_convergence`: final losses of AdamA with 2, 4 and 8 microbatches against Adam's, over seeds,
 with the paper's second moment and with the row ratio (AdamA, Fig. 2 and 3; M6, M7). A GPT on two
@@ -214,6 +214,7 @@ def longest_step(way: str, n: int) -> dict[str, float]:
 
 # -- adama_time
 
+ROUNDS = 25
 COMMON = "model.loop=stack", "train.microbatches=8"
 ROW = "optimizer.second_moment=row"
 MICROBATCHED = {  # accumulation, clipping, and more
@@ -239,7 +240,7 @@ def timed(report: Report, size: str) -> None:
         own = f"optimizer.accumulation={way}", f"optimizer.clip={clip}"
         configs[name] = nano(*COMMON, *own, *more, *SIZES[size])
     steps = {name: compile_planned(config, {"block": {}}) for name, config in configs.items()}
-    seconds = interleaved(configs["in_place"], [steps], report.chosen["rounds"], configs)
+    seconds = interleaved(configs["in_place"], [steps], ROUNDS, configs)
     for way in MICROBATCHED:
         report.add(f"{size}, {way}", clock_and_cores(seconds, way, "in_place"))
 
@@ -256,7 +257,7 @@ RESULTS = {
     "adama_packed": Benchmark(
         [(way, n) for n, way in itertools.product(COUNTS, WAYS)], row=longest_step
     ),
-    "adama_time": Benchmark(SIZES, timed, of_time, numbers={"rounds": 25}),
+    "adama_time": Benchmark(SIZES, timed, of_time),
 }
 
 if __name__ == "__main__":

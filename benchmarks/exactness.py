@@ -1,7 +1,7 @@
 """Is training under a plan the same training, and what does compression cost in quality? gpt_nano
 on this CPU.
 
-    python -m benchmarks.exactness [RESULT ...] [--steps N] [--seeds N] [--batches N]
+    python -m benchmarks.exactness [RESULT ...]
 
 `exactness`: loss and gradient, both dropouts on, under one action for every tag, and under random
 mixtures of all five. The float32 loss must be equal to the loss without a plan bit for bit, since
@@ -131,6 +131,7 @@ def of_exactness(report: Report) -> dict:
 # -- quality
 
 TARGET = 0.005
+STEPS, SEEDS, BATCHES = 150, 3, 4
 CODECS = {"own": own_codec, "naive": naive}
 
 
@@ -177,7 +178,7 @@ def train(setting: Setting, actions: Actions, seed: int):
 def training(report: Report, setting: Setting) -> dict:
     """Every variant from every seed, seed by seed; the parameters of the first, unplanned."""
     params, chosen = {}, variants(setting)
-    for seed in range(report.chosen["seeds"]):
+    for seed in range(SEEDS):
         for name, actions in chosen.items():
             key, first = f"train/{name}/{seed}", name == "unplanned" and seed == 0
             if first or not report.has(key):
@@ -190,7 +191,7 @@ def training(report: Report, setting: Setting) -> dict:
 def gradients(report: Report, setting: Setting, params: dict) -> None:
     """1 - cosine of the gradient with one tag compressed and the exact one, by tag and codec."""
     t, text = setting.config.train, setting.text.train
-    batches = range(report.chosen["batches"])
+    batches = range(BATCHES)
     tokens = [data.sample(text, t.seed, 10**6 + i, t.batch, t.sequence) for i in batches]
 
     def gradient(actions: Actions) -> list[np.ndarray]:
@@ -248,7 +249,7 @@ def of_gradients(report: Report) -> dict:
 
 def quality(report: Report) -> None:
     cache_compiles()
-    config = nano(f"train.steps={report.chosen['steps']}")
+    config = nano(f"train.steps={STEPS}")
     text = data.read(config.data.path, config.train.sequence)
     setting = Setting(config, local_profile(config), text)
     gradients(report, setting, training(report, setting))
@@ -264,9 +265,7 @@ def of_quality(report: Report) -> dict:
 
 RESULTS = {
     "exactness": Benchmark(run=exactness, summary=of_exactness),
-    "quality": Benchmark(
-        run=quality, summary=of_quality, numbers={"steps": 150, "seeds": 3, "batches": 4}
-    ),
+    "quality": Benchmark(run=quality, summary=of_quality),
 }
 
 if __name__ == "__main__":

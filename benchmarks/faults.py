@@ -1,7 +1,7 @@
 """Faults: runs that are stopped at random moments, checkpoints that were changed, and files with a
 mistake.
 
-    python -m benchmarks.faults [RESULT ...] [--kills N] [--asked N] [--faults N]
+    python -m benchmarks.faults [RESULT ...]
 
 `kills`: a training is stopped by SIGKILL, SIGTERM and SIGINT, and started again by the same command
 until it ends: what is lost, and does it end as a training that was not stopped? A small GPT under a
@@ -67,7 +67,7 @@ SETTINGS = (
     *SMALL, "train.steps=40", "train.eval_batches=2", "train.save_every=0", "optimizer.warmup=2",
     "sample.length=20",
 )  # fmt: skip
-STEPS = 40
+STEPS, KILLS, ASKED = 40, 200, 60
 
 
 def start(out: pathlib.Path) -> subprocess.Popen:
@@ -162,8 +162,7 @@ class Runner:
 
 def kinds_left(report: Report) -> list[signal.Signals]:
     """The signals that are still to be sent, in random order."""
-    kills, asked = report.chosen["kills"], report.chosen["asked"]
-    kinds = [signal.SIGKILL] * kills + [signal.SIGTERM, signal.SIGINT] * (asked // 2)
+    kinds = [signal.SIGKILL] * KILLS + [signal.SIGTERM, signal.SIGINT] * (ASKED // 2)
     random.Random(0).shuffle(kinds)
     for done in report.results.values():
         if done["signal"] is not None:
@@ -237,7 +236,7 @@ def of_kills(report: Report) -> dict:
 
 # -- checkpoint_faults
 
-SAVED = (10, 20, 30)
+SAVED, COUNT = (10, 20, 30), 1200
 
 
 def state(step: int):
@@ -344,7 +343,7 @@ def faults(report: Report) -> None:
                 checkpoints.save(step, state(step), {})
             checkpoints.wait()
         assert by_jaxmem(whole) == by_orbax(whole) == "right values"
-        for name, file in faulty(whole, folder, report.chosen["faults"]):
+        for name, file in faulty(whole, folder, COUNT):
             outcomes = {"jaxmem": by_jaxmem(folder)}
             if file.name != manifest.NAME:
                 outcomes["orbax alone"] = by_orbax(folder)
@@ -425,8 +424,8 @@ def of_files(report: Report) -> dict:
 
 
 RESULTS = {
-    "kills": Benchmark(run=kills, summary=of_kills, numbers={"kills": 200, "asked": 60}),
-    "checkpoint_faults": Benchmark(run=faults, summary=of_faults, numbers={"faults": 1200}),
+    "kills": Benchmark(run=kills, summary=of_kills),
+    "checkpoint_faults": Benchmark(run=faults, summary=of_faults),
     "bad_files": Benchmark(run=in_a_folder, summary=of_files),
 }
 

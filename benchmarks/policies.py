@@ -1,6 +1,6 @@
 """Plans against the policies that a JAX user would write by hand, at the policies' bytes.
 
-    python -m benchmarks.policies [RESULT ...] [--rounds N]
+    python -m benchmarks.policies [RESULT ...]
 
 `benchmarks/shared/baselines.py` lists the policies.
 
@@ -54,6 +54,7 @@ from jaxmem.plans import compiled_bytes
 
 # -- baselines_cpu
 
+ROUNDS = 25
 LEFT_OUT = ("keep_everything",)  # a plan at its bytes is the same program
 
 
@@ -93,7 +94,7 @@ def by_the_clock(report: Report) -> None:
         plans[name] = plans_at(case, compiled_bytes(step))
         steps = {f"{name}/{k}": plan.step for k, (plan, _) in plans[name].items() if plan}
         groups.append({f"{name}/baseline": step} | steps)
-    clock, cores = interleaved(case.config, groups, report.chosen["rounds"])
+    clock, cores = interleaved(case.config, groups, ROUNDS)
     nothing = everything(case.profile).seconds
     for baseline, group in zip(chosen, groups, strict=True):
         name = baseline.name
@@ -297,7 +298,7 @@ def of_tpu(report: Report, key: str) -> dict:
 
 CONFIGS = ("gpt_117m", "gpt_345m")
 RESULTS = {
-    "baselines_cpu": Benchmark(run=by_the_clock, summary=of_the_clock, numbers={"rounds": 25}),
+    "baselines_cpu": Benchmark(run=by_the_clock, summary=of_the_clock),
     "measured": Benchmark(
         NAMES, chosen_by_the_clock, lambda report: {way: of_way(report, way) for way in WAYS}
     ),

@@ -1,6 +1,6 @@
 """What saving costs a training: gpt_nano that saves every minute against one that never does.
 
-    python -m benchmarks.saving [--rounds N]
+    python -m benchmarks.saving
 
 One training by `jaxmem.runs.train`, whose clock asks for a save every 17 steps here. A round is
 the 8 steps from a save on, during which it is also written, and the 8 after them, in which nothing
@@ -31,6 +31,7 @@ from jaxmem._target.processes.pace import Pace
 from jaxmem._train.checkpoints.checkpoints import Checkpoints
 from jaxmem._train.runs import train as training
 
+ROUNDS = 60
 STEPS = 8  # of each half of a round
 EVERY = 60.0  # seconds between two saves, by the clock of the loop and by that of the result
 CONFIG = load("gpt_nano", ["plan.budget=none"])
@@ -72,11 +73,11 @@ def trained(rounds: int) -> tuple[dict[int, dict[str, float]], dict[int, float]]
 
 
 def run(report: Report) -> None:
-    saves, seen = trained(report.chosen["rounds"])
+    saves, seen = trained(ROUNDS)
     # Not the first of all, nor the last, of which there is no half without it.
     whole = sorted(step for step in saves if step and step + 2 * STEPS < max(seen))
     report.results = {}
-    for step in whole[1 : report.chosen["rounds"] + 1]:
+    for step in whole[1 : ROUNDS + 1]:
         begin, middle, end = (seen[step + n * STEPS] for n in (0, 1, 2))
         took = {key: saves[step][key] for key in ("blocks", "whole")}
         report.results[f"step {step}"] = {"with": middle - begin, "without": end - middle} | took
@@ -103,7 +104,7 @@ def summary(report: Report) -> dict:
     }
 
 
-RESULTS = {"saving": Benchmark(run=run, summary=summary, numbers={"rounds": 60})}
+RESULTS = {"saving": Benchmark(run=run, summary=summary)}
 
 if __name__ == "__main__":
     measure("saving", RESULTS)

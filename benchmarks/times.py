@@ -1,6 +1,6 @@
 """Predicted step times against measured ones, on this CPU.
 
-    python -m benchmarks.times [RESULT ...] [--sessions N]
+    python -m benchmarks.times [RESULT ...]
 
 `step_times`: is the predicted time of a plan the measured time? Three steps: our gpt_nano, and a
 BERT and a ViT of Hugging Face Transformers under `jaxmem.auto`, on which no constant of the cost
@@ -189,6 +189,8 @@ def of_placed(report: Report) -> dict:
 
 # -- time_spread
 
+SESSIONS = 8
+
 
 class Pieces(Local):
     """Keeps the pieces that it is asked to time."""
@@ -252,7 +254,7 @@ def of_spread(report: Report) -> dict:
 
 def sessions(report: Report) -> None:
     jobs = pieces()
-    for number in range(report.chosen["sessions"]):
+    for number in range(SESSIONS):
         for first in (True, False):
             key = f"{'before' if first else 'beside'} others, {number}"
             report.once(key, session, jobs, first)
@@ -261,7 +263,7 @@ def sessions(report: Report) -> None:
 RESULTS = {
     "step_times": Benchmark(CASES, in_rounds, of_rounds),
     "placed_times": Benchmark(PLACED, row=placed, summary=of_placed),
-    "time_spread": Benchmark(run=sessions, summary=of_spread, numbers={"sessions": 8}),
+    "time_spread": Benchmark(run=sessions, summary=of_spread),
 }
 
 if __name__ == "__main__":
