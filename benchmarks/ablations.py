@@ -16,33 +16,37 @@ of whole steps. Without it, no step by corrected prices runs, and no later plan 
 earlier searches. Each model has a cache folder, and its budgets are planned in order, so that a
 budget's profile is corrected by the runs for the budgets before. "later" are plans without
 `measure=` that follow: their prices are corrected by all runs so far, or are not. The steps of all
-four plans then run in turns, in rounds that chose nothing. A ratio is the seconds without the
-correction over the seconds with it in the same round, above 1 if the correction gains; it is 1 if
+four plans then run in turns, in rounds that chose nothing. A ratio is all cores' work without the
+correction over the work with it in the same round, above 1 if the correction gains; it is 1 if
 both plans are the same assignment. `noise` is the ratio of two runs of one step in the same round.
 """
 
 import contextlib
+import functools
 import statistics
 import tempfile
 from collections.abc import Callable
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 
 import jaxmem
 from benchmarks.foreign import OVERRIDES, untagged
-from benchmarks.shared.case import Step, forgetting, on
+from benchmarks.shared.case import Step, forgetting, nano, on
 from benchmarks.shared.results import Benchmark, Report, measure
-from benchmarks.shared.steps import local_step
-from benchmarks.shared.timing import cache_compiles, over
+from benchmarks.shared.steps import MODELS, shapes, step_of
+from benchmarks.shared.timing import cache_compiles, in_turns, over
 from experiments.command.load import load
-from experiments.steps.step import abstract
+from experiments.running.text import TEXT
+from experiments.steps.step import abstract, init_state, make_step
 from jaxmem._core.actions import LOSSLESS
 from jaxmem._planner import traced_step
 from jaxmem._planner.search import begin, candidates, least, search
 from jaxmem._planner.search import measure as measured
 from jaxmem._planner.search.candidates import alike
 from jaxmem._planner.search.history import History
+from tests.shared.foreign.size import Size
 
 # Config, target and the allowed actions; "default" is what a plan may use without a request.
 CASES = (
@@ -131,10 +135,12 @@ def of_case(report: Report, name: str) -> dict:
 
 # -- corrections
 
-MODELS = "gpt_nano", "Linen, nn.scan", "gemma, a scan"
+GPT = "model.layers=4", "model.width=96", "train.sequence=128", "train.batch=4"
+SIZE = Size(width=96, heads=4, layers=4, batch=4, sequence=128, vocab=256)
+NAMES = "gpt_nano, smaller", "Linen, nn.scan", "gemma, a scan"
 WAYS = {"all actions": None, "lossless": LOSSLESS}
-OF_EVERYTHING = 0.6, 0.4  # budgets: the share of the bytes of everything kept
-CHOOSING, COMPARING = 8.0, 15.0  # seconds
+OF_EVERYTHING = 0.7, 0.5, 0.35  # budgets: the share of the bytes of everything kept
+CHOOSING, ROUNDS = 4.0, 40  # seconds, rounds
 UNCORRECTED = (
     (measured, "CORRECTIONS", 0),
     (measured, "_remember", lambda search, runs: None),
@@ -150,20 +156,31 @@ def plan_at(step: Step, budget: int, way, corrected: bool, seconds: float | None
         return step.plan(budget, actions=way, measure=seconds)
 
 
-def compared(step: Step, budget: int, way) -> dict:
+def small_step(name: str) -> tuple[Callable, tuple, tuple]:
+    """A model's step, its arguments' shapes, and its arguments."""
+    if name in MODELS:
+        loss, params, rest = MODELS[name](SIZE)
+        return jaxmem.auto(step_of(loss)), shapes((params, *rest)), (params, *rest)
+    config = nano(*GPT)
+    batch = TEXT.batch(config, TEXT.read(config), 1)
+    return functools.partial(make_step, config), abstract(config), (init_state(config), batch)
+
+
+def compared(step: Step, args: tuple, budget: int, way) -> dict:
     plans = {
         f"{when}{how}": plan_at(step, budget, way, how == "with", seconds)
         for when, seconds in (("", CHOOSING), ("later ", None))
         for how in ("without", "with")
     }
-    steps = step.compiler.compile(*(plan.actions for plan in plans.values()))
-    names = [*plans, "again"]
-    rounds = dict(zip(names, step.compiler.run(*steps, steps[0], seconds=COMPARING), strict=True))
+    steps = {name: plan.step for name, plan in plans.items()}
+    steps["again"] = steps["without"]
+    states = {name: jax.tree.map(jnp.copy, args[0]) for name in steps}
+    clock, cores = in_turns([steps], ROUNDS, states, {name: name for name in steps}, args[1])
     row = {
         "budget": budget,
-        "rounds": len(rounds["with"]),
-        "noise": over(rounds["again"], rounds["without"]),
-        "medians": {name: statistics.median(seconds) for name, seconds in rounds.items()},
+        "noise": over(cores["again"], cores["without"]),
+        "noise of the clock": over(clock["again"], clock["without"]),
+        "medians": {name: statistics.median(seconds) for name, seconds in clock.items()},
         "ran": {name: [o.name for o in plan.measured] for name, plan in plans.items()},
         "chosen": [o.name for plan in plans.values() for o in plan.measured if o.chosen],
         "notes": [n for n in plans["later with"].notes if "corrected" in n],
@@ -171,7 +188,8 @@ def compared(step: Step, budget: int, way) -> dict:
     for when in ("", "later "):
         own, other = f"{when}with", f"{when}without"
         row[f"{when}same plan"] = alike(plans[own].actions, plans[other].actions)
-        row[f"{when}ratio"] = over(rounds[other], rounds[own])
+        row[f"{when}ratio"] = over(cores[other], cores[own])
+        row[f"{when}ratio of the clock"] = over(clock[other], clock[own])
     return row
 
 
@@ -183,11 +201,14 @@ def of_model(report: Report, name: str) -> None:
         mock.patch.dict("os.environ", XDG_CACHE_HOME=folder),
         on("local") as backend,
     ):
-        step = Step(*local_step(name), backend)
+        build, abstract_args, args = small_step(name)
+        step = Step(build, abstract_args, backend)
         whole = step.plan(10**15).baseline_bytes
         for way, actions in WAYS.items():
             for share in OF_EVERYTHING:
-                report.once(f"{name}, {way}, {share}", compared, step, int(share * whole), actions)
+                report.once(
+                    f"{name}, {way}, {share}", compared, step, args, int(share * whole), actions
+                )
     jax.clear_caches()
 
 
@@ -218,7 +239,7 @@ def of_corrections(report: Report) -> dict:
 
 RESULTS = {
     "ablations": Benchmark(CASES, run, of_case=of_case),
-    "corrections": Benchmark(MODELS, of_model, of_corrections),
+    "corrections": Benchmark(NAMES, of_model, of_corrections),
 }
 
 if __name__ == "__main__":
