@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
-from benchmarks.foreign import OVERRIDES, untagged
+from benchmarks.budgets import OVERRIDES, untagged
 from benchmarks.shared.case import Step, forgetting, nano, on
 from benchmarks.shared.results import Benchmark, Report, measure
 from benchmarks.shared.steps import MODELS, shapes, step_of

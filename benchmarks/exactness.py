@@ -18,10 +18,8 @@ gradient, as the mean over batches. Targets: within 0.5 % of the unplanned loss;
 than naive.
 """
 
-import math
 import random
 import statistics
-import time
 from typing import NamedTuple
 
 import jax
@@ -30,16 +28,14 @@ import numpy as np
 import jaxmem
 from benchmarks.shared.assignments import every, keep_everything, keep_tags, show
 from benchmarks.shared.baselines import naive, own_codec
-from benchmarks.shared.case import compile_step, local_profile, nano
+from benchmarks.shared.case import compile_step, local_profile, nano, trained
 from benchmarks.shared.results import Benchmark, Report, measure
 from benchmarks.shared.timing import cache_compiles
 from experiments.command.load import load
 from experiments.config.text import Config
 from experiments.data import text as data
-from experiments.errors import DivergedError
 from experiments.models.loops import scanned
 from experiments.running.planning import new_plan
-from experiments.running.shown import Progress
 from experiments.running.text import TEXT, evaluate
 from experiments.steps.step import init_state, make_loss
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Action, Actions, Choice
@@ -156,21 +152,12 @@ def train(setting: Setting, actions: Actions, seed: int):
     """The trained parameters and what is reported of them."""
     own = setting.config.train.model_copy(update={"seed": seed})
     config = setting.config.model_copy(update={"train": own})
-    step, metrics = compile_step(setting.config, jaxmem.remat_policy(Assignment(actions))), {}
-    started = time.perf_counter()
-    with Progress(own.steps, 50, TEXT.unit, TEXT.count(config)) as progress:
-        state = TEXT.first_state(config, None)
-        for number in range(1, own.steps + 1):
-            state, metrics = step(state, TEXT.batch(config, setting.text, number))
-            loss = float(metrics["loss"])
-            progress(number, loss)
-            if not math.isfinite(loss):
-                raise DivergedError(f"step {number}: the loss is {loss}; {TEXT.remedy}")
+    step = compile_step(setting.config, jaxmem.remat_policy(Assignment(actions)))
+    state, metrics = trained(TEXT, config, setting.text, step)
     longer = own.model_copy(update={"eval_batches": 2 * own.eval_batches})
     return state.params, {
         **evaluate(config.model_copy(update={"train": longer}), state, setting.text),
-        "train_loss": {name: float(v) for name, v in metrics.items() if not np.ndim(v)},
-        "seconds": time.perf_counter() - started,
+        "train_loss": float(metrics[-1]["loss"]),
         "actions": {t: str(c) for tags in actions.values() for t, c in tags.items()},
     }
 
@@ -182,8 +169,8 @@ def training(report: Report, setting: Setting) -> dict:
         for name, actions in chosen.items():
             key, first = f"train/{name}/{seed}", name == "unplanned" and seed == 0
             if first or not report.has(key):
-                trained, result = train(setting, actions, seed)
-                params = trained if first else params
+                found, result = train(setting, actions, seed)
+                params = found if first else params
                 report.add(key, result)
     return params
 

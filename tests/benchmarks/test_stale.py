@@ -163,16 +163,16 @@ def test_a_record_says_whether_sources_differ_from_the_commit(root, path):
 @pytest.mark.parametrize("recorded", [True, False])
 def test_results_that_are_gone_on_with_keep_their_commit(tmp_path, recorded):
     """The file would otherwise say that its first results are of today's sources."""
-    out = tmp_path / "solver.json"
-    Report("solver", ["--out", str(tmp_path)]).add("one", 1)
+    out = tmp_path / "walk.json"
+    Report("walk", ["--out", str(tmp_path)], script="estimates").add("one", 1)
     new = written(out)
-    assert new["commit"] == Sources().record("benchmarks/solver.py")["commit"]
+    assert new["commit"] == Sources().record("benchmarks/estimates.py")["commit"]
     assert new["seconds"] >= 0
     of_first = {"commit": "0" * 40, "dirty": False}
     old = {k: v for k, v in new.items() if k not in (*of_first, "seconds")}
     more = of_first | {"seconds": 1000.0} if recorded else {}
     out.write_text(json.dumps(old | more), encoding="utf-8")
-    Report("solver", ["--out", str(tmp_path)]).add("two", 2)
+    Report("walk", ["--out", str(tmp_path)], script="estimates").add("two", 2)
     found = written(out)
     assert found["results"] == {"one": 1, "two": 2}
     assert found["commit"] == more.get("commit")

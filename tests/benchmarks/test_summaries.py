@@ -13,7 +13,7 @@ from benchmarks.shared.results import RESULTS, Report
 from benchmarks.shared.sources import Sources
 
 # Importing one sets the environment of libtpu; others are of a layout without `results`.
-LEFT_OUT = {"tpu_codecs", "baselines_cpu", "time_rank", "stack_time"}
+LEFT_OUT = {"tpu_codecs", "baselines_cpu", "stack_time"}
 pytestmark = pytest.mark.jax_defaults
 
 
