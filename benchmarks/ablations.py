@@ -175,21 +175,16 @@ def compared(step: Step, args: tuple, budget: int, way) -> dict:
     steps = {name: plan.step for name, plan in plans.items()}
     steps["again"] = steps["without"]
     states = {name: jax.tree.map(jnp.copy, args[0]) for name in steps}
-    clock, cores = in_turns([steps], ROUNDS, states, {name: name for name in steps}, args[1])
+    _, cores = in_turns([steps], ROUNDS, states, {name: name for name in steps}, args[1])
     row = {
         "budget": budget,
         "noise": over(cores["again"], cores["without"]),
-        "noise of the clock": over(clock["again"], clock["without"]),
-        "medians": {name: statistics.median(seconds) for name, seconds in clock.items()},
         "ran": {name: [o.name for o in plan.measured] for name, plan in plans.items()},
-        "chosen": [o.name for plan in plans.values() for o in plan.measured if o.chosen],
-        "notes": [n for n in plans["later with"].notes if "corrected" in n],
     }
     for when in ("", "later "):
         own, other = f"{when}with", f"{when}without"
         row[f"{when}same plan"] = alike(plans[own].actions, plans[other].actions)
         row[f"{when}ratio"] = over(cores[other], cores[own])
-        row[f"{when}ratio of the clock"] = over(clock[other], clock[own])
     return row
 
 
@@ -214,25 +209,22 @@ def of_model(report: Report, name: str) -> None:
 
 def of_corrections(report: Report) -> dict:
     rows = [*report.results.values()]
+    runs = lambda how: statistics.fmean(len(r["ran"][how]) for r in rows)
     found = {
-        "plans": len(rows),
-        "noise": max(r["noise"]["upper_quartile"] - 1 for r in rows),
-        "steps run": statistics.fmean(len(r["ran"]["with"]) for r in rows),
-        "steps run without": statistics.fmean(len(r["ran"]["without"]) for r in rows),
-        "a step by corrected prices is chosen": sum(
-            any(measured.CORRECTED in name for name in r["chosen"]) for r in rows
-        ),
+        "budgets": len(rows),
+        "noise": statistics.median(abs(r["noise"]["median"] - 1) for r in rows),
+        "steps run": {how: runs(how) for how in ("with", "without")},
     }
     for when in ("", "later "):
         differ = [r[f"{when}ratio"] for r in rows if not r[f"{when}same plan"]]
         medians = [r["median"] for r in differ] + [1.0] * (len(rows) - len(differ))
-        found |= {
-            f"{when}other plans": len(differ),
-            f"{when}geometric mean": statistics.geometric_mean(medians),
-            f"{when}least": min(medians),
-            f"{when}most": max(medians),
-            f"{when}faster beyond the quartiles": sum(r["lower_quartile"] > 1 for r in differ),
-            f"{when}slower beyond the quartiles": sum(r["upper_quartile"] < 1 for r in differ),
+        found[f"{when}plans"] = {
+            "differ": len(differ),
+            "geometric mean": statistics.geometric_mean(medians),
+            "least": min(medians),
+            "most": max(medians),
+            "faster beyond the quartiles": sum(r["lower_quartile"] > 1 for r in differ),
+            "slower beyond the quartiles": sum(r["upper_quartile"] < 1 for r in differ),
         }
     return found
 

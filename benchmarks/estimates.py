@@ -50,7 +50,7 @@ import jax.numpy as jnp
 from hypothesis import strategies as st
 
 import jaxmem
-from benchmarks.shared.assignments import drawn, plans, recomputed, show
+from benchmarks.shared.assignments import drawn, keep_tags, plans, recomputed, show
 from benchmarks.shared.case import AnyTimes, Case, Step, case_on, from_to, on
 from benchmarks.shared.devices import compiled
 from benchmarks.shared.results import Benchmark, Report, measure, of_errors
@@ -289,7 +289,7 @@ RANDOM_GRAPHS = "random graphs"
 
 def on_profile(case: Case) -> dict:
     made = case.profile
-    least, most = least_bytes(ActionProblem(made)), evaluate(made, case.keep_tags)
+    least, most = least_bytes(ActionProblem(made)), evaluate(made, keep_tags(made))
     assert least is not None
     seconds, greedy_better = [], 0
     for room in from_to(least.bytes, most.saved_bytes, ROOMS):

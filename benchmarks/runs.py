@@ -204,13 +204,7 @@ def stale(share: str) -> dict:
         "ratio": statistics.median(ratios),
         "quartiles": statistics.quantiles(ratios, n=4, method="inclusive"),
         "predicted ratio": loud.predicted_seconds / quiet.predicted_seconds,
-        "compiled": {name: plan.compiled_bytes for name, plan in plans.items()},
-        "same actions": _of(loud) == _of(quiet),
     }
-
-
-def _of(plan) -> dict:
-    return {t: c.action for tags in plan.actions.values() for t, c in tags.items()}
 
 
 class Counting(jaxmem.runs.Rectifier):

@@ -81,16 +81,6 @@ class Step:
         self.compiler.idle_blocks = made.idle_blocks
         return made
 
-    @property
-    def keep_tags(self) -> Actions:
-        """Every tag kept, all else recomputed."""
-        return assignments.keep_tags(self.profile)
-
-    @property
-    def keep_everything(self) -> Actions:
-        """Nothing under a checkpoint."""
-        return assignments.keep_everything(self.profile)
-
     def trace(self, actions: Actions | None):
         return self.compiler.trace(
             Assignment.everything() if actions is None else Assignment(actions)
@@ -98,7 +88,8 @@ class Step:
 
     def compile(self, *many: Actions | None) -> list[CompiledStep]:
         """The step under each, None being everything kept."""
-        return self.compiler.compile(*(self.keep_everything if a is None else a for a in many))
+        everything = assignments.keep_everything(self.profile)
+        return self.compiler.compile(*(everything if a is None else a for a in many))
 
     def compile_fully(self, actions: Actions | None):
         """The future of a complete compile of the step as it is written under `actions`; None is no
