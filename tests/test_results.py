@@ -281,6 +281,22 @@ def test_what_each_phase_of_the_search_gains():
     assert gains == {*phases}, "the page says that each phase gains"
 
 
+def test_what_the_correction_of_prices_gains():
+    page = PAGE["What the correction of prices by measured steps gains"]
+    found = result("corrections")
+    rows, summary = found["results"], found["summary"]
+    assert len(rows) == len(page) == summary["budgets"]
+    for share, cells in page.items():
+        row = rows[f"gpt_nano, smaller, all actions, {share}"]
+        for cell, when in zip(cells, ("", "later "), strict=True):
+            assert quotes(cell, *(row[f"{when}ratio"][key] for key in QUARTILES)), share
+    ratios = [max(row["ratio"]["median"], row["later ratio"]["median"]) for row in rows.values()]
+    assert min(ratios) >= 1.01, "the page says that the correction gains at both budgets"
+    assert summary["steps run"] == {"with": 6.5, "without": 6.5}
+    chosen = [row["chosen"] for row in result("measured")["results"].values()]
+    assert (len(chosen), sum("corrected" in name for name in chosen)) == (30, 0)
+
+
 def test_the_layer_stack():
     plans = {
         "everything kept": ("keep everything", "everything kept"),

@@ -45,6 +45,7 @@ def _strings(tree: ast.Module) -> Iterator[str]:
             yield str(node.value)
 
 
+@functools.cache
 def code(path: str, text: str) -> str:
     """A file without comments and docstrings; files that are not Python's as they are."""
     if not path.endswith(".py"):
