@@ -9,12 +9,12 @@ The scripts have six shapes. What the scripts of a shape share is in a file of `
 
 | Shape | Scripts | Shared |
 |---|---|---|
-| plans over a range of budgets | budgets, foreign, ablations | `case.py` |
-| plans against policies, at the policies' bytes | policies, stack | `baselines.py`, `timing.py` |
-| predicted against compiled, measured or exact | estimates, times, exactness, solver, codecs, tpu_codecs | `assignments.py`, `steps.py` |
-| AdamA against other optimizers | adama_memory, adama_training, adama_ratio | `devices.py`, `packed.py` |
-| states placed in host memory or divided | placed, streamed, largest | `released.py` |
-| faults, interruptions, changes while training | faults, saving, rectified | `case.py` |
+| plans over a range of budgets | budgets, ablations | `case.py` |
+| plans against policies, at the policies' bytes | policies | `baselines.py`, `timing.py` |
+| predicted against compiled, measured or exact | estimates, times, exactness, tpu_codecs | `assignments.py`, `steps.py` |
+| AdamA against other optimizers | adama_memory, adama_training | `devices.py` |
+| states placed in host memory or divided | placed, largest | `released.py` |
+| faults, interruptions, changes while training | faults, runs | `case.py` |
 
 `results.py` runs the benchmarks and writes their results. `stale.py` lists results whose sources
 changed since.

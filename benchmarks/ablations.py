@@ -1,30 +1,52 @@
 """What each phase of the search gains: plans with one phase switched off, at the same budgets.
 
-    python -m benchmarks.ablations
+    python -m benchmarks.ablations [RESULT ...]
 
-The phases: local search near the least bytes, refinement by whole steps (which runs where buffers
-are assigned before a compile is done: for TPUs), and groups of layers. The steps train configs
-without a tag or a checkpoint, under `jaxmem.auto`, so that layers can be grouped. Budgets:
-between the least that compiled and everything kept, most of them near the least. Every plan is
-searched from nothing: no earlier compile is recalled, and times of pieces are the same. Seconds are
-predicted; on a device that is not there they are XLA's estimate of the compiled step,
+`ablations`. The phases: local search near the least bytes, refinement by whole steps (which runs
+where buffers are assigned before a compile is done: for TPUs), and groups of layers. The steps
+train configs without a tag or a checkpoint, under `jaxmem.auto`, so that layers can be grouped.
+Budgets: between the least that compiled and everything kept, most of them near the least. Every
+plan is searched from nothing: no earlier compile is recalled, and times of pieces are the same.
+Seconds are predicted; on a device that is not there they are XLA's estimate of the compiled step,
 or the roofline of its fusions. A ratio is the variant's over the search's: above 1, the phase
 gains.
+
+`corrections`: plans with `measure=` on this CPU, with and without the correction of prices by runs
+of whole steps. Without it, no step by corrected prices runs, and no later plan reads the runs of
+earlier searches. Each model has a cache folder, and its budgets are planned in order, so that a
+budget's profile is corrected by the runs for the budgets before. "later" are plans without
+`measure=` that follow: their prices are corrected by all runs so far, or are not. The steps of all
+four plans then run in turns, in rounds that chose nothing. A ratio is all cores' work without the
+correction over the work with it in the same round, above 1 if the correction gains; it is 1 if
+both plans are the same assignment. `noise` is the ratio of two runs of one step in the same round.
 """
 
 import contextlib
+import functools
 import statistics
+import tempfile
 from collections.abc import Callable
 from unittest import mock
 
+import jax
+import jax.numpy as jnp
+
 import jaxmem
-from benchmarks.foreign import OVERRIDES, untagged
-from benchmarks.shared.case import Step, forgetting, on
+from benchmarks.budgets import OVERRIDES, untagged
+from benchmarks.shared.case import Step, forgetting, nano, on
 from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.steps import MODELS, shapes, step_of
+from benchmarks.shared.timing import cache_compiles, in_turns, over
 from experiments.command.load import load
-from experiments.steps.step import abstract
+from experiments.running.text import TEXT
+from experiments.steps.step import abstract, init_state, make_step
+from jaxmem._core.actions import LOSSLESS
+from jaxmem._planner import traced_step
 from jaxmem._planner.search import begin, candidates, least, search
+from jaxmem._planner.search import measure as measured
+from jaxmem._planner.search.candidates import alike
 from jaxmem._planner.search.history import History
+from tests.shared.foreign.size import Size
 
 # Config, target and the allowed actions; "default" is what a plan may use without a request.
 CASES = (
@@ -111,7 +133,106 @@ def of_case(report: Report, name: str) -> dict:
     return {p: of_phase(report, name, p) for p in ran}
 
 
-RESULTS = {"ablations": Benchmark(CASES, run, of_case=of_case)}
+# -- corrections
+
+GPT = "model.layers=4", "model.width=96", "train.sequence=128", "train.batch=4"
+SIZE = Size(width=96, heads=4, layers=4, batch=4, sequence=128, vocab=256)
+NAMES = "gpt_nano, smaller", "Linen, nn.scan", "gemma, a scan"
+WAYS = {"all actions": None, "lossless": LOSSLESS}
+OF_EVERYTHING = 0.7, 0.5  # budgets: the share of the bytes of everything kept
+CHOOSING, ROUNDS = 4.0, 40  # seconds, rounds
+UNCORRECTED = (
+    (measured, "CORRECTIONS", 0),
+    (measured, "_remember", lambda search, runs: None),
+    (traced_step, "corrected_by_runs", lambda profile, history: (profile, ())),
+)
+
+
+def plan_at(step: Step, budget: int, way, corrected: bool, seconds: float | None) -> jaxmem.Plan:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(forgetting())
+        for owner, name, instead in () if corrected else UNCORRECTED:
+            stack.enter_context(mock.patch.object(owner, name, instead))
+        return step.plan(budget, actions=way, measure=seconds)
+
+
+def small_step(name: str) -> tuple[Callable, tuple, tuple]:
+    """A model's step, its arguments' shapes, and its arguments."""
+    if name in MODELS:
+        loss, params, rest = MODELS[name](SIZE)
+        return jaxmem.auto(step_of(loss)), shapes((params, *rest)), (params, *rest)
+    config = nano(*GPT)
+    batch = TEXT.batch(config, TEXT.read(config), 1)
+    return functools.partial(make_step, config), abstract(config), (init_state(config), batch)
+
+
+def compared(step: Step, args: tuple, budget: int, way) -> dict:
+    plans = {
+        f"{when}{how}": plan_at(step, budget, way, how == "with", seconds)
+        for when, seconds in (("", CHOOSING), ("later ", None))
+        for how in ("without", "with")
+    }
+    steps = {name: plan.step for name, plan in plans.items()}
+    steps["again"] = steps["without"]
+    states = {name: jax.tree.map(jnp.copy, args[0]) for name in steps}
+    _, cores = in_turns([steps], ROUNDS, states, {name: name for name in steps}, args[1])
+    row = {
+        "budget": budget,
+        "noise": over(cores["again"], cores["without"]),
+        "ran": {name: [o.name for o in plan.measured] for name, plan in plans.items()},
+    }
+    for when in ("", "later "):
+        own, other = f"{when}with", f"{when}without"
+        row[f"{when}same plan"] = alike(plans[own].actions, plans[other].actions)
+        row[f"{when}ratio"] = over(cores[other], cores[own])
+    return row
+
+
+def of_model(report: Report, name: str) -> None:
+    cache_compiles()
+    cache = tempfile.TemporaryDirectory()
+    with (
+        cache as folder,
+        mock.patch.dict("os.environ", XDG_CACHE_HOME=folder),
+        on("local") as backend,
+    ):
+        build, abstract_args, args = small_step(name)
+        step = Step(build, abstract_args, backend)
+        whole = step.plan(10**15).baseline_bytes
+        for way, actions in WAYS.items():
+            for share in OF_EVERYTHING:
+                report.once(
+                    f"{name}, {way}, {share}", compared, step, args, int(share * whole), actions
+                )
+    jax.clear_caches()
+
+
+def of_corrections(report: Report) -> dict:
+    rows = [*report.results.values()]
+    runs = lambda how: statistics.fmean(len(r["ran"][how]) for r in rows)
+    found = {
+        "budgets": len(rows),
+        "noise": statistics.median(abs(r["noise"]["median"] - 1) for r in rows),
+        "steps run": {how: runs(how) for how in ("with", "without")},
+    }
+    for when in ("", "later "):
+        differ = [r[f"{when}ratio"] for r in rows if not r[f"{when}same plan"]]
+        medians = [r["median"] for r in differ] + [1.0] * (len(rows) - len(differ))
+        found[f"{when}plans"] = {
+            "differ": len(differ),
+            "geometric mean": statistics.geometric_mean(medians),
+            "least": min(medians),
+            "most": max(medians),
+            "faster beyond the quartiles": sum(r["lower_quartile"] > 1 for r in differ),
+            "slower beyond the quartiles": sum(r["upper_quartile"] < 1 for r in differ),
+        }
+    return found
+
+
+RESULTS = {
+    "ablations": Benchmark(CASES, run, of_case=of_case),
+    "corrections": Benchmark(NAMES, of_model, of_corrections),
+}
 
 if __name__ == "__main__":
     measure("ablations", RESULTS)

@@ -9,8 +9,7 @@ layer's gradients added in the backward, AdamA on whole gradients, AdamA release
 are the step's temporary bytes minus the temporary bytes of a step that differentiates the same
 microbatches by the embedded input alone. MultiSteps holds its sum among its arguments, and the row
 ratio holds 8 bytes a row there; the summary lists both. Layers keep nothing, so that all steps hold
-the same activations. The bound of released gradients is the largest component (the tied embedding),
-two layers, and 2 % of the parameters.
+the same activations.
 
 `adama_bert_4b`: BERT-4B, minibatch 64 in 8 microbatches, AdamA against accumulation in place
 (AdamA, Fig. 6; M11), on one H200, and on eight with divided moments (ZeRO-1). Parameters, moments
@@ -34,6 +33,7 @@ are found by compiling; widths are multiples of 16, so that a model is 1 to 2 % 
 next.
 """
 
+import bisect
 import itertools
 import math
 from typing import Any
@@ -44,7 +44,6 @@ import numpy as np
 import optax
 
 from benchmarks.shared.devices import PLAN, accumulation, adama, compiled, compiled_on, count
-from benchmarks.shared.released import nbytes
 from benchmarks.shared.results import Benchmark, Report, measure
 from experiments.command.load import load
 from experiments.config.text import Config
@@ -118,14 +117,6 @@ def gradients(way: str) -> dict[str, int]:
     return sizes(compiled(TARGET, jax.jit(step, donate_argnums=donated).trace(*abstract(config))))
 
 
-def bound(config: Config) -> dict[str, int]:
-    params = abstract(config)[0].params
-    layer = nbytes(params["blocks"]) // config.model.layers
-    outer = {k: nbytes(v) for k, v in params.items() if k != "blocks"}
-    found = {"parameters": nbytes(params), "layer": layer, "largest": max(layer, *outer.values())}
-    return found | {"bound": found["largest"] + 2 * layer + found["parameters"] // 50}
-
-
 def rows_of(config: Config) -> int:
     """How many rows have a ratio: one for each index of a matrix's axes but its last; of a vector
     one, in each layer.
@@ -136,7 +127,6 @@ def rows_of(config: Config) -> int:
 
 def of_gradients(report: Report) -> dict:
     rows, config = report.results, gradients_config(INPUT)
-    limits = bound(config)
     ways = [way for way in WAYS if way != INPUT]
     found = {way: rows[way]["temp_bytes"] - rows[INPUT]["temp_bytes"] for way in ways}
     released = rows["AdamA, released"]["argument_bytes"]
@@ -146,8 +136,6 @@ def of_gradients(report: Report) -> dict:
         "and among MultiSteps' arguments": held["optax.MultiSteps"],
         "and among the row ratio's": held["AdamA, released, row ratio"],
         "rows": rows_of(config),
-        **limits,
-        "within": found["AdamA, released"] <= limits["bound"],
     }
 
 
@@ -251,9 +239,8 @@ HEADS, STEP = 16, 16  # widths between the table's rows
 def sized(parameters: float) -> Config:
     """A BERT of about so many parameters: depth by GPT-3's table, and the width that gives them."""
     known = np.log([row[0] for row in GPT3])
-    layers = round(
-        float(np.exp(np.interp(math.log(parameters), known, np.log([row[1] for row in GPT3]))))
-    )
+    deep = np.interp(math.log(parameters), known, np.log([row[1] for row in GPT3]))
+    layers = round(math.exp(deep))
     vocab = 30522
     solve = lambda width: 12 * layers * width**2 + vocab * width
     width = max(w for w in range(256, 16384, STEP) if solve(w) <= parameters)
@@ -262,34 +249,24 @@ def sized(parameters: float) -> Config:
 
 
 def largest(way: str, memory: str) -> dict:
-    """By the secant: bytes are nearly proportional to parameters."""
+    """By bisection among sizes that differ by half a percent of the bound."""
     make, arguments, each = LARGEST[way]
-    cap = CAPS[memory]
+    cap, tried = CAPS[memory], {}
     bound = cap / each
-    known: dict[int, int] = {}
-    fits, over = None, math.inf
-    guess = 0.9 * bound
-    for _ in range(6):
-        config = sized(guess)
-        size = count(config)
-        if size not in known:
-            made = make(config, DEVICES, *arguments)
-            known[size] = compiled_on(config, DEVICES, made).total_bytes
-        total = known[size]
-        if total <= cap and (fits is None or size > fits[0]):
-            fits = size, total, config.model.layers, config.model.width
-        elif total > cap:
-            over = min(over, size)
-        step = guess * cap / total
-        guess = step * 0.998 if step < over else (over + (fits[0] if fits else 0.9 * over)) / 2
-        while known.get(count(sized(guess)), 0) > cap:
-            guess *= 0.995
-        if count(sized(guess)) in known:
-            break
-    if fits is None:
-        return {"parameters": None, "tried": known}
-    found = dict(zip(("parameters", "bytes", "layers", "width"), fits))
-    return found | {"of the bound": fits[0] / bound, "tried": known}
+
+    def is_over(parameters: float) -> bool:
+        config = sized(parameters)
+        total = compiled_on(config, DEVICES, make(config, DEVICES, *arguments)).total_bytes
+        shape = {"layers": config.model.layers, "width": config.model.width}
+        tried[count(config)] = {"bytes": total} | shape
+        return total > cap
+
+    bisect.bisect([bound * share / 200 for share in range(100, 201)], False, key=is_over)
+    fits = [size for size, row in tried.items() if row["bytes"] <= cap]
+    if not fits:
+        return {"parameters": None, "tried": tried}
+    size = max(fits)
+    return {"parameters": size, "of the bound": size / bound, "tried": tried} | tried[size]
 
 
 def of_largest(report: Report) -> dict:

@@ -1,7 +1,7 @@
-"""AdamA while it trains: final losses against Adam's, step time against accumulation, and why its
-gradients are not summed in the second moment's low bits.
+"""AdamA while it trains: final losses against Adam's, its second moment against Adam's, and step
+time against accumulation.
 
-    python -m benchmarks.adama_training [RESULT ...] [--rounds N]
+    python -m benchmarks.adama_training [RESULT ...]
 
 `adama_convergence`: final losses of AdamA with 2, 4 and 8 microbatches against Adam's, over seeds,
 with the paper's second moment and with the row ratio (AdamA, Fig. 2 and 3; M6, M7). A GPT on two
@@ -10,16 +10,19 @@ layers on scikit-learn's digits, 200 steps of 64 images. The texts are Python's 
 and Python's C headers. Beta2 is 0.95 and 0.999, the rate is Adam's. Adam takes the mean of the same
 microbatches: in the GPT and the BERT that is the batch's gradient, so Adam takes the whole batch;
 in the ResNet, whose batch norm sees a microbatch, gradients are added. AdamA's steps are released
-in the GPT and the BERT; the ResNet uses the unreleased transformation. `packed` is another way to
-Adam's second moment without a buffer (`benchmarks/shared/packed.py`), for the GPT alone. The spread
-of seeds is Adam's largest final loss minus its smallest; a difference is of means.
+in the GPT and the BERT; the ResNet uses the unreleased transformation. The spread of seeds is
+Adam's largest final loss minus its smallest; a difference is of means.
 
-`adama_packed`: how long a step may be. A million parameters whose N microbatches have random
-gradients. Adam's first step is the rate for each parameter. If the sum is rounded while it is
-gathered (`packed`), a step is the rate times the mean gradient over the rounded mean, and a mean
-that nearly cancels is rounded by more than its size. AdamA's steps, with squares and with the row
-ratio, are at most √N of the rate. Rows are in units of the rate: the longest step, and the share of
-steps that are longer than twice the rate.
+`adama_ratio`: how far AdamA's second moment is from Adam's, the mean of sqrt(v) / sqrt(v') (AdamA,
+Fig. 4; M8). The same ResNet with N = 2, 4 and 8 microbatches, with the paper's second moment and
+with the row ratio. v gathers the squares of the microbatches' gradients g_i / N, and is multiplied
+by the ratio of its row if there is one; v' gathers the square of their sum, both along the same run
+and corrected for their start. Each step has the mean of sqrt(v) / sqrt(v') over all values, the
+median, and the signal-to-noise ratio of the microbatches' gradients: |mean|² over the sum of
+variances, less 1 / N, which is the noise in the mean itself; where noise rules it is 0 and may come
+out below. An array of ratio s everywhere has sqrt(v) / sqrt(v') of sqrt((1 + s) / (1 + N s)): 1
+where noise rules. In the first steps, gradients of blocks that start as the identity are nearly 0,
+and the mean is far above 1.
 
 `adama_time`: step time of a GPT on this CPU by how its 8 microbatches become one step: AdamA
 against accumulation in place. gpt_nano, and the same at width 512, where the states' traffic weighs
@@ -28,7 +31,6 @@ otherwise. Steps run in turns, in every round in another order; ratios are to "i
 round: median and quartiles, by the clock and by all cores' work.
 """
 
-import dataclasses
 import itertools
 import statistics
 import sysconfig
@@ -36,29 +38,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
-import jaxmem
-from benchmarks.shared import packed
-from benchmarks.shared.case import compile_planned, nano, small_resnet
+from benchmarks.shared.case import compile_planned, nano, small_resnet, trained
 from benchmarks.shared.results import Benchmark, Report, measure
 from benchmarks.shared.timing import cache_compiles, clock_and_cores, interleaved
 from experiments.command.load import load
-from experiments.config.text import Config
-from experiments.data import images as image_data
-from experiments.data import text as data
-from experiments.models import registry as models
-from experiments.running.images import evaluate as evaluate_images
-from experiments.running.images import read as read_images
-from experiments.running.text import evaluate
-from experiments.steps import images as image_step
-from experiments.steps.optimizer import learning_rate, matrices
-from experiments.steps.step import init_state, make_loss, make_step
+from experiments.models import resnet
+from experiments.running.images import IMAGES
+from experiments.running.text import TEXT, evaluate
+from experiments.steps.images import make_step as image_step
+from jaxmem._optim.adama import ratio
 
 # -- adama_convergence
 
 SEEDS, COUNTS, BETAS = (0, 1, 2), (2, 4, 8), (0.95, 0.999)
-WAYS = ("squares", "row", "packed")
+WAYS = ("squares", "row")
 SMALL = (
     "model.layers=2", "model.width=64", "model.heads=4", "model.dropout=0.0",
     "model.attention_dropout=0.0", "plan.budget=none", "train.steps=250", "train.batch=32",
@@ -74,83 +68,37 @@ MODELS = {
 CURVE = 20  # steps to a point
 
 
-def text_config(model: str, way: str, n: int, beta: float, seed: int) -> Config:
+def config_of(model: str, way: str, n: int, beta: float, seed: int):
+    beta2 = f"optimizer.beta2={beta}"
+    if model == "ResNet":
+        how = "accumulation=scan" if way == "Adam" else f"second_moment={way}"
+        return small_resnet(n, seed, beta2, f"optimizer.{how}")
     folded = (
         "optimizer.accumulation=released", "model.loop=stack", f"train.microbatches={n}",
         f"optimizer.second_moment={way}",
     )  # fmt: skip
-    said = f"train.seed={seed}", f"optimizer.beta2={beta}"
-    how = {"Adam": (), "packed": (f"train.microbatches={n}",)}.get(way, folded)
-    return load("gpt_nano", [*SMALL, *MODELS[model], *said, *how])
+    how = () if way == "Adam" else folded
+    return load("gpt_nano", [*SMALL, *MODELS[model], f"train.seed={seed}", beta2, *how])
 
 
-def packed_step(config: Config):
-    """The step of an experiment, by `packed`."""
-    o, n, loss = config.optimizer, config.train.microbatches, make_loss(config)
-    rate = learning_rate(config)
-
-    def step(state, batch):
-        parts = jax.tree.map(lambda a: a.reshape(n, -1, *a.shape[1:]), batch)
-        one = lambda part: jax.value_and_grad(loss)(state.params, part)
-        values, stacked = jax.lax.map(one, parts)
-        gradients = [jax.tree.map(lambda a, i=i: a[i], stacked) for i in range(n)]
-        key = jax.random.key(7)
-        count = state.moments.count
-        m, v, moments = packed.minibatch(state.moments, gradients, o.beta1, o.beta2, key)
-        u = jax.tree.map(lambda m, v: m / (v**0.5 + o.epsilon), m, v)
-        decay = optax.add_decayed_weights(o.weight_decay, matrices)
-        u, _ = decay.update(u, decay.init(state.params), state.params)
-        params = jax.tree.map(lambda p, u: p - rate(count) * u, state.params, u)
-        new = dataclasses.replace(state, params=params, moments=moments, step=state.step + 1)
-        return new, {"loss": values.mean()}
-
-    return step
+def train(model: str, *case) -> dict:
+    config: Any = config_of(model, *case)
+    kind: Any = IMAGES if model == "ResNet" else TEXT
+    score: Any = IMAGES.evaluate if model == "ResNet" else evaluate  # without a sample of text
+    data = kind.read(config)
+    state, metrics = trained(kind, config, data, kind.step(config, data).step)
+    losses = [float(one["loss"]) for one in metrics]
+    return {"final": score(config, state, data)["val_loss"], "curve": curve(losses)}
 
 
-def train_text(model: str, way: str, n: int, beta: float, seed: int) -> dict:
-    config = text_config(model, way, n, beta, seed)
-    t, text = config.train, data.read(config.data.path, config.train.sequence)
-    state = init_state(config)
-    if way == "packed":
-        state = dataclasses.replace(state, moments=packed.init(state.params))
-    made = packed_step(config) if way == "packed" else make_step(config)
-    step, losses = jax.jit(made, donate_argnums=0), []
-    for number in range(1, t.steps + 1):
-        rows = data.sample(text.train, t.seed, number, t.batch, t.sequence)
-        state, metrics = step(state, models.batch(config, rows, number))
-        losses.append(metrics["loss"])
-    return {"final": evaluate(config, state, text)["val_loss"], "curve": curve(losses)}
-
-
-def train_images(way: str, n: int, beta: float, seed: int) -> dict:
-    how = "accumulation=scan" if way == "Adam" else f"second_moment={way}"
-    config = small_resnet(n, seed, f"optimizer.beta2={beta}", f"optimizer.{how}")
-    images = read_images(config)
-    state = image_step.init_state(config)
-    step, losses = jax.jit(image_step.make_step(config), donate_argnums=0), []
-    for number in range(1, config.train.steps + 1):
-        state, metrics = step(
-            state, image_data.sample(images.train, config.train.seed, number, config.train.batch)
-        )
-        losses.append(metrics["loss"])
-    found = evaluate_images(config, state, images)
-    return {"final": found["val_loss"], "accuracy": found["val_accuracy"], "curve": curve(losses)}
-
-
-def curve(losses) -> list[float]:
-    values = [float(x) for x in losses]
-    return [round(statistics.fmean(values[i : i + CURVE]), 4) for i in range(0, len(values), CURVE)]
+def curve(losses: list[float]) -> list[float]:
+    return [round(statistics.fmean(losses[i : i + CURVE]), 4) for i in range(0, len(losses), CURVE)]
 
 
 def ways(model: str) -> list[tuple[str, int]]:
     """Adam, and every other way with its number of microbatches."""
-    of = [way for way in WAYS if way != "packed" or model.startswith("GPT")]
     adam = COUNTS if model == "ResNet" else (1,)
-    return [*(("Adam", n) for n in adam), *itertools.product(of, COUNTS)]
-
-
-def train(model: str, *case) -> dict:
-    return train_images(*case) if model == "ResNet" else train_text(model, *case)
+    return [*(("Adam", n) for n in adam), *itertools.product(WAYS, COUNTS)]
 
 
 def named(model: str, way: str, n: int, beta: float, seed: int) -> str:
@@ -176,7 +124,7 @@ def cell(results: dict, model: str, beta: float, n: int) -> dict:
     }
 
 
-def trained(report: Report, seed: int, beta: float, model: str) -> None:
+def of_model(report: Report, seed: int, beta: float, model: str) -> None:
     for case in ways(model):
         report.once(named(model, *case, beta, seed), train, model, *case, beta, seed)
 
@@ -188,32 +136,78 @@ def of_convergence(report: Report) -> dict:
     }
 
 
-# -- adama_packed
-
-ROWS, COLUMNS, B1, B2 = 1024, 1024, 0.9, 0.95
+# -- adama_ratio
 
 
-def first_step(way: Any, gradients: list) -> jax.Array:
-    """Every parameter's first step, over the rate."""
-    params = jnp.zeros((ROWS, COLUMNS))
-    if way == "packed":
-        m, v, _ = packed.minibatch(packed.init(params), gradients, B1, B2, jax.random.key(1))
-        return jnp.abs(m) / (v**0.5 + 1e-8)
-    tx = jaxmem.scale_by_adama(B1, B2, accumulation_steps=len(gradients), second_moment=way)
-    state, update = tx.init(params), None
-    for g in gradients:
-        update, state = tx.update(g, state, params)
-    return jnp.abs(jnp.asarray(update))
+def watched_step(config):
+    """step(state, v', batch) -> (state, v', the mean ratio, the median, signal-to-noise)."""
+    train, gradient = image_step(config), jax.grad(resnet.loss(config), has_aux=True)
+    o, n = config.optimizer, config.train.microbatches
+
+    def whole_gradient(state, batch):
+        def one(carry, part):
+            total, statistics = carry
+            grads, (statistics, _) = gradient(state.params, statistics, part)
+            return (jax.tree.map(lambda t, g: t + g / n, total, grads), statistics), None
+
+        parts = jax.tree.map(lambda a: a.reshape(n, -1, *a.shape[1:]), batch)
+        start = jax.tree.map(jnp.zeros_like, state.params), state.statistics
+        return jax.lax.scan(one, start, parts)[0][0]
+
+    def step(state, other, batch):
+        other = jax.tree.map(
+            lambda v, g: o.beta2 * v + (1 - o.beta2) * g * g, other, whole_gradient(state, batch)
+        )
+        state, metrics = train(state, batch)
+        # both are divided by 1 - beta2^t, which cancels; an array that has seen no gradient has no
+        # ratio
+        pairs = zip(used(o.beta2, n, state.moments), jax.tree.leaves(other), strict=True)
+        ratios = [jnp.where(w > 0, jnp.sqrt(v / jnp.where(w > 0, w, 1)), jnp.nan) for v, w in pairs]
+        values = jnp.concatenate([r.reshape(-1) for r in ratios])
+        return state, other, jnp.nanmean(values), jnp.nanmedian(values), metrics["snr"]
+
+    return jax.jit(step, donate_argnums=(0, 1))
 
 
-def longest_step(way: str, n: int) -> dict[str, float]:
-    gradients = [jax.random.normal(jax.random.key(i), (ROWS, COLUMNS)) for i in range(n)]
-    steps = first_step(way, gradients)
-    return {"longest": float(steps.max()), "over twice": float((steps > 2).mean())}
+def used(b2: float, n: int, state) -> list:
+    """The second moments that the update before this state was divided by."""
+    nu = jax.tree.leaves(state.nu)
+    if state.moments.square is None:
+        return nu
+    square = jax.tree.leaves(state.square)
+    # With sums whose squares are the averages themselves the averages stay what they are.
+    sums, given = [jnp.sqrt(s) for s in square], {"b2": b2, "done": state.count, "most": n}
+    given |= {"like": nu, "axis_name": None, "stacked": [None] * len(nu)}
+    _, scaled = ratio.scaled(nu, square, sums, **given)
+    return scaled
+
+
+def follow(way: str, microbatches: str) -> dict[str, list[float]]:
+    n = int(microbatches.removeprefix("N="))
+    config = small_resnet(n, 0, f"optimizer.second_moment={way}")
+    data, state, rows = IMAGES.read(config), IMAGES.first_state(config, None), []
+    other, step = jax.tree.map(jnp.zeros_like, state.params), watched_step(config)
+    for number in range(1, config.train.steps + 1):
+        state, other, *found, snr = step(state, other, IMAGES.batch(config, data, number))
+        rows.append((*map(float, found), float(snr) - 1 / n))
+    return dict(zip(("ratio", "median", "signal to noise"), map(list, zip(*rows))))
+
+
+def of_ratio(report: Report) -> dict:
+    last = lambda values: statistics.fmean(values[-50:])
+    return {
+        name: {
+            "largest": max(row["ratio"]),
+            "mean of the last 50 steps": last(row["ratio"]),
+            "median of the last 50 steps": last(row["median"]),
+        }
+        for name, row in report.results.items()
+    }
 
 
 # -- adama_time
 
+ROUNDS = 25
 COMMON = "model.loop=stack", "train.microbatches=8"
 ROW = "optimizer.second_moment=row"
 MICROBATCHED = {  # accumulation, clipping, and more
@@ -239,7 +233,7 @@ def timed(report: Report, size: str) -> None:
         own = f"optimizer.accumulation={way}", f"optimizer.clip={clip}"
         configs[name] = nano(*COMMON, *own, *more, *SIZES[size])
     steps = {name: compile_planned(config, {"block": {}}) for name, config in configs.items()}
-    seconds = interleaved(configs["in_place"], [steps], report.chosen["rounds"], configs)
+    seconds = interleaved(configs["in_place"], [steps], ROUNDS, configs)
     for way in MICROBATCHED:
         report.add(f"{size}, {way}", clock_and_cores(seconds, way, "in_place"))
 
@@ -251,12 +245,12 @@ def of_time(report: Report) -> dict:
 
 RESULTS = {
     "adama_convergence": Benchmark(
-        itertools.product(SEEDS, BETAS, MODELS), trained, of_convergence
+        itertools.product(SEEDS, BETAS, MODELS), of_model, of_convergence
     ),
-    "adama_packed": Benchmark(
-        [(way, n) for n, way in itertools.product(COUNTS, WAYS)], row=longest_step
+    "adama_ratio": Benchmark(
+        itertools.product(WAYS, (f"N={n}" for n in COUNTS)), row=follow, summary=of_ratio
     ),
-    "adama_time": Benchmark(SIZES, timed, of_time, numbers={"rounds": 25}),
+    "adama_time": Benchmark(SIZES, timed, of_time),
 }
 
 if __name__ == "__main__":

@@ -1,18 +1,17 @@
 """Plans over a range of budgets: whether a plan is found, its bytes, and how well they were
-predicted; the least bytes; and how long planning takes.
+predicted, for our models and for models as they are; the least bytes; how long planning takes; and
+the tags of `jaxmem.auto` against tags by hand.
 
     python -m benchmarks.budgets [RESULT ...]
 
 The range is from the least bytes that compiled (the refusal of a budget that is too small names
 them) to a largest budget. The budgets divide the range evenly, without its ends. Deviceless, the
-planner leaves 2 % of a budget free, so bytes are also given as a share of the rest. `compiles`
-counts all requested compiles, recalled ones included. Times are the planner's; no step runs on a
-GPU or a TPU.
+planner leaves 2 % of a budget free. `compiles` counts all requested compiles, recalled ones
+included. Times are the planner's; no step runs on a GPU or a TPU.
 
 `budgets`: up to keep-all, which keeps every tag and recomputes the rest. Three more budgets:
 keep-all itself, halfway from there to everything kept, and everything kept with the planner's
-margin. At the last budget the plan must be `build(None)`'s program, compared as the text of its
-jaxpr. Every second budget is planned from nothing; the others use earlier searches' compiles, as
+margin. Every second budget is planned from nothing; the others use earlier searches' compiles, as
 any later plan of a step does.
 
 `tpu_budgets`: up to everything kept, for TPUs without hardware. A budget beyond the device's memory
@@ -22,30 +21,43 @@ is replaced by the device's memory. Random bits are rbg's, as is common on TPUs.
 requested, which no plan meets: ten times from nothing, with another seed for the descent each time,
 and three times more after another budget was planned, with the compiles of all searches before.
 `spread` is the largest of these least bytes over the smallest, less 1. The results also hold the
-bytes of full recomputation, and the seconds of the refusals.
+bytes of full recomputation.
 
 `plan_seconds`: the time of planning gpt_345m in a new process, with no time database and no
-remembered compile. Wall seconds depend on the machine's other work, so the processor's seconds
-(planner and its compiling processes) and the load are listed too: on n idle cores a plan takes at
-least processor seconds / n.
+remembered compile. The seconds depend on the machine's other work, so the load is listed too.
+
+`foreign`: models that do not import jaxmem, unchanged. Each model's whole training step goes to
+`jaxmem.plan(jaxmem.auto(step), ...)`, for this CPU and for an H200, at 0.9, 0.6 and 0.4 of the
+bytes of the step as it is, and at 0.97 of the bytes of full recomputation: every layer under
+`jax.checkpoint` with nothing saved. If no plan is found, `floor` is the least that the planner
+compiled. On the CPU each plan's step is run from the same parameters as the user's step. The
+parameters are perturbed so that no gradient is zero: `loss` and `update` are the largest relative
+differences of the loss and of any parameter's gradient. They show rounding alone where the plan
+stores nothing in a codec, `lossless`.
+
+`auto_tags`: tags that `jaxmem.auto` finds against tags that an engineer wrote, at the same budgets.
+A config's step is planned twice for an H200: with its own tags, and by `jaxmem.auto` with every tag
+and checkpoint taken out of its model. Eight budgets divide the range from the least that the tagged
+step compiles to up to the bytes of the step without a checkpoint, without its ends. `ratio` is the
+plan's time under auto over the time with tags, both XLA's estimate of the whole compiled step. The
+first plan of each is made from nothing, and the two take turns in going first: `seconds` is the
+time of planning.
 """
 
-import itertools
-import json
+import functools
 import os
-import re
-import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from unittest import mock
 
+import jax
+import jax.numpy as jnp
+
 import jaxmem
 from benchmarks.shared import sharded_llama
-from benchmarks.shared.assignments import recomputed
+from benchmarks.shared.assignments import keep_tags, recomputed
 from benchmarks.shared.case import (
     Case,
     Step,
@@ -54,12 +66,19 @@ from benchmarks.shared.case import (
     forgetting,
     of_rows,
     on,
+    printed,
     random_bits_for,
 )
 from benchmarks.shared.results import Benchmark, Report, measure
-from benchmarks.shared.steps import of_config, shapes, step_of
+from benchmarks.shared.steps import MODELS, SIZES, of_config, shapes, step_of
+from experiments.command.load import load
+from experiments.steps.step import abstract, make_step, step_over
+from jaxmem._core.actions import keeps_everything
+from jaxmem._core.assignment import Assignment
+from jaxmem._model.auto.step import planned_step
 from jaxmem._planner.search import local_search
-from tests.shared.foreign import libraries
+from jaxmem._planner.search.compile import StepCompiler
+from tests.shared.foreign import libraries, plain
 from tests.shared.foreign.size import Size
 
 GPTS = (("gpt_nano", "local"), ("gpt_117m", "h200"), ("gpt_345m", "h200"))
@@ -69,12 +88,11 @@ ARGUMENTS = 2**20  # bytes beyond the arguments of the step with everything kept
 
 def ends(step: Step) -> dict:
     """Bytes of the least that compiled, of every tag kept, and of everything kept."""
-    everything, keep_all = (s.compiled for s in step.compile(None, step.keep_tags))
+    everything, keep_all = (s.compiled for s in step.compile(None, keep_tags(step.profile)))
     return {
         "least": step.least(everything.argument_bytes + ARGUMENTS),
         "keep_all": keep_all.total_bytes,
         "everything": everything.total_bytes,
-        "everything_seconds": everything.xla_seconds,
     }
 
 
@@ -85,19 +103,7 @@ ODD = "1357"
 
 def at(case: Case, budget: int, from_nothing: bool) -> dict:
     with forgetting(from_nothing):
-        plan, row = case.attempt(budget)
-    if plan is None:
-        return row
-    same = program(case, plan) == program(case, None)
-    return row | {"from_nothing": from_nothing, "same_program_as_no_plan": same}
-
-
-def program(case: Case, plan) -> str:
-    """The step's jaxpr as text, without the policy and addresses of functions, which are no part of
-    what runs.
-    """
-    text = str(case.trace(None if plan is None else plan.actions).jaxpr)
-    return re.sub(r"Policy\(.*?\)+\s|0x[0-9a-f]+", "", re.sub(r"policy=[^\n]*", "", text))
+        return case.row(budget)
 
 
 def of_gpt(report: Report, config: str, target: str) -> None:
@@ -116,28 +122,13 @@ def of_gpt(report: Report, config: str, target: str) -> None:
 
 def summary_of_gpt(report: Report, name: str) -> dict:
     rows = report.under(f"{name} ")
-    e = rows.pop("ends")
-    inside = [r for r in rows.values() if e["least"] < r["budget"] < e["keep_all"]]
-    found = sorted((r for r in rows.values() if r["found"]), key=lambda r: r["budget"])
-    alone = [r for r in inside if r["found"] and r["from_nothing"]]
+    ends = rows.pop("ends")
+    inside = [r for r in rows.values() if ends["least"] < r["budget"] < ends["keep_all"]]
     told, between_ends = of_rows(rows.values()), of_rows(inside)
-    less_margin = [r["share_less_margin"] for r in inside if r["found"]]
-    return {
+    return between_ends | {
         "budgets": told["budgets"],
-        "between least and keep-all": between_ends.pop("budgets"),
-        "of those, found": between_ends.pop("found"),
         "within the budget": told["within"],
-        **between_ends,
         "most compiles": told["most compiles"],
-        "median share less margin": statistics.median(less_margin),
-        "planned from nothing": of_rows(alone),
-        "times that rose with the budget": sum(
-            b["predicted_seconds"] > a["predicted_seconds"] * (1 + 1e-9)
-            for a, b in itertools.pairwise(found)
-        ),
-        "build(None)'s program at everything": all(
-            r["same_program_as_no_plan"] for r in found if r["keeps_everything"]
-        ),
     }
 
 
@@ -184,11 +175,9 @@ HISTORIES = (0.9, 0.6, 0.4)  # shares of the bytes of everything kept, planned f
 
 
 def refusal(case: Case, arguments: int, seed: int, cold: bool) -> dict:
-    """The least that a search names, with its seconds."""
-    start = time.perf_counter()
+    """The least that a search names."""
     with mock.patch.object(local_search, "SEED", seed), forgetting(cold):
-        least = case.least(arguments)
-    return {"least": least, "seconds": time.perf_counter() - start}
+        return {"least": case.least(arguments)}
 
 
 def after(case: Case, arguments: int, budget: int) -> dict:
@@ -211,12 +200,9 @@ def of_luck(report: Report, config: str, target: str) -> None:
 
 def summary_of_luck(report: Report, name: str) -> dict:
     found = [r["least"] for r in report.under(f"{name} ").values() if "least" in r]
-    cold = [r["least"] for r in report.under(f"{name} seed").values()]
     return {
         "searches": len(found),
-        "least": min(found),
         "spread": max(found) / min(found) - 1,
-        "spread over seeds": max(cold) / min(cold) - 1,
         "of full recomputation, at most": max(found) / report[f"{name} ends"]["recomputed"],
     }
 
@@ -225,56 +211,213 @@ def summary_of_luck(report: Report, name: str) -> dict:
 
 GOALS = {("h200", "16GiB"): 120, ("v5e", "12GiB"): 180}  # seconds
 CHILD = """
-import json, sys, time
-start = time.perf_counter()
+import json, sys
 from benchmarks.shared.case import random_bits_for
 from experiments.command.load import load
 from experiments.running.planning import new_plan
 random_bits_for(sys.argv[2])
-imported = time.perf_counter()
 plan = new_plan(load("gpt_345m", ["plan.budget=" + sys.argv[1], "plan.target=" + sys.argv[2]]))
-total = time.perf_counter() - start
-print(json.dumps(dict(
-    total=total, imports=imported - start, profile=plan.profile_seconds,
-    solve=plan.solve_seconds, compile=plan.compile_seconds, compiles=plan.compiles,
-    budget_bytes=plan.budget_bytes, compiled_bytes=plan.compiled_bytes,
-    predicted_bytes=plan.predicted_bytes, time_source=plan.time_source,
-)))
+print(json.dumps({"compiles": plan.compiles, "compiled_bytes": plan.compiled_bytes}))
 """
 
 
 def from_nothing(target: str, budget: str) -> dict:
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as empty:
-        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        environment = os.environ | {"XDG_CACHE_HOME": empty, "JAX_COMPILATION_CACHE_DIR": ""}
-        done = subprocess.run(
-            [sys.executable, "-c", CHILD, budget, target],
-            env=environment,
-            stdout=subprocess.PIPE,
-            check=True,
-        )
-        wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    found = json.loads(done.stdout.splitlines()[-1])
-    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return found | {
-        "process_seconds": wall,
-        "processor_seconds": processor,
-        "cores": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
-    }
+        own = {"XDG_CACHE_HOME": empty, "JAX_COMPILATION_CACHE_DIR": ""}
+        found = printed(CHILD, budget, target, **own)
+    found["process_seconds"] = time.perf_counter() - start
+    return found | {"cores": os.cpu_count(), "load_average": os.getloadavg()[0]}
 
 
 def of_seconds(report: Report) -> dict:
-    told = {}
-    for (target, budget), goal in GOALS.items():
-        row = report[f"{target} {budget}"]
-        told[target] = {
-            "goal_seconds": goal,
-            "seconds": row["process_seconds"],
-            "least_that_idle_cores_allow": row["processor_seconds"] / row["cores"],
-            "reached": row["process_seconds"] <= goal,
-        }
-    return told
+    seconds = {case: report[" ".join(case)]["process_seconds"] for case in GOALS}
+    return {
+        case[0]: {"seconds": seconds[case], "reached": seconds[case] <= goal}
+        for case, goal in GOALS.items()
+    }
+
+
+# -- foreign
+
+SHARES = (0.9, 0.6, 0.4)
+OF_RECOMPUTATION = 0.97
+ON_A_MESH = {"FSDP and tensor parallel on 8 devices": plain.on_a_mesh_of_eight}
+EIGHT = "h200:8"
+NOISE = 1e-4  # of the largest gradient: one below it is rounding
+
+
+def ends_of_model(step: Callable, planned: Step) -> dict:
+    """Bytes of the step as it is, and under full recomputation."""
+    build = lambda plan: planned_step(step, Assignment.nothing())
+    (full,) = StepCompiler(build, planned.args, planned.backend).compile({})
+    baseline = planned.plan(10**15).baseline_bytes
+    return {"baseline": baseline, "recomputed": full.compiled.total_bytes}
+
+
+def farthest(got, want, start) -> float:
+    """The largest difference of two trees, relative to how far each leaf moved from `start`. A leaf
+    whose gradient is nothing but rounding, as that of a key's bias is, is compared with the leaf
+    that moved most.
+    """
+    leaves = list(zip(*map(jax.tree.leaves, (got, want, start)), strict=True))
+    moved = [float(jnp.abs(b - p).max()) for _, b, p in leaves]
+    assert min(moved) > 0, "a gradient is zero: nothing is compared"
+    size = [one if one > NOISE * max(moved) else max(moved) for one in moved]
+    return max(float(jnp.abs(a - b).max()) / m for (a, b, _), m in zip(leaves, size, strict=True))
+
+
+def at_budget(step: Step, budget: int, args: tuple, own=None) -> dict:
+    """What became of one budget. `own` is what the user's step returns, where it was run."""
+    plan, row = step.attempt(budget)
+    if plan is None:
+        return row | {"floor": row["least"]}
+    choices = [choice for tags in plan.actions.values() for choice in tags.values()]
+    row["lossless"] = not any(c.action.compresses and c.codec != "bit_mask()" for c in choices)
+    if own is not None:
+        moved, value = plan.step(jax.tree.map(jnp.copy, args[0]), *args[1:])
+        row["loss"] = abs(float(value) / float(own[1]) - 1)
+        row["update"] = farthest(moved, own[0], args[0])
+    return row
+
+
+def of_model(report: Report, name: str, target: str) -> None:
+    loss, params, rest = (MODELS | ON_A_MESH)[name](SIZES[target])
+    args, step, key = (params, *rest), step_of(loss), f"{name}, {target}"
+    own = jax.jit(step)(*args) if target == "local" else None
+    with on(target) as backend:
+        planned = Step(jaxmem.auto(step), shapes(args), backend)
+        sizes = report.once(key, ends_of_model, step, planned)
+        budgets = {f"{share}": int(share * sizes["baseline"]) for share in SHARES}
+        budgets["recomputed"] = int(OF_RECOMPUTATION * sizes["recomputed"])
+        for label, budget in budgets.items():
+            report.once(f"{key}, {label}", at_budget, planned, budget, args, own)
+
+
+def summary_of_models(report: Report) -> dict:
+    rows = {k: r for k, r in report.results.items() if "found" in r}
+    found = [r for r in rows.values() if r["found"]]
+    # A step that recomputes everything as it is has little left to give.
+    least = lambda key: int(OF_RECOMPUTATION * report[key.rpartition(", ")[0]]["recomputed"])
+    possible = [r for k, r in rows.items() if r["budget"] >= least(k)]
+    ran = [r for r in found if "update" in r]
+    exact = [r["update"] for r in ran if r["lossless"]]
+    high = [r for k, r in rows.items() if k.endswith("h200, 0.9") and r["found"]]
+    return {
+        "models": len(MODELS | ON_A_MESH),
+        "budgets": len(rows),
+        "found": len(found),
+        "within": sum(r["within"] for r in found),
+        "not below 0.97 of full recomputation": len(possible),
+        "found of these": sum(r["found"] for r in possible),
+        "largest difference of the loss": max((r["loss"] for r in ran), default=None),
+        "largest difference of a gradient, lossless": max(exact, default=0),
+        "plans for h200 at 0.9": len(high),
+        "use 85 % of it at least": sum(r["share_of_budget"] >= 0.85 for r in high),
+    }
+
+
+# -- auto_tags
+
+CONFIGS = ("gpt_117m", "bert_base", "gpt_345m")
+# The released step takes a layer as a function, and its clipping is its own.
+OVERRIDES = ("optimizer.accumulation=scan", "optimizer.clip=norm")
+TARGET = "h200"
+
+
+def plain_loop(layer, parameters, x, key, *shared):
+    """A scan over the layers without a checkpoint."""
+    count = len(jax.tree.leaves(parameters)[0])
+
+    def turn(x, one):
+        parameters, index = one
+        own = {} if key is None else {"key": jax.random.fold_in(key, index)}
+        return layer(parameters, x, *shared, **own), None
+
+    return jax.lax.scan(turn, x, (parameters, jax.numpy.arange(count, dtype="uint32")))[0]
+
+
+def untagged(config) -> Callable:
+    """The config's step as one would write it without jaxmem."""
+    step = step_over(config, plain_loop)
+
+    def plain(*args):
+        same = mock.patch.object(jaxmem, "tag", lambda x, *_, **__: x)
+        soft = lambda x, *_, axis=-1, **__: jax.nn.softmax(x, axis)
+        with same, mock.patch.object(jaxmem.ops, "softmax", soft):
+            return step(*args)
+
+    return plain
+
+
+def with_tags(step: Step, budget: int) -> dict:
+    """What becomes of a budget, with XLA's seconds of the whole step under the plan."""
+    plan, row = step.attempt(budget)
+    if plan is None:
+        return row
+    under = None if keeps_everything(plan.actions) else plan.actions
+    whole = step.compile_fully(under).result()
+    assert whole.xla_seconds is not None
+    return row | {"xla_seconds": whole.xla_seconds}
+
+
+def both(steps: dict[str, Step], budget: int) -> dict:
+    rows = {way: with_tags(step, budget) for way, step in steps.items()}
+    found = all(row["found"] for row in rows.values())
+    ratio = rows["auto"]["xla_seconds"] / rows["tags"]["xla_seconds"] if found else None
+    return {"budget": budget, "ratio": ratio} | rows
+
+
+def ends_of_tags(steps: dict[str, Step]) -> dict:
+    whole = steps["auto"].plan(10**15)
+    least = steps["tags"].least(whole.baseline_parts.arguments)
+    return {"least": least, "everything": whole.baseline_bytes}
+
+
+def first_plans(steps: dict[str, Step], budget: int) -> dict:
+    """Seconds of the first plan of each, in a cache folder of its own, the best of two turns."""
+    found: dict[str, list[float]] = {"tags": [], "auto": []}
+    for name in ("tags", "auto", "auto", "tags"):
+        cache = tempfile.TemporaryDirectory()
+        with cache as folder, mock.patch.dict("os.environ", XDG_CACHE_HOME=folder):
+            start = time.perf_counter()
+            steps[name].plan(budget)
+            found[name].append(time.perf_counter() - start)
+    return {name: min(seconds) for name, seconds in found.items()}
+
+
+def compare(report: Report, name: str) -> None:
+    config = load(name, OVERRIDES)
+    builds = {
+        "tags": functools.partial(make_step, config),
+        "auto": jaxmem.auto(untagged(config)),
+    }
+    with on(TARGET) as backend:
+        steps = {way: Step(build, abstract(config), backend) for way, build in builds.items()}
+        low, high = report.once(f"{name} ends", ends_of_tags, steps).values()
+        for label, budget in between(low, high, BETWEEN).items():
+            report.once(f"{name} {label.partition('/')[0]}", both, steps, budget)
+        if name == CONFIGS[0]:
+            report.once(f"{name} from nothing", first_plans, steps, (low + high) // 2)
+
+
+def summary_of_tags(report: Report) -> dict:
+    rows = [r for r in report.results.values() if "ratio" in r]
+    found = {way: [r[way] for r in rows if r[way]["found"]] for way in ("auto", "tags")}
+    ratios = [r["ratio"] for r in rows if r["ratio"] is not None]
+    times = report[f"{CONFIGS[0]} from nothing"]
+    return {
+        "budgets": len(rows),
+        "found under auto": len(found["auto"]),
+        "found with tags": len(found["tags"]),
+        "largest ratio": max(ratios),
+        "geometric mean": statistics.geometric_mean(ratios),
+        "seconds of the first plan, auto over tags": times["auto"] / times["tags"],
+        "median solve under auto": statistics.median(r["solve_seconds"] for r in found["auto"]),
+    }
+
+
+FOREIGN = [(name, target) for name in MODELS for target in ("local", "h200")]
 
 
 RESULTS = {
@@ -286,6 +429,8 @@ RESULTS = {
         lambda report, *case: report.once(" ".join(case), from_nothing, *case),
         of_seconds,
     ),
+    "foreign": Benchmark(FOREIGN, of_model, summary_of_models),
+    "auto_tags": Benchmark(CONFIGS, compare, summary_of_tags),
 }
 
 if __name__ == "__main__":

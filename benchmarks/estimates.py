@@ -30,18 +30,28 @@ estimates of products in Triton fusions mean nothing before autotuning, so that
 `jaxmem._target.hlo.products` prices them by rates. XLA has a table of products that its authors
 measured on an H100, which it reads for library calls. Here bfloat16 products of transformers'
 shapes are compiled for an H200 as both. `ratio` is the formula's time over the table's.
+
+`solver`: the solver's optimum against brute force, and its time. Profiles: gpt_117m, gpt_345m and
+gpt_4b7 on h200 and a100-80gb, at rooms from the least bytes to those of all tags kept. Random
+graphs of up to 8 tags: the same that the tests draw, every assignment tried and priced by an oracle
+that shares no code with the solver. A greedy planner must never be better. On real profiles,
+seconds are those that assignments are ranked by: with lossy codecs at their longest.
 """
 
+import collections
 import itertools
 import random
 import statistics
+import time
 
+import hypothesis
 import jax
 import jax.numpy as jnp
+from hypothesis import strategies as st
 
 import jaxmem
-from benchmarks.shared.assignments import drawn, plans, recomputed, show
-from benchmarks.shared.case import AnyTimes, Case, Step, case_on, on
+from benchmarks.shared.assignments import drawn, keep_tags, plans, recomputed, show
+from benchmarks.shared.case import AnyTimes, Case, Step, case_on, from_to, on
 from benchmarks.shared.devices import compiled
 from benchmarks.shared.results import Benchmark, Report, measure, of_errors
 from benchmarks.shared.steps import MODELS, SIZES, shapes, step_of
@@ -50,9 +60,13 @@ from jaxmem._core.profile import Profile
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.estimates import Estimates
 from jaxmem._planner.solve.cost import evaluate
+from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.solve import least_bytes, solve
 from jaxmem._target.devices.support import allowed_actions
-from jaxmem._trace.jaxpr import as_scan, matmul_flops, nbytes, subjaxprs
+from jaxmem._trace.jaxpr import as_scan, nbytes, subjaxprs
+from tests.shared import profiles
 from tests.shared.audit import audit
+from tests.shared.greedy import greedy
 
 # -- profile_exact
 
@@ -119,18 +133,10 @@ def compare(case: Case, actions: Actions) -> dict:
 
 
 def optimized(case: Case, actions: Actions) -> dict:
-    """[predicted, in the HLO]; what is predicted for the step's FLOPs is its trace with all kept,
-    and what is recomputed.
-    """
+    """[predicted, in the HLO]."""
     base, under = (v.compiled for v in case.compile(None, actions))
-    matmuls, flops = recomputations(case, evaluate(case.profile, actions))
-    flops += sum(matmul_flops(e)[0] for e in case.trace(None).jaxpr.jaxpr.eqns)
-    return {
-        "recomputed_matmuls": [matmuls, under.matmuls - base.matmuls],
-        "step_flops": [flops, under.matmul_flops],
-        "flops_ratio": under.matmul_flops / flops,
-        "total_bytes": under.total_bytes,
-    }
+    matmuls, _ = recomputations(case, evaluate(case.profile, actions))
+    return {"recomputed_matmuls": [matmuls, under.matmuls - base.matmuls]}
 
 
 def of_profile(report: Report, config: str, target: str) -> None:
@@ -154,7 +160,6 @@ def summary_of_profile(report: Report) -> dict:
         "equal in bytes and products, as traced": sum(r["equal"] for r in traced),
         "plans compiled": len(hlo),
         "equal in recomputed products, as compiled": sum(a == b for a, b in pairs),
-        "largest deviation of HLO FLOPs": max(abs(r["flops_ratio"] - 1) for r in hlo.values()),
     }
 
 
@@ -194,17 +199,14 @@ def of_walk(report: Report, name: str, target: str) -> None:
                 report.add(key, row | {"loop": any(word in name for word in LOOPS)})
 
 
-def of_rows(rows: list[dict]) -> dict:
-    return {"points": len(rows)} | of_errors(r["error"] for r in rows)
-
-
 def summary_of_walk(report: Report) -> dict:
+    rows = report.results.items()
     chosen = lambda target, loop: [
-        r for k, r in report.results.items() if f", {target}, " in k and r["loop"] == loop
+        r["error"] for k, r in rows if f", {target}, " in k and r["loop"] == loop
     ]
     ways = {True: "a loop over layers", False: "a Python loop"}
     cases = itertools.product(WALKED, ways)
-    return {f"{target}, {ways[loop]}": of_rows(chosen(target, loop)) for target, loop in cases}
+    return {f"{target}, {ways[loop]}": of_errors(chosen(target, loop)) for target, loop in cases}
 
 
 # -- time_choices
@@ -234,42 +236,29 @@ def summary_of_choices(report: Report, name: str) -> dict:
     rows = report.under(f"{name}, ")
     base = rows.pop(EVERY)
     longer = lambda row, key: (row[key] - base[key]) / base["xla_seconds"]
-    choices = {
-        name: {which: longer(row, f"{which}_seconds") for which in ("xla", "model")}
-        for name, row in rows.items()
-    }
-    errors = {name: abs(c["model"] - c["xla"]) for name, c in choices.items()}
-    return {
-        "choices": choices,
-        "median error": statistics.median(errors.values()),
-        "largest error": max(errors.values()),
-        "of": max(errors, key=lambda name: errors[name]),
-    }
+    differ = lambda row: abs(longer(row, "model_seconds") - longer(row, "xla_seconds"))
+    errors = [*map(differ, rows.values())]
+    return {"median error": statistics.median(errors), "largest error": max(errors)}
 
 
 # -- product_times
 
 LIBRARY = {"xla_gpu_enable_triton_gemm": False}
-OF_LAYERS = [
-    (m, n, k)
-    for m in (1024, 4096, 8192, 32768)
-    for n, k in (
+OF_LAYERS = itertools.product(
+    (1024, 4096, 8192, 32768),
+    (
         (768, 768), (3072, 768), (768, 3072), (2304, 768), (1024, 4096), (4096, 1024),
         (4096, 4096), (16384, 4096),
-    )
-]  # fmt: skip
-OF_GRADIENTS = [(768, 768, 8192), (3072, 768, 8192), (4096, 4096, 8192)]
-OF_ATTENTION = [
-    (batch, *shape)
-    for batch in (24, 96, 512)
-    for shape in ((1024, 1024, 64), (1024, 64, 1024), (2048, 2048, 128))
+    ),
+)  # fmt: skip
+OF_ATTENTION = itertools.product(
+    (24, 96, 512), ((1024, 1024, 64), (1024, 64, 1024), (2048, 2048, 128))
+)
+PRODUCTS = [  # (m, n, k), with a batch before it for attention's
+    *((first, *rest) for first, rest in (*OF_LAYERS, *OF_ATTENTION)),
+    *((768, 768, 8192), (3072, 768, 8192), (4096, 4096, 8192)),  # of gradients
+    *((1024, 50257, 768), (8192, 50257, 768)),  # a vocabulary that no tile divides
 ]
-ODD = [(m, 50257, 768) for m in (1024, 8192)]  # a vocabulary that no tile divides
-
-
-def products() -> list[tuple[int, ...]]:
-    """(m, n, k), with a batch before it for attention's."""
-    return [*OF_LAYERS, *OF_GRADIENTS, *OF_ATTENTION, *ODD]
 
 
 def ratio(*batch_m_n_k: int) -> dict[str, float]:
@@ -284,27 +273,103 @@ def ratio(*batch_m_n_k: int) -> dict[str, float]:
     return {"formula": ours, "table": table, "ratio": ours / table}
 
 
-def of_ratios(ratios: list[float]) -> dict[str, float]:
-    return {
-        "products": len(ratios),
-        "median": statistics.median(ratios),
-        "mean distance from 1": statistics.mean(abs(r - 1) for r in ratios),
-        "least": min(ratios),
-        "largest": max(ratios),
-    }
-
-
 def summary_of_products(report: Report) -> dict:
-    of = lambda odd: [r["ratio"] for k, r in report.results.items() if ("50257" in k) == odd]
-    return {"shapes that tiles divide": of_ratios(of(False)), "other shapes": of_ratios(of(True))}
+    """How far the formula is from the table, for shapes that tiles divide and for others."""
+    of = lambda odd: [r["ratio"] - 1 for k, r in report.results.items() if ("50257" in k) == odd]
+    return {"shapes that tiles divide": of_errors(of(False)), "other shapes": of_errors(of(True))}
+
+
+# -- solver
+
+PROFILES = itertools.product(("h200", "a100-80gb"), GPTS)
+ROOMS, GRAPHS = 25, 300
+SAME = 1e-6  # relative, in priced seconds: ties are broken in favour of fewer bytes
+RANDOM_GRAPHS = "random graphs"
+
+
+def on_profile(case: Case) -> dict:
+    made = case.profile
+    least, most = least_bytes(ActionProblem(made)), evaluate(made, keep_tags(made))
+    assert least is not None
+    seconds, greedy_better = [], 0
+    for room in from_to(least.bytes, most.saved_bytes, ROOMS):
+        start = time.perf_counter()
+        best = solve(ActionProblem(made, room=room))
+        seconds.append(time.perf_counter() - start)
+        assert best is not None
+        assert best.bytes <= room
+        if (other := greedy(ActionProblem(made, room=room))) is not None:
+            ours = best.risk_adjusted_seconds
+            greedy_better += ours > other.risk_adjusted_seconds * (1 + SAME)
+    spread = {"n": len(seconds), "median": statistics.median(seconds), "max": max(seconds)}
+    return {"solve_seconds": spread, "greedy_better": greedy_better}
+
+
+def on_random_graphs() -> dict:
+    counts = collections.Counter(
+        solves=0, equal_to_brute_force=0, infeasible_in_both=0, greedy_better=0
+    )
+
+    def in_room(made: Profile, known: list, room: int) -> None:
+        got = solve(ActionProblem(made, room=room))
+        want = min((p.priced for p in known if p.bytes <= room), default=None)
+        counts["solves"] += 1
+        if got is None or want is None:
+            counts["infeasible_in_both"] += got is None and want is None
+            return
+        price = lambda one: one.seconds + (profiles.PRICE - 1) * one.cost.recompute_seconds
+        priced, tie = price(got), 2e-6 * max(1.0, max(p.priced for p in known))
+        equal = got.bytes <= room and priced <= want * (1 + SAME) + tie
+        counts["equal_to_brute_force"] += equal
+        other = greedy(ActionProblem(made, room=room))
+        counts["greedy_better"] += other is not None and price(other) < priced - tie
+
+    @hypothesis.seed(0)
+    @hypothesis.settings(
+        max_examples=GRAPHS,
+        deadline=None,
+        database=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),  # pyright: ignore[reportArgumentType],
+    )
+    @hypothesis.given(profiles.profiles(), st.integers(0, 2**31))
+    def one(made, seed):
+        known = profiles.prices(made)
+        sizes = sorted({p.bytes for p in known})
+        rooms = {random.Random(seed).choice(sizes), sizes[0] - 1, sizes[len(sizes) // 2]}
+        for room in sorted(room for room in rooms if room >= 0):
+            in_room(made, known, room)
+
+    one()
+    return dict(counts)
+
+
+def of_solver(report: Report, target: str, config: str) -> None:
+    if not report.has(key := f"{config} {target}"):
+        with case_on(target, config) as case:
+            report.add(key, on_profile(case))
+
+
+def summary_of_solver(report: Report) -> dict:
+    graphs = report.once(RANDOM_GRAPHS, on_random_graphs)
+    real = [r for k, r in report.results.items() if k != RANDOM_GRAPHS]
+    equal = graphs["equal_to_brute_force"] + graphs["infeasible_in_both"]
+    better = sum(r["greedy_better"] for r in real) + graphs["greedy_better"]
+    return {
+        "longest solve on a real profile": max(r["solve_seconds"]["max"] for r in real),
+        "solves on real profiles": sum(r["solve_seconds"]["n"] for r in real),
+        "greedy better than the solver": better,
+        "random solves equal to brute force or infeasible in both": [equal, graphs["solves"]],
+    }
 
 
 RESULTS = {
     "profile_exact": Benchmark([*CASES, *COMPILED], of_profile, summary_of_profile),
     "walk": Benchmark(itertools.product(MODELS, WALKED), of_walk, summary_of_walk),
     "time_choices": Benchmark(CONFIGS, of_choices, of_case=summary_of_choices),
+    "solver": Benchmark(PROFILES, of_solver, summary_of_solver),
     "product_times": Benchmark(
-        products(),
+        PRODUCTS,
         lambda report, *shape: report.once(str(shape), ratio, *shape),
         summary_of_products,
     ),

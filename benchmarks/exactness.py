@@ -1,7 +1,7 @@
 """Is training under a plan the same training, and what does compression cost in quality? gpt_nano
 on this CPU.
 
-    python -m benchmarks.exactness [RESULT ...] [--steps N] [--seeds N] [--batches N]
+    python -m benchmarks.exactness [RESULT ...]
 
 `exactness`: loss and gradient, both dropouts on, under one action for every tag, and under random
 mixtures of all five. The float32 loss must be equal to the loss without a plan bit for bit, since
@@ -18,10 +18,8 @@ gradient, as the mean over batches. Targets: within 0.5 % of the unplanned loss;
 than naive.
 """
 
-import math
 import random
 import statistics
-import time
 from typing import NamedTuple
 
 import jax
@@ -30,16 +28,14 @@ import numpy as np
 import jaxmem
 from benchmarks.shared.assignments import every, keep_everything, keep_tags, show
 from benchmarks.shared.baselines import naive, own_codec
-from benchmarks.shared.case import compile_step, local_profile, nano
+from benchmarks.shared.case import compile_step, local_profile, nano, trained
 from benchmarks.shared.results import Benchmark, Report, measure
 from benchmarks.shared.timing import cache_compiles
 from experiments.command.load import load
 from experiments.config.text import Config
 from experiments.data import text as data
-from experiments.errors import DivergedError
 from experiments.models.loops import scanned
 from experiments.running.planning import new_plan
-from experiments.running.shown import Progress
 from experiments.running.text import TEXT, evaluate
 from experiments.steps.step import init_state, make_loss
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Action, Actions, Choice
@@ -131,6 +127,7 @@ def of_exactness(report: Report) -> dict:
 # -- quality
 
 TARGET = 0.005
+STEPS, SEEDS, BATCHES = 150, 3, 4
 CODECS = {"own": own_codec, "naive": naive}
 
 
@@ -155,21 +152,12 @@ def train(setting: Setting, actions: Actions, seed: int):
     """The trained parameters and what is reported of them."""
     own = setting.config.train.model_copy(update={"seed": seed})
     config = setting.config.model_copy(update={"train": own})
-    step, metrics = compile_step(setting.config, jaxmem.remat_policy(Assignment(actions))), {}
-    started = time.perf_counter()
-    with Progress(own.steps, 50, TEXT.unit, TEXT.count(config)) as progress:
-        state = TEXT.first_state(config, None)
-        for number in range(1, own.steps + 1):
-            state, metrics = step(state, TEXT.batch(config, setting.text, number))
-            loss = float(metrics["loss"])
-            progress(number, loss)
-            if not math.isfinite(loss):
-                raise DivergedError(f"step {number}: the loss is {loss}; {TEXT.remedy}")
+    step = compile_step(setting.config, jaxmem.remat_policy(Assignment(actions)))
+    state, metrics = trained(TEXT, config, setting.text, step)
     longer = own.model_copy(update={"eval_batches": 2 * own.eval_batches})
     return state.params, {
         **evaluate(config.model_copy(update={"train": longer}), state, setting.text),
-        "train_loss": {name: float(v) for name, v in metrics.items() if not np.ndim(v)},
-        "seconds": time.perf_counter() - started,
+        "train_loss": float(metrics[-1]["loss"]),
         "actions": {t: str(c) for tags in actions.values() for t, c in tags.items()},
     }
 
@@ -177,12 +165,12 @@ def train(setting: Setting, actions: Actions, seed: int):
 def training(report: Report, setting: Setting) -> dict:
     """Every variant from every seed, seed by seed; the parameters of the first, unplanned."""
     params, chosen = {}, variants(setting)
-    for seed in range(report.chosen["seeds"]):
+    for seed in range(SEEDS):
         for name, actions in chosen.items():
             key, first = f"train/{name}/{seed}", name == "unplanned" and seed == 0
             if first or not report.has(key):
-                trained, result = train(setting, actions, seed)
-                params = trained if first else params
+                found, result = train(setting, actions, seed)
+                params = found if first else params
                 report.add(key, result)
     return params
 
@@ -190,7 +178,7 @@ def training(report: Report, setting: Setting) -> dict:
 def gradients(report: Report, setting: Setting, params: dict) -> None:
     """1 - cosine of the gradient with one tag compressed and the exact one, by tag and codec."""
     t, text = setting.config.train, setting.text.train
-    batches = range(report.chosen["batches"])
+    batches = range(BATCHES)
     tokens = [data.sample(text, t.seed, 10**6 + i, t.batch, t.sequence) for i in batches]
 
     def gradient(actions: Actions) -> list[np.ndarray]:
@@ -248,7 +236,7 @@ def of_gradients(report: Report) -> dict:
 
 def quality(report: Report) -> None:
     cache_compiles()
-    config = nano(f"train.steps={report.chosen['steps']}")
+    config = nano(f"train.steps={STEPS}")
     text = data.read(config.data.path, config.train.sequence)
     setting = Setting(config, local_profile(config), text)
     gradients(report, setting, training(report, setting))
@@ -264,9 +252,7 @@ def of_quality(report: Report) -> dict:
 
 RESULTS = {
     "exactness": Benchmark(run=exactness, summary=of_exactness),
-    "quality": Benchmark(
-        run=quality, summary=of_quality, numbers={"steps": 150, "seeds": 3, "batches": 4}
-    ),
+    "quality": Benchmark(run=quality, summary=of_quality),
 }
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Faults: runs that are stopped at random moments, checkpoints that were changed, and files with a
 mistake.
 
-    python -m benchmarks.faults [RESULT ...] [--kills N] [--asked N] [--faults N]
+    python -m benchmarks.faults [RESULT ...]
 
 `kills`: a training is stopped by SIGKILL, SIGTERM and SIGINT, and started again by the same command
 until it ends: what is lost, and does it end as a training that was not stopped? A small GPT under a
@@ -67,161 +67,125 @@ SETTINGS = (
     *SMALL, "train.steps=40", "train.eval_batches=2", "train.save_every=0", "optimizer.warmup=2",
     "sample.length=20",
 )  # fmt: skip
-STEPS = 40
+STEPS, KILLS, ASKED = 40, 200, 60
 
 
-def start(out: pathlib.Path) -> subprocess.Popen:
+def start(out: pathlib.Path, said: pathlib.Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "experiments.train", "gpt_nano", *SETTINGS, "--out", str(out)]
-    return subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, encoding="utf-8"
-    )
+    with said.open("wb") as stderr:
+        return subprocess.Popen(command, stderr=stderr, stdout=subprocess.DEVNULL)
 
 
 def rows_of(folder: pathlib.Path) -> list[dict]:
     """The rows that are whole, without what a clock said."""
     path, found = folder / "metrics.jsonl", []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
+    with contextlib.suppress(ValueError):
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
             row = json.loads(line)
             found.append({k: v for k, v in row.items() if not k.endswith(("_seconds", "_second"))})
-        except ValueError:
-            break
     return found
 
 
 def unfinished(out: pathlib.Path) -> pathlib.Path | None:
-    return next(
-        (path for path in out.glob("unfinished-*") if any(path.glob("checkpoints/*"))), None
-    )
+    found = (path for path in out.glob("unfinished-*") if any(path.glob("checkpoints/*")))
+    return next(found, None)
 
 
-def finished(out: pathlib.Path) -> int:
-    """The newest step that is saved."""
-    path = unfinished(out)
+def finished(path: pathlib.Path | None) -> int:
+    """The newest step that an unfinished run saved."""
     return max(steps_in(path / "checkpoints") if path else (), default=0)
 
 
-def newest(out: pathlib.Path) -> int:
-    """The newest that is whole, by its sums."""
-    path = unfinished(out)
-    if path is None:
+def newest(path: pathlib.Path | None) -> int:
+    """The newest saved step that is whole, by its sums."""
+    if path is None or not finished(path):
         return 0
     with Checkpoints(path / "checkpoints", 2) as checkpoints, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = checkpoints.newest() if finished(out) else None
+        found = checkpoints.newest()
     return 0 if found is None else found.step
 
 
-class Runner:
-    """Stops one run after the other in a folder of its own, and counts."""
-
-    def __init__(self, out: pathlib.Path, whole: pathlib.Path, seconds: float, seed: int):
-        self.out, self.whole, self.seconds = out, whole, seconds
-        self.draw = random.Random(seed)
-
-    def stop(self, number: signal.Signals) -> dict:
-        process = start(self.out)
-        said: list[str] = []
-        assert process.stderr is not None
-        reader = threading.Thread(target=lambda: said.extend(process.stderr))  # pyright: ignore
-        reader.start()
-        try:
-            process.wait(self.draw.uniform(0.5, self.seconds))
-        except subprocess.TimeoutExpired:
-            acknowledged = finished(self.out)
-            process.send_signal(number)
-        else:
-            acknowledged = None
-        process.wait()
-        reader.join()
-        if (self.out / "summary.json").exists() or any(self.out.glob("ended-*")):
-            return self.ended() | {"signal": None if acknowledged is None else number.name}
-        kept, path = newest(self.out), unfinished(self.out)
-        written = rows_of(path) if path else []
-        phase = "before a step" if not written else "steps" if len(written) < STEPS else "the end"
-        return {
-            "signal": number.name,
-            "code": process.returncode,
-            "phase": phase,
-            "lost": max((acknowledged or 0) - kept, 0),
-            "repeated": max(len(written) - kept, 0),
-            "traceback": any("Traceback" in line for line in said),
-        } | ({"said": said[-1:]} if process.returncode in (1, 2) else {})
-
-    def ended(self) -> dict:
-        with contextlib.suppress(RunError), runs.record(self.out):
-            pass  # which moves what a killed process did not, and refuses a folder whose run ended
-        summaries = [
-            json.loads((path / "summary.json").read_text(encoding="utf-8"))["val_loss"]
-            for path in (self.out, self.whole)
-        ]
-        same = rows_of(self.out) == rows_of(self.whole) and summaries[0] == summaries[1]
-        shutil.rmtree(self.out)
-        return {"ended": True, "same": same}
+def stop(out: pathlib.Path, number: signal.Signals, wait: float) -> dict:
+    """Starts a run, and stops it after so many seconds. `signal` is None if the run ended first."""
+    said = out.with_suffix(".said")
+    process, sent, acknowledged = start(out, said), None, 0
+    try:
+        process.wait(wait)
+    except subprocess.TimeoutExpired:
+        acknowledged, sent = finished(unfinished(out)), number.name
+        process.send_signal(number)
+    code, path = process.wait(), unfinished(out)
+    if (out / "summary.json").exists() or any(out.glob("ended-*")):
+        return {"signal": sent, "ended": True}
+    kept, written = newest(path), len(rows_of(path)) if path else 0
+    return {
+        "signal": sent,
+        "code": code,
+        "phase": "before a step" if not written else "steps" if written < STEPS else "the end",
+        "lost": max(acknowledged - kept, 0),
+        "repeated": max(written - kept, 0),
+        "traceback": "Traceback" in said.read_text(encoding="utf-8"),
+    }
 
 
-def kinds_left(report: Report) -> list[signal.Signals]:
-    """The signals that are still to be sent, in random order."""
-    kills, asked = report.chosen["kills"], report.chosen["asked"]
-    kinds = [signal.SIGKILL] * kills + [signal.SIGTERM, signal.SIGINT] * (asked // 2)
-    random.Random(0).shuffle(kinds)
-    for done in report.results.values():
-        if done["signal"] is not None:
-            kinds.remove(signal.Signals[done["signal"]])
-    return kinds
+def is_same(out: pathlib.Path, whole: pathlib.Path) -> bool:
+    """Whether a run that has ended is the run that was not stopped. Removes it."""
+    with contextlib.suppress(RunError), runs.record(out):
+        pass  # which moves what a killed process did not, and refuses a folder whose run ended
+    loss = lambda path: json.loads((path / "summary.json").read_text(encoding="utf-8"))["val_loss"]
+    same = rows_of(out) == rows_of(whole) and loss(out) == loss(whole)
+    shutil.rmtree(out)
+    return same
 
 
 def whole_run(whole: pathlib.Path) -> float:
     """Seconds of a run that is not stopped, whose programs are compiled."""
     seconds = 0.0
-    for again in (False, True):  # the first fills the cache
+    for _ in range(2):  # the first fills the cache
         shutil.rmtree(whole, ignore_errors=True)
         began = time.monotonic()
-        with start(whole) as process:
-            process.communicate()
-        assert process.returncode == 0, again
+        assert start(whole, whole.with_suffix(".said")).wait() == 0
         seconds = time.monotonic() - began
     return seconds
 
 
-def stop_all(report: Report, left: list, scratch: pathlib.Path) -> None:
-    """Sends the signals that are left, to two runs beside each other."""
-    whole, lock = scratch / "whole", threading.Lock()
-    seconds = 1.4 * whole_run(whole)
-
-    def work(number: int) -> None:
-        runner = Runner(scratch / f"out{number}", whole, seconds, number)
-        while True:
-            with lock:
-                if not left:
-                    return
-                kind = left.pop()
-            found = runner.stop(kind)
-            with lock:
-                if "ended" in found and found["signal"] != kind.name:
-                    left.append(kind)  # it had ended before the signal was sent
-                report.add(str(len(report.results)), found)
-
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        list(pool.map(work, range(2)))
-
-
 def kills(report: Report) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
-    with tempfile.TemporaryDirectory() as scratch:
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{scratch}/cache"
-        stop_all(report, kinds_left(report), pathlib.Path(scratch))
+    left = [signal.SIGKILL] * KILLS + [signal.SIGTERM, signal.SIGINT] * (ASKED // 2)
+    random.Random(0).shuffle(left)
+    report.results, lock = {}, threading.Lock()
+
+    def work(out: pathlib.Path, whole: pathlib.Path, seconds: float) -> None:
+        draw = random.Random(out.name)
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
+                number = left.pop()
+                row = stop(out, number, draw.uniform(0.5, seconds))
+                if row["signal"] is None:
+                    left.append(number)
+                if "ended" in row:
+                    row["same"] = is_same(out, whole)
+                with lock:
+                    report.add(str(len(report.results)), row)
+
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder}/cache"
+        whole = pathlib.Path(folder) / "whole"
+        seconds = 1.4 * whole_run(whole)
+        outs = [pathlib.Path(folder) / f"out{number}" for number in range(2)]
+        list(pool.map(work, outs, [whole] * 2, [seconds] * 2))
 
 
 def of_signal(found: list[dict], name: str) -> dict:
     sent = [r for r in found if r["signal"] == name]
     of = [r for r in sent if "ended" not in r]
-    count = lambda key: collections.Counter(r[key] for r in of)
+    count = lambda key: collections.Counter(str(r[key]) for r in of)
     return {
         "stopped": len(of),
         "after its run": len(sent) - len(of),
         "by phase": dict(sorted(count("phase").items())),
-        "codes": {str(code): n for code, n in sorted(count("code").items())},
+        "codes": dict(sorted(count("code").items())),
         "steps lost that were saved": sum(r["lost"] for r in of),
         "most steps repeated": max((r["repeated"] for r in of), default=0),
         "tracebacks": sum(r["traceback"] for r in of),
@@ -237,7 +201,7 @@ def of_kills(report: Report) -> dict:
 
 # -- checkpoint_faults
 
-SAVED = (10, 20, 30)
+SAVED, COUNT = (10, 20, 30), 1200
 
 
 def state(step: int):
@@ -344,7 +308,7 @@ def faults(report: Report) -> None:
                 checkpoints.save(step, state(step), {})
             checkpoints.wait()
         assert by_jaxmem(whole) == by_orbax(whole) == "right values"
-        for name, file in faulty(whole, folder, report.chosen["faults"]):
+        for name, file in faulty(whole, folder, COUNT):
             outcomes = {"jaxmem": by_jaxmem(folder)}
             if file.name != manifest.NAME:
                 outcomes["orbax alone"] = by_orbax(folder)
@@ -425,8 +389,8 @@ def of_files(report: Report) -> dict:
 
 
 RESULTS = {
-    "kills": Benchmark(run=kills, summary=of_kills, numbers={"kills": 200, "asked": 60}),
-    "checkpoint_faults": Benchmark(run=faults, summary=of_faults, numbers={"faults": 1200}),
+    "kills": Benchmark(run=kills, summary=of_kills),
+    "checkpoint_faults": Benchmark(run=faults, summary=of_faults),
     "bad_files": Benchmark(run=in_a_folder, summary=of_files),
 }
 

@@ -1,6 +1,7 @@
-"""Plans against the policies that a JAX user would write by hand, at the policies' bytes.
+"""Plans against the policies that a JAX user would write by hand, at the policies' bytes; and the
+layer stack against a scan of checkpoints, by plan.
 
-    python -m benchmarks.policies [RESULT ...] [--rounds N]
+    python -m benchmarks.policies [RESULT ...]
 
 `benchmarks/shared/baselines.py` lists the policies.
 
@@ -21,12 +22,21 @@ assignment. Its time is the planner's cost model (seconds in addition to an idea
 writes nor repeats anything), and XLA's own estimate of the step. A plan is made at each policy's
 bytes, and one 8 % below the least of them all. XLA's estimate leaves out host copies, so that it
 says nothing of offload. Bytes are of a compile without estimates, since requesting them changes the
-matrix kernels. A plan wins if its time is less by more than 0.5 % of the step.
+matrix kernels.
 
 `tpu_baselines`: the same for TPUs without hardware. A policy is compiled until its buffers are
 assigned (completely, if a plan does not win). Its time is a roofline of what the compiler fuses,
 with the planner's price of host copies that the layers' work does not hide. A plan wins, or loses,
 if the times differ by more than 1 % of the policy's.
+
+`stack_bytes`: `jaxmem.stack` against `lax.scan` with `jax.checkpoint`: compiled bytes of gpt_117m's
+and gpt_345m's whole step, and its host bytes, for h200 and for this machine's CPU: every tag under
+one action, everything kept, a solved plan, and (in the stack alone) the solved plan for the first
+half of the layers with every tag kept in the other half. No step runs.
+
+`stack_time`: step time of gpt_nano on this CPU. Both loops of one plan run within a second or two
+of each other, in every round in another order. The ratio is the stack's time over the scan's,
+paired by round: median and quartiles, by the clock and by all cores' work.
 """
 
 import collections
@@ -36,24 +46,36 @@ import statistics
 import jax
 
 import jaxmem
-from benchmarks.shared.assignments import show
+from benchmarks.shared.assignments import keep_tags, plans, recomputed, show, solved, under
 from benchmarks.shared.baselines import WITH_NAIVE, Baseline, baselines, compiler_of
-from benchmarks.shared.case import Case, Step, case_on, compile_step, nano, on, random_bits_for
+from benchmarks.shared.case import (
+    AnyTimes,
+    Case,
+    Step,
+    case_on,
+    compile_planned,
+    compile_step,
+    local_profile,
+    nano,
+    on,
+    random_bits_for,
+)
 from benchmarks.shared.results import Benchmark, Report, measure, say
 from benchmarks.shared.steps import local_step
-from benchmarks.shared.timing import Seconds, cache_compiles, interleaved, over
+from benchmarks.shared.timing import Seconds, cache_compiles, clock_and_cores, interleaved, over
 from experiments.gpu_check.measure import quartiles
-from jaxmem._core.actions import ALL, LOSSLESS, Actions
+from jaxmem._core.actions import ALL, LOSSLESS, Action, Actions
+from jaxmem._core.groups import group_label
 from jaxmem._planner.search.candidates import is_among
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.measure import hand_policies
 from jaxmem._planner.search.measure import quartiles as three_quartiles
 from jaxmem._planner.solve.cost import evaluate, everything
-from jaxmem._trace.jaxpr import matmul_flops
 from jaxmem.plans import compiled_bytes
 
 # -- baselines_cpu
 
+ROUNDS = 25
 LEFT_OUT = ("keep_everything",)  # a plan at its bytes is the same program
 
 
@@ -69,10 +91,6 @@ def plans_at(case: Case, budget: int) -> dict[str, tuple[jaxmem.Plan | None, dic
 def lossless(plan: jaxmem.Plan) -> bool:
     codecs = {c.codec for choices in plan.actions.values() for c in choices.values() if c.codec}
     return not {c for c in codecs if not c.startswith("bit_mask")}
-
-
-def described(plan: jaxmem.Plan | None, row: dict) -> dict:
-    return row if plan is None else row | {"lossless": lossless(plan)}
 
 
 def ratios(seconds: Seconds, name: str) -> dict[str, dict[str, float]]:
@@ -93,31 +111,16 @@ def by_the_clock(report: Report) -> None:
         plans[name] = plans_at(case, compiled_bytes(step))
         steps = {f"{name}/{k}": plan.step for k, (plan, _) in plans[name].items() if plan}
         groups.append({f"{name}/baseline": step} | steps)
-    clock, cores = interleaved(case.config, groups, report.chosen["rounds"])
-    nothing = everything(case.profile).seconds
+    clock, _ = interleaved(case.config, groups, ROUNDS)
     for baseline, group in zip(chosen, groups, strict=True):
         name = baseline.name
         report.results[name] = {
             "baseline": name,
             "bytes": compiled_bytes(group[f"{name}/baseline"]),
-            "lossless": not baseline.lossy,
             "seconds": quartiles(clock[f"{name}/baseline"]),
-            "predicted_extra_seconds": evaluate(case.profile, baseline.actions).seconds - nothing,
-            "plans": {k: described(*found) for k, found in plans[name].items()},
+            "plans": {way: row for way, (_, row) in plans[name].items()},
             "ratios": ratios(clock, name),
-            "ratios_of_core_seconds": ratios(cores, name),
         }
-
-
-def of_the_clock(report: Report) -> dict:
-    rows = report.results.values()
-    of_plan = [row["ratios"]["plan"] for row in rows if "plan" in row["ratios"]]
-    return {
-        "faster": sum(ratio["upper_quartile"] < 1 for ratio in of_plan),
-        "slower": sum(ratio["lower_quartile"] > 1 for ratio in of_plan),
-        "no_plan": len(rows) - len(of_plan),
-        "of": len(rows),
-    }
 
 
 # -- measured
@@ -192,7 +195,7 @@ def of_way(report: Report, way: str) -> dict:
 
 GPU = "h200"
 BELOW = 0.92  # of the least bytes of the policies
-DRAW, DRAW_ON_TPU = 0.005, 0.01  # of a step
+DRAW = 0.01  # of a TPU's step
 
 
 def priced(case: Case, step: CompiledStep, actions: Actions) -> dict:
@@ -204,13 +207,7 @@ def priced(case: Case, step: CompiledStep, actions: Actions) -> dict:
         exposed = cost.host_seconds
         seconds = {"roofline_seconds": found.xla_seconds + exposed}
         return row | seconds | {"exposed_copies_seconds": exposed}
-    flops = sum(matmul_flops(e)[0] for e in case.trace(None).jaxpr.jaxpr.eqns)
-    flops += sum(b.runs * c.flops for b, c in zip(case.profile.blocks, cost.blocks))
-    return row | {
-        "model_extra_seconds": cost.seconds,
-        "xla_seconds": found.xla_seconds,
-        "flops_ratio": found.matmul_flops / flops,
-    }
+    return row | {"model_extra_seconds": cost.seconds, "xla_seconds": found.xla_seconds}
 
 
 def of_baseline(case: Case, baseline: Baseline, whole: bool = False) -> dict:
@@ -242,7 +239,7 @@ def by_estimates(report: Report, key: str) -> None:
             if report.has(beside) or at > case.target.usable_bytes:
                 continue
             plan = of_plan(case, at)
-            if tpu and outcome_on_tpu(plan, report[name]) != "win":
+            if tpu and outcome(plan, report[name]) != "win":
                 # Compiled whole, as a plan is, it may take a little more than its buffers.
                 report.add(name, of_baseline(case, baseline, whole=True))
                 plan = of_plan(case, report[name]["bytes"])
@@ -252,33 +249,18 @@ def by_estimates(report: Report, key: str) -> None:
             report.once(f"{key} plan 8 % below the least", of_plan, case, int(BELOW * least))
 
 
-def outcome(less: float, draw: float) -> str:
-    """`less`: the share by which the plan's time is below the policy's."""
-    return "win" if less > draw else "loss" if less < -draw else "draw"
-
-
-def outcome_on_tpu(plan: dict, base: dict) -> str:
+def outcome(plan: dict, base: dict) -> str:
     if not plan["found"]:
         return "none found"
-    return outcome(1 - plan["roofline_seconds"] / base["roofline_seconds"], DRAW_ON_TPU)
+    less = 1 - plan["roofline_seconds"] / base["roofline_seconds"]
+    return "win" if less > DRAW else "loss" if less < -DRAW else "draw"
 
 
 def of_gpu(report: Report, config: str) -> dict:
-    rows, counts = [], collections.defaultdict(collections.Counter)
     bases, plans = (report.under(f"{config} {what} ") for what in ("baseline", "plan"))
-    step = max(r["xla_seconds"] or 0 for r in bases.values())
-    plans = {name: plan for name, plan in plans.items() if plan["found"]}
-    for name, plan in plans.items():
-        base = bases.get(name, {})
-        row = {"against": name, "plan_bytes": plan["bytes"], "baseline_bytes": base.get("bytes")}
-        for what in ("model_extra_seconds", "xla_seconds"):
-            row[what] = [base.get(what), plan[what]]
-            if None not in row[what]:
-                row[f"by {what}"] = outcome((base[what] - plan[what]) / step, DRAW)
-                counts[what][row[f"by {what}"]] += 1
-        rows.append(row)
-    deviation = max(abs(r["flops_ratio"] - 1) for r in (*bases.values(), *plans.values()))
-    return {"counts": counts, "largest deviation of HLO FLOPs": deviation, "rows": rows}
+    seconds = lambda name, plan: [bases.get(name, {}).get("xla_seconds"), plan["xla_seconds"]]
+    found = {name: plan for name, plan in plans.items() if plan["found"]}
+    return {"rows": [{"against": n, "xla_seconds": seconds(n, p)} for n, p in found.items()]}
 
 
 def of_tpu(report: Report, key: str) -> dict:
@@ -287,7 +269,7 @@ def of_tpu(report: Report, key: str) -> dict:
         base = report[f"{key} baseline {against}"]
         ratio = plan["roofline_seconds"] / base["roofline_seconds"] if plan["found"] else None
         rows[against] = {
-            "outcome": outcome_on_tpu(plan, base),
+            "outcome": outcome(plan, base),
             "time against the baseline's": ratio,
         }
     counts = collections.Counter({"win": 0, "draw": 0, "loss": 0, "none found": 0})
@@ -296,8 +278,84 @@ def of_tpu(report: Report, key: str) -> dict:
 
 
 CONFIGS = ("gpt_117m", "gpt_345m")
+
+
+LOOPS = "scan", "stack"
+
+# -- stack_bytes
+
+CHOSEN = ("keep everything", "keep", "recompute", "compress", "offload", "solved 0.2")
+
+
+def halves(first: Actions, last: Actions, layers: int) -> Actions:
+    """Two groups of the one block's layers."""
+    (a,), (b,) = first.values(), last.values()
+    half = layers // 2
+    return {group_label("block", 0, half): a, group_label("block", half, layers): b}
+
+
+def sizes(case: Case, actions: Actions | None) -> dict:
+    compiled = case.compile(actions)[0].compiled
+    return {
+        "bytes": compiled.total_bytes,
+        "host_bytes": compiled.host_bytes,
+        "flops": compiled.matmul_flops,
+    }
+
+
+def both_loops(scan: Case, stack: Case, actions: Actions | None) -> dict:
+    found = {"scan": sizes(scan, actions), "stack": sizes(stack, actions)}
+    return found | {"ratio": found["stack"]["bytes"] / found["scan"]["bytes"]}
+
+
+def of_stack(report: Report, config: str, target: str) -> None:
+    with on(target) as backend:
+        scan, stack = (Case(config, backend, AnyTimes(), [f"model.loop={loop}"]) for loop in LOOPS)
+        found = plans(scan.profile, scan.config.model.width)
+        two = halves(found["solved 0.2"], found["keep"], stack.config.model.layers)
+        for name in CHOSEN:
+            if name in found:
+                actions = None if name == "keep everything" else found[name]
+                report.once(f"{config} {target} {name}", both_loops, scan, stack, actions)
+        report.once(f"{config} {target} two groups", lambda: {"stack": sizes(stack, two)})
+
+
+def of_bytes(report: Report) -> dict:
+    ratios = {k: r["ratio"] for k, r in report.results.items() if "ratio" in r}
+    return {"largest ratio": max(ratios.values()), "ratios": ratios}
+
+
+# -- stack_time
+
+
+def time_stack(report: Report) -> None:
+    cache_compiles()
+    configs = {loop: nano(f"model.loop={loop}") for loop in LOOPS}
+    profile = local_profile(configs["scan"])
+    chosen: dict[str, Actions | None] = {
+        "everything kept": None,
+        "keep": keep_tags(profile),
+        "recompute": recomputed(profile),
+        "compress": under(profile, Action.COMPRESS),
+        "solved": solved(profile, 0.25),
+    }
+    groups = [
+        {f"{name} {loop}": compile_planned(config, actions) for loop, config in configs.items()}
+        for name, actions in chosen.items()
+    ]
+    seconds = interleaved(configs["scan"], groups, ROUNDS)
+    report.results = {
+        name: clock_and_cores(seconds, f"{name} stack", f"{name} scan") for name in chosen
+    }
+
+
+def of_time(report: Report) -> dict:
+    worst = max(r["cores"]["median"] for r in report.results.values())
+    return {"largest median ratio of cores' work, stack to scan": worst}
+
+
 RESULTS = {
-    "baselines_cpu": Benchmark(run=by_the_clock, summary=of_the_clock, numbers={"rounds": 25}),
+    "baselines_cpu": Benchmark(run=by_the_clock),
     "measured": Benchmark(
         NAMES, chosen_by_the_clock, lambda report: {way: of_way(report, way) for way in WAYS}
     ),
@@ -307,6 +365,8 @@ RESULTS = {
         by_estimates,
         of_case=of_tpu,
     ),
+    "stack_bytes": Benchmark(itertools.product(CONFIGS, (GPU, "local")), of_stack, of_bytes),
+    "stack_time": Benchmark(run=time_stack, summary=of_time),
 }
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Predicted step times against measured ones, on this CPU.
+"""Predicted step times against measured ones, and the time that `jaxmem.jit` takes, on this CPU.
 
-    python -m benchmarks.times [RESULT ...] [--sessions N]
+    python -m benchmarks.times [RESULT ...]
 
 `step_times`: is the predicted time of a plan the measured time? Three steps: our gpt_nano, and a
 BERT and a ViT of Hugging Face Transformers under `jaxmem.auto`, on which no constant of the cost
@@ -10,9 +10,8 @@ shares of the bytes of all tags, with all actions and with lossless ones, greedy
 ones. They then run in turns. `measured` is the median, over rounds, of the ratio of a step's
 seconds to the seconds of the step with everything kept in the same round. `predicted` is the plan's
 ratio: the least seconds of the step with everything kept, plus the profile's difference for the
-plan, divided by the least seconds. (Pieces are timed by the least
-of several runs too.) `error` is predicted over measured, less 1. `Spearman` is the correlation of
-the ranks. The older result `time_rank` has the ranks of gpt_nano's plans alone.
+plan, divided by the least seconds. (Pieces are timed by the least of several runs too.) `error` is
+predicted over measured, less 1. `Spearman` is the correlation of the ranks.
 
 `placed_times`: do steps whose states are in host memory take the time that their plans predict?
 gpt_nano, and one 4 times as wide, released, planned within shares of the bytes that all states and
@@ -26,30 +25,43 @@ its times? The pieces of gpt_nano's step are measured in sessions: at the same t
 the machine does, and before all of it, by Linux's real-time scheduling, which takes the rights of
 an administrator. A time's error is its excess over the least that any session gave. Run it on a
 busy machine.
+
+`jit_calls`: seconds of a call, in turns with `jax.jit`, of a step with so many arrays in its state.
+The arrays are small, so that the call itself is most of the time. `more` is the difference of the
+least times, in microseconds.
+
+`jit_first_steps`: seconds from the first call of a GPT (of the config gpt_nano, without its tags)
+to its first result, each in a process of its own: under `jax.jit`, under `jaxmem.jit` with nothing
+stored, and under `jaxmem.jit` after another process planned the step. The budget is half of the
+bytes that the step takes under `jax.jit`.
 """
 
 import itertools
+import json
 import os
 import pathlib
 import random
 import statistics
 import tempfile
+import time
 
 import jax
+import jax.numpy as jnp
 
 import jaxmem
+from benchmarks.budgets import OVERRIDES, untagged
 from benchmarks.shared.assignments import different, drawn, solved, under
 from benchmarks.shared.baselines import baselines
-from benchmarks.shared.case import Case, Step, nano, on
+from benchmarks.shared.case import Case, Step, nano, on, printed
 from benchmarks.shared.released import NO_DROPOUT, OWN
 from benchmarks.shared.results import Benchmark, Report, measure, of_errors, say, spearman
 from benchmarks.shared.steps import local_step
 from benchmarks.shared.timing import in_turns
+from experiments.command.load import load
 from experiments.steps.step import abstract, init_state
 from jaxmem._core.actions import Action, Actions
 from jaxmem._core.database import Database, Timing
 from jaxmem._core.profile import Profile
-from jaxmem._cost.profile.times import BUSY
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._target.compile.backend import Local
@@ -189,6 +201,8 @@ def of_placed(report: Report) -> dict:
 
 # -- time_spread
 
+SESSIONS = 8
+
 
 class Pieces(Local):
     """Keeps the pieces that it is asked to time."""
@@ -224,7 +238,6 @@ def session(jobs: list[Job], first: bool) -> dict:
         before_all_others(False)
     return {
         "first": first,
-        "load_average": os.getloadavg()[0],
         "seconds": [min(r) for r in runs],
         "spreads": [statistics.median(r) / min(r) - 1 for r in runs],
     }
@@ -232,36 +245,111 @@ def session(jobs: list[Job], first: bool) -> dict:
 
 def of_sessions(own: list[dict], least: list[float]) -> dict:
     errors = [[t / best - 1 for t, best in zip(s["seconds"], least)] for s in own]
-    pairs = [p for s, e in zip(own, errors) for p in zip(s["spreads"], e)]
     medians = lambda many: sorted(round(statistics.median(one), 3) for one in many)
-    return {
-        "load_averages": [round(s["load_average"], 1) for s in own],
-        "spread_of_sessions": medians(s["spreads"] for s in own),
-        "error_of_sessions": medians(errors),
-        "error_of_narrow_pieces": statistics.median(e for s, e in pairs if s < BUSY),
-        "error_of_wide_pieces": statistics.median(e for s, e in pairs if s >= BUSY),
-    }
+    spreads = medians(s["spreads"] for s in own)
+    return {"spread_of_sessions": spreads, "error_of_sessions": medians(errors)}
 
 
 def of_spread(report: Report) -> dict:
     sessions = report.results.values()
     least = [min(seconds) for seconds in zip(*(s["seconds"] for s in sessions))]
     of = lambda first: of_sessions([s for s in sessions if s["first"] == first], least)
-    return {"busy": BUSY, "before_others": of(True), "beside_others": of(False)}
+    return {"before_others": of(True), "beside_others": of(False)}
 
 
 def sessions(report: Report) -> None:
     jobs = pieces()
-    for number in range(report.chosen["sessions"]):
+    for number in range(SESSIONS):
         for first in (True, False):
             key = f"{'before' if first else 'beside'} others, {number}"
             report.once(key, session, jobs, first)
 
 
+# -- jit_calls and jit_first_steps
+
+ARRAYS = (4, 50, 200)
+CALLS, TURNS = 50, 15
+WAYS = ("jax.jit", "jaxmem.jit, nothing stored", "jaxmem.jit, a stored plan")
+
+
+def loss(weights, x):
+    for w in weights:
+        x = x + jnp.tanh(x @ w) @ w
+    return (x**2).mean()
+
+
+def small_step(weights, x):
+    value, gradients = jax.value_and_grad(loss)(weights, x)
+    return jax.tree.map(lambda w, g: w - 0.01 * g, weights, gradients), value
+
+
+def calls(arrays: int) -> dict:
+    ways = {
+        "jax.jit": jax.jit(small_step, donate_argnums=0),
+        "jaxmem.jit": jaxmem.jit(small_step, donate_argnums=0),
+    }
+    x = jnp.ones((2, 8))
+    states = {way: [jnp.full((8, 8), 0.01) for _ in range(arrays)] for way in ways}
+    least = dict.fromkeys(ways, float("inf"))
+    for _ in range(TURNS):
+        for way, function in ways.items():
+            weights, _ = function(states[way], x)
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                weights, value = function(weights, x)
+            jax.block_until_ready(value)
+            least[way] = min(least[way], (time.perf_counter() - start) / CALLS)
+            states[way] = weights
+    more = 1e6 * (least["jaxmem.jit"] - least["jax.jit"])
+    return least | {"ratio": least["jaxmem.jit"] / least["jax.jit"], "more": more}
+
+
+def gpt() -> tuple:
+    config = load("gpt_nano", OVERRIDES)
+    return untagged(config), abstract(config)
+
+
+def unplanned() -> int:
+    function, args = gpt()
+    found = jax.jit(function, donate_argnums=0).lower(*args).compile().memory_analysis()
+    assert found is not None
+    whole = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
+    return whole - found.alias_size_in_bytes
+
+
+def first_step(budget: int | None) -> None:
+    """Prints the seconds of a first call in this process; None calls `jax.jit`."""
+    function, args = gpt()
+    made = jax.jit if budget is None else lambda f, **k: jaxmem.jit(f, budget, **k)
+    arrays = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), args)
+    start = time.perf_counter()
+    jax.block_until_ready(made(function, donate_argnums=0)(*arrays))
+    print(json.dumps(time.perf_counter() - start))
+
+
+def first_steps(report: Report) -> None:
+    budget = report.once("budget", lambda: unplanned() // 2)
+    with tempfile.TemporaryDirectory() as cache:
+        for way in WAYS:
+            given = None if way == "jax.jit" else budget
+            program = f"from benchmarks.times import first_step; first_step({given})"
+            report.once(way, printed, program, XDG_CACHE_HOME=cache)
+
+
+def summary_of_calls(report: Report) -> dict:
+    return {"most microseconds more": max(row["more"] for row in report.results.values())}
+
+
+def summary_of_first_steps(report: Report) -> dict:
+    return {way: report[way] / report["jax.jit"] for way in WAYS}
+
+
 RESULTS = {
     "step_times": Benchmark(CASES, in_rounds, of_rounds),
     "placed_times": Benchmark(PLACED, row=placed, summary=of_placed),
-    "time_spread": Benchmark(run=sessions, summary=of_spread, numbers={"sessions": 8}),
+    "time_spread": Benchmark(run=sessions, summary=of_spread),
+    "jit_calls": Benchmark(ARRAYS, row=calls, summary=summary_of_calls),
+    "jit_first_steps": Benchmark(run=first_steps, summary=summary_of_first_steps),
 }
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ references.
 
 Encoding and decoding are compiled alone, with codes in whatever order of axes XLA chooses, as in a
 step. `least` is the bytes that each way must read and write, the tensor and its codes (`nbytes`).
-`passes` are the bytes that all operations of the compiled program read and write, over `least`, and
-`device_passes` those of them in the device's memory: the rest moves in a core's own memory (VMEM),
-which a tensor of a few MiB fits in if nothing else does. If XLA copies a tensor there before a
+`passes` are the bytes that all operations of the compiled program read and write, in the device's
+memory or in a core's own memory (VMEM), over `least`. If XLA copies a tensor to VMEM before a
 kernel reads it, `passes` counts the copy's two ends and the reading. `padded` is the codes' bytes
 in tiles over `nbytes`.
 
@@ -60,16 +59,9 @@ BYTES = TpuRates(
 )
 
 
-def moved(program) -> tuple[int, int]:
-    """Bytes that the operations of a compiled program read and write: all, and those in the
-    device's memory.
-    """
-    text = program.as_text()
-    return _reckoned(text.replace("S(1)", "")), _reckoned(text)
-
-
-def _reckoned(text: str) -> int:
-    seconds = tpu_costs(text, BYTES).seconds
+def moved(program) -> int:
+    """Bytes that the operations of a compiled program read and write, in any memory."""
+    seconds = tpu_costs(program.as_text().replace("S(1)", ""), BYTES).seconds
     assert seconds is not None
     return round(seconds)
 
@@ -90,8 +82,7 @@ def alone(name: str, codec, shape: tuple[int, ...], dtype) -> dict:
         assert held is not None
         row[way] = {"padded": round(held.output_size_in_bytes / nbytes, 3)}
         for what, program in {"encode": encoded, "decode": decoded}.items():
-            passes, device = (round(n / least, 2) for n in moved(program))
-            row[way][what] = {"passes": passes, "device_passes": device}
+            row[way][what] = {"passes": round(moved(program) / least, 2)}
     return row
 
 
@@ -140,31 +131,14 @@ def steps(name: str) -> dict:
 
 def summary(report: Report) -> dict:
     """Medians over shapes and codecs, for each TPU and way."""
+    rows = lambda name: [r for k, r in report.under(f"{name} ").items() if k != "steps"]
+    median = lambda name, way, what: statistics.median(r[way][what]["passes"] for r in rows(name))
     return {
-        f"{name} {way}": of_way([report.under(f"{name} {codec} ") for codec in CODECS], way)
+        f"{name} {way}": {
+            f"median {what} passes": median(name, way, what) for what in ("encode", "decode")
+        }
         for name in TPUS
         for way in WAYS
-    }
-
-
-def of_way(by_codec: list[dict[str, dict]], way: str) -> dict:
-    """Of each codec's rows. For each codec the median passes of its encoding over shapes: all, and
-    those in the device's memory.
-    """
-    rows = [row[way] for rows in by_codec for row in rows.values()]
-    median = lambda of, what, key="passes": statistics.median(row[what][key] for row in of)
-    encoded = {
-        codec: {
-            key: median([row[way] for row in found.values()], "encode", key)
-            for key in ("passes", "device_passes")
-        }
-        for codec, found in zip(CODECS, by_codec, strict=True)
-    }
-    return {
-        "median encode passes": median(rows, "encode"),
-        "median decode passes": median(rows, "decode"),
-        "most padded": max(row["padded"] for row in rows),
-        "median encode passes by codec": encoded,
     }
 
 

@@ -53,7 +53,7 @@ def test_the_readme_quotes_the_summary(task):
     _, ours, script = README[task]
     (question,) = (q for q, (_, name) in ASKED.items() if name == script)
     left = iter(numbers(f"{question} {ASKED[question][0]}"))
-    named = {"gpt_10b", "4090"}  # of a model and a device
+    named = {"4090"}  # of a device
     said = [n for n in numbers(ours) if n not in named]
     assert [n for n in said if n not in left] == [], (said, ASKED[question])
 
@@ -223,8 +223,7 @@ def test_the_planner_itself():
     page, solver = PAGE["The planner itself"], result("solver")["summary"]
     equal = solver["random solves equal to brute force or infeasible in both"]
     slowest = solver["longest solve on a real profile"]
-    seconds, rank = result("plan_seconds"), result("time_rank")
-    rank = rank.get("summary", rank)  # today's layout, or the older one
+    seconds = result("plan_seconds")
     taken = [case["seconds"] for case in seconds["summary"].values()]
     compiles = [row["compiles"] for row in seconds["results"].values()]
     spread = result("time_spread")["summary"]
@@ -245,7 +244,6 @@ def test_the_planner_itself():
         [solver["greedy better than the solver"], solver["solves on real profiles"]],
         [slowest],
         *([s, n] for s, n in zip(taken, compiles)),
-        [rank["spearman"], rank["plans"]],
         [*sizes, *(100 * t for t in middle), *(100 * t for t in most), *ranks],
         [100 * result("time_choices")["summary"][model]["median error"] for model in MODELS],
         [walks, 17, *median, *worst],
@@ -283,6 +281,22 @@ def test_what_each_phase_of_the_search_gains():
     assert gains == {*phases}, "the page says that each phase gains"
 
 
+def test_what_the_correction_of_prices_gains():
+    page = PAGE["What the correction of prices by measured steps gains"]
+    found = result("corrections")
+    rows, summary = found["results"], found["summary"]
+    assert len(rows) == len(page) == summary["budgets"]
+    for share, cells in page.items():
+        row = rows[f"gpt_nano, smaller, all actions, {share}"]
+        for cell, when in zip(cells, ("", "later "), strict=True):
+            assert quotes(cell, *(row[f"{when}ratio"][key] for key in QUARTILES)), share
+    ratios = [max(row["ratio"]["median"], row["later ratio"]["median"]) for row in rows.values()]
+    assert min(ratios) >= 1.01, "the page says that the correction gains at both budgets"
+    assert summary["steps run"] == {"with": 6.5, "without": 6.5}
+    chosen = [row["chosen"] for row in result("measured")["results"].values()]
+    assert (len(chosen), sum("corrected" in name for name in chosen)) == (30, 0)
+
+
 def test_the_layer_stack():
     plans = {
         "everything kept": ("keep everything", "everything kept"),
@@ -305,22 +319,6 @@ def test_the_layer_stack():
             assert quotes(" ".join(PAGE["Time"][row]), *medians), row
 
 
-def test_models_larger_than_the_device():
-    page, results = PAGE["Models larger than the device"], result("streamed_largest")["results"]
-    assert len(page) == len(results)
-    for (row, cells), r in zip(page.items(), results.values()):
-        held = "none" if r["persist"] == 0 else r["persist"]
-        assert row.endswith(f"{held} of {r['layers']}")
-        for cell, key in zip(cells, ("device", "host", "resident"), strict=True):
-            assert quotes(cell, r[key] / 1e9), row
-        assert r["within"]
-        assert r["fault"] is None
-    said = (results[k][which] / 1e9 for k in list(results)[::2] for which in ("resident", "device"))
-    assert quotes(
-        answer("larger than the device").replace("gpt_10b", "").replace("4090", ""), *said
-    )
-
-
 def test_the_largest_model_of_one_device_and_its_host():
     page = PAGE["The largest model of one device and its host"]
     results, summary = (result("largest")[part] for part in ("results", "summary"))
@@ -339,17 +337,10 @@ def test_the_largest_model_of_one_device_and_its_host():
     assert summary["within"]
     assert summary["host bytes off by"] < 1024
     assert min(summary["share"].values()) >= 0.95, "what was asked for"
-
-
-def test_bytes_of_streamed_states_by_arithmetic():
-    page, summary = PAGE["Bytes by arithmetic"], result("streamed_bytes")["summary"]
-    assert page.keys() == summary["models"].keys()
-    for row, cells in page.items():
-        found = summary["models"][row]
-        errors = 100 * found["median error"], 100 * found["worst"]
-        assert quotes(" ".join(cells), found["points"], *errors), row
-    assert summary["faults"] == 0
-    assert summary["least fetched beside products"] >= 0.97
+    joint, alone = (results[f"rtx4090, 256 GB, {rule}"] for rule in ("joint", "nothing moved"))
+    sizes = (joint[size] / 1e9 for size in ("compiled", "host compiled"))
+    said = answer("larger than the device").replace("4090", "")
+    assert quotes(said, joint["parameters"] / 1e9, 256, *sizes, alone["parameters"] / 1e9)
 
 
 def test_plans_that_place_states():

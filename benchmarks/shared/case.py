@@ -4,7 +4,11 @@ compiles, and what becomes of a budget.
 
 import contextlib
 import functools
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -18,6 +22,7 @@ from experiments.command.load import load
 from experiments.config.images import ImageConfig
 from experiments.config.text import Config
 from experiments.models.loops import scanned
+from experiments.running.run import Experiment
 from experiments.steps.step import abstract, make_step, step_over
 from jaxmem._core.actions import ALL, Actions
 from jaxmem._core.assignment import Assignment
@@ -76,16 +81,6 @@ class Step:
         self.compiler.idle_blocks = made.idle_blocks
         return made
 
-    @property
-    def keep_tags(self) -> Actions:
-        """Every tag kept, all else recomputed."""
-        return assignments.keep_tags(self.profile)
-
-    @property
-    def keep_everything(self) -> Actions:
-        """Nothing under a checkpoint."""
-        return assignments.keep_everything(self.profile)
-
     def trace(self, actions: Actions | None):
         return self.compiler.trace(
             Assignment.everything() if actions is None else Assignment(actions)
@@ -93,7 +88,8 @@ class Step:
 
     def compile(self, *many: Actions | None) -> list[CompiledStep]:
         """The step under each, None being everything kept."""
-        return self.compiler.compile(*(self.keep_everything if a is None else a for a in many))
+        everything = assignments.keep_everything(self.profile)
+        return self.compiler.compile(*(everything if a is None else a for a in many))
 
     def compile_fully(self, actions: Actions | None):
         """The future of a complete compile of the step as it is written under `actions`; None is no
@@ -109,7 +105,6 @@ class Step:
         """The plan for a budget, and a row of what is told of any plan. For a budget that is
         refused: None, and a row with the least bytes that the search found.
         """
-        start = time.perf_counter()
         try:
             plan = self.plan(budget, **given)
         except jaxmem.errors.BudgetError as error:
@@ -120,9 +115,7 @@ class Step:
             "compiles": plan.compiles,
             "within": plan.compiled_bytes <= budget,
             "share_of_budget": plan.compiled_bytes / budget,
-            "share_less_margin": plan.compiled_bytes / (budget * (1 - self.backend.margin)),
             "compiled_bytes": plan.compiled_bytes,
-            "predicted_bytes": plan.predicted_bytes,
             "prediction_error": abs(plan.predicted_bytes / plan.compiled_bytes - 1),
             "host_bytes": plan.host_bytes,
             "predicted_seconds": plan.predicted_seconds,
@@ -130,7 +123,6 @@ class Step:
             "solve_seconds": plan.solve_seconds,
             "keeps_everything": plan.keeps_everything,
             "actions": assignments.show(plan.actions),
-            "wall_seconds": time.perf_counter() - start,
         }
 
     def row(self, budget: int, **given) -> dict[str, Any]:
@@ -219,7 +211,6 @@ def of_rows(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "median share of budget": statistics.median(of("share_of_budget")),
         "median prediction error": statistics.median(of("prediction_error")),
         "largest prediction error": max(of("prediction_error")),
-        "longest seconds": max(of("wall_seconds")),
     }
 
 
@@ -229,6 +220,17 @@ def forgetting(cold: bool = True) -> Iterator[None]:
     kept = mock.patch.object(History, "recall", return_value=[])
     with kept if cold else contextlib.nullcontext():
         yield
+
+
+def printed(program: str, *arguments: str, **environment: str) -> Any:
+    """The JSON in the last line that a Python program prints, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def nano(*overrides: str) -> Config:
@@ -243,6 +245,15 @@ def small_resnet(way, seed: int, *overrides: str) -> ImageConfig:
     count = 1 if way == "Adam" else way
     chosen = f"optimizer.accumulation={how}", f"train.microbatches={count}", f"train.seed={seed}"
     return load("resnet50_digits", [*IMAGES, *chosen, *overrides], ImageConfig)
+
+
+def trained(experiment: Experiment, config, data, step) -> tuple[Any, list[dict]]:
+    """The state after a config's training by `step`, and the metrics of each step."""
+    state, metrics = experiment.first_state(config, None), []
+    for number in range(1, config.train.steps + 1):
+        state, found = step(state, experiment.batch(config, data, number))
+        metrics.append(found)
+    return state, metrics
 
 
 def local_profile(config: Config, codecs=None) -> Profile:

@@ -28,12 +28,8 @@ RESULTS = pathlib.Path(__file__).parents[1] / "results"
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-pjrt", "libtpu", "flax", "optax", "pulp", "highspy")
 
 
-def parser(script: str, numbers: Mapping[str, int], results: Iterable[str] = ()):
-    """Reads the command line of a script.
-
-    numbers: its whole-number options, with their defaults.
-    results: the names of the results that it writes.
-    """
+def parser(script: str, results: Iterable[str] = ()):
+    """Reads the command line of a script that writes `results`."""
     found = argparse.ArgumentParser(
         f"python -m benchmarks.{script}",
         description=sys.modules["__main__"].__doc__,
@@ -43,8 +39,6 @@ def parser(script: str, numbers: Mapping[str, int], results: Iterable[str] = ())
     found.add_argument("results", nargs="*", help=f"the results to write, default: all of {names}")
     found.add_argument("--out", type=pathlib.Path, default=RESULTS, help="the folder of the files")
     found.add_argument("--fresh", action="store_true", help="forget the results that are there")
-    for name, default in numbers.items():
-        found.add_argument(f"--{name}", type=int, default=default, help=f"default: {default}")
     return found
 
 
@@ -52,34 +46,20 @@ class Report:
     """The rows of one result, read again by a run that continues an earlier run.
 
     script: the script that writes the result; its own name by default.
-    numbers: whole-number options of the script's command line with their defaults.
-    settings: those that this result depends on. `chosen` are their numbers.
 
-    Results of other numbers, or of other versions, are not continued. Results that are continued
-    keep the sources that were recorded for the first of them, so that they are listed as stale if
-    any of them is.
+    Results of other versions are not continued. Results that are continued keep the commit that was
+    recorded for the first of them, so that they are listed as stale if any of them is.
     """
 
-    def __init__(
-        self,
-        name: str,
-        argv: Sequence[str] | None = None,
-        script: str | None = None,
-        numbers: Mapping[str, int] | None = None,
-        settings: Iterable[str] = (),
-    ):
-        script, numbers = script or name, numbers or {}
-        args = parser(script, numbers).parse_args(argv)
+    def __init__(self, name: str, argv: Sequence[str] | None = None, script: str | None = None):
+        script = script or name
+        args = parser(script).parse_args(argv)
         self.path = args.out / f"{name}.json"
-        self.chosen = {number: getattr(args, number) for number in settings}
-        said = "" if script == name else f" {name}"
-        said += "".join(f" --{n} {v}" for n, v in self.chosen.items() if v != numbers[n])
         self.about: dict[str, Any] = {
-            "command": f"python -m benchmarks.{script}{said}",
+            "command": f"python -m benchmarks.{script}" + ("" if script == name else f" {name}"),
             "versions": versions(),
             "device": f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores",
         }
-        self.about |= {"settings": self.chosen} if self.chosen else {}
         self.summary: dict[str, Any] | None = None
         self.results: dict[str, Any] = {}
         # Seconds of the runs before; None if the file does not say.
@@ -87,7 +67,7 @@ class Report:
         self.sources = Sources().record(f"benchmarks/{script}.py")
         if self.path.exists() and not args.fresh:
             old = read_json(self.path)
-            if all(old.get(k, {}) == self.about.get(k, {}) for k in ("versions", "settings")):
+            if old.get("versions") == self.about["versions"]:
                 self.results, self.before = old["results"], old.get("seconds")
                 self.sources = {key: old.get(key) for key in self.sources}
 
@@ -138,7 +118,6 @@ class Benchmark:
     summary: `summary(report)` summarises the rows and reads nothing else.
     of_case: `of_case(report, name)` summarises the rows of one case, as soon as it is measured. The
       name is the case's words. It replaces `summary`.
-    numbers: whole-number options of the command line with their defaults.
     """
 
     cases: Iterable = ((),)
@@ -146,7 +125,6 @@ class Benchmark:
     summary: Callable[..., dict] | None = None
     row: Callable | None = None
     of_case: Callable[..., dict] | None = None
-    numbers: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def summarised(self, report: Report, names: Iterable[str]) -> dict:
         """The summary of all rows, or of the named cases."""
@@ -172,14 +150,12 @@ class Benchmark:
 
 def measure(script: str, benchmarks: Mapping[str, Benchmark]) -> None:
     """Measures the results that the command line names; all results of the script by default."""
-    numbers = {k: v for b in benchmarks.values() for k, v in b.numbers.items()}
-    reader = parser(script, numbers, benchmarks)
+    reader = parser(script, benchmarks)
     chosen = reader.parse_args().results
     if unknown := [name for name in chosen if name not in benchmarks]:
         reader.error(f"no result of this script: {', '.join(unknown)}")
     for name in chosen or benchmarks:
-        found = benchmarks[name]
-        found.write(Report(name, None, script, numbers, found.numbers))
+        benchmarks[name].write(Report(name, None, script))
 
 
 def of_errors(errors: Iterable[float]) -> dict[str, float]:

@@ -1,17 +1,16 @@
-"""The sources that a result depends on: the rooms that its script imports, and a hash of each.
+"""The sources that a result depends on: the files that its script imports, and whether their code
+has changed since a commit.
 
-A room is the first two parts of a file's path: `jaxmem/_core`, `experiments/models`,
-`benchmarks/shared`, `benchmarks/solver.py`. Imports are followed from file to file in the syntax
-trees, those inside functions too, and those in strings that a benchmark runs in another process.
-One import is not followed as Python runs it: `import jaxmem` would reach every room by
-`_public.py`. Only the public names that a file uses are followed to the files that define them.
+Imports are followed from file to file in the syntax trees, those inside functions too, and those in
+strings that a benchmark runs in another process. One import is not followed as Python runs it:
+`import jaxmem` would reach every file by `_public.py`. Only the public names that a file uses are
+followed to the files that define them. A config is a source of each benchmark that names it.
 
 This file imports no JAX.
 """
 
 import ast
 import functools
-import hashlib
 import pathlib
 import re
 import subprocess
@@ -21,10 +20,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 # The folder that holds each package.
 FOLDERS = {"jaxmem_kernels": "kernels"}
 FOLDERS |= dict.fromkeys(("jaxmem", "experiments", "benchmarks", "tests"), ".")
+# Files that no measured number depends on; `jaxmem/__init__.py` imports everything.
+APART = "jaxmem/__init__.py", "benchmarks/shared/sources.py"
 NAMED = re.compile(rf"\b(?:{'|'.join(FOLDERS)})(?:\.\w+)+")
-# Files that a source reads by name, not by an import.
-READ = {"experiments/command/load.py": "configs"}
-KINDS = ".py", ".toml"
+DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 
 def git(root: pathlib.Path, *arguments: str) -> str | None:
@@ -38,9 +37,24 @@ def git(root: pathlib.Path, *arguments: str) -> str | None:
     return done.stdout
 
 
-def room_of(path: str) -> str:
-    """The room of a file, by its path from the repository's root."""
-    return "configs" if path.startswith("configs/") else "/".join(path.split("/")[:2])
+def _strings(tree: ast.Module) -> Iterator[str]:
+    """The strings of a file that are no docstrings."""
+    documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in documents:
+            yield str(node.value)
+
+
+@functools.cache
+def code(path: str, text: str) -> str:
+    """A file without comments and docstrings; files that are not Python's as they are."""
+    if not path.endswith(".py"):
+        return text
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
 
 
 class Sources:
@@ -49,22 +63,14 @@ class Sources:
     def __init__(self, root: pathlib.Path = ROOT):
         self.root = root
 
-    @functools.cached_property
-    def files(self) -> list[str]:
-        """Paths of all sources that git does not ignore, or of all without git."""
-        tracked = git(self.root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-        if tracked is None:
-            paths = (p.relative_to(self.root).as_posix() for p in self.root.rglob("*"))
-            found = [p for p in paths if not p.startswith(".")]
-        else:
-            found = [p for p in tracked.split("\0") if (self.root / p).is_file()]
-        return sorted(p for p in found if p.endswith(KINDS))
+    def _text(self, path: str) -> str:
+        file = self.root / path
+        return file.read_text(encoding="utf-8") if file.exists() else ""
 
     @functools.cached_property
     def _public(self) -> dict[str, str]:
         """The module that defines a public name of jaxmem."""
-        path = self.root / "jaxmem" / "_public.py"
-        tree = ast.parse(path.read_text(encoding="utf-8") if path.exists() else "")
+        tree = ast.parse(self._text("jaxmem/_public.py"))
         found = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
         return {
             alias.name: f"jaxmem.{alias.name}" if node.module == "jaxmem" else str(node.module)
@@ -85,15 +91,22 @@ class Sources:
 
     @functools.cache  # noqa: B019 (as many as files)
     def _imports(self, path: str) -> frozenset[str]:
-        """Paths of the files that a file imports."""
-        found = set(map(self._file, self._named(path)))
-        return frozenset(p for p in found if p is not None and p != "jaxmem/__init__.py")
+        """Paths of the files that a file imports, and of the configs that a benchmark names."""
+        if not path.endswith(".py"):
+            return frozenset()
+        tree = ast.parse(self._text(path))
+        found = {self._file(module) for module in self._named(tree)}
+        for text in _strings(tree) if path.startswith("benchmarks/") else ():
+            found |= {self._file(module) for module in NAMED.findall(text)}
+            found |= {self._config(word) for word in re.findall(r"\w+", text)}
+        return frozenset(p for p in found if p is not None and p not in APART)
 
-    def _named(self, path: str) -> Iterator[str]:
-        """Modules that a file names."""
-        tree = ast.parse((self.root / path).read_text(encoding="utf-8"))
-        is_benchmark = path.startswith("benchmarks/")
-        documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    def _config(self, name: str) -> str | None:
+        path = f"configs/{name}.toml"
+        return path if (self.root / path).exists() else None
+
+    def _named(self, tree: ast.Module) -> Iterator[str]:
+        """Modules that the imports of a file name."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names if alias.name != "jaxmem")
@@ -103,8 +116,6 @@ class Sources:
                     yield f"{node.module}.{alias.name}"
             elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "jaxmem":
                 yield self._public.get(node.attr, "")
-            elif is_benchmark and isinstance(node, ast.Constant) and id(node) not in documents:
-                yield from NAMED.findall(str(node.value))
 
     def imported(self, path: str) -> frozenset[str]:
         """Paths of the files that a file imports, itself and those that these import included."""
@@ -116,37 +127,40 @@ class Sources:
                 left += self._imports(one)
         return frozenset(found)
 
-    def rooms(self, path: str) -> list[str]:
-        """The rooms that a script imports."""
-        files = self.imported(path)
-        return sorted({*map(room_of, files), *(READ[p] for p in files & READ.keys())})
-
-    @functools.cache  # noqa: B019
-    def digest(self, room: str) -> str:
-        """A hash of the paths and the contents of a room's files."""
-        total = hashlib.sha256()
-        for path in self.files:
-            if room_of(path) == room:
-                content = (self.root / path).read_bytes()
-                total.update(f"{path}\0{len(content)}\0".encode() + content)
-        return total.hexdigest()
-
     def script_of(self, result: str) -> str | None:
         """The path of the script that writes a result: the one whose table has the result's name,
         or the script of that name.
         """
         named = re.compile(rf"\b{result}\b.: Benchmark\(")
-        paths = [p for p in self.files if re.fullmatch(r"benchmarks/\w+\.py", p)]
-        text = lambda path: (self.root / path).read_text(encoding="utf-8")
-        found = [p for p in paths if named.search(text(p)) or p == f"benchmarks/{result}.py"]
-        return found[0] if found else None
+        for file in sorted((self.root / "benchmarks").glob("*.py")):
+            path = file.relative_to(self.root).as_posix()
+            if named.search(self._text(path)) or file.stem == result:
+                return path
+        return None
+
+    @functools.cache  # noqa: B019
+    def _differ(self, commit: str) -> frozenset[str] | None:
+        """Paths of the files that differ from a commit's; None if git does not know the commit."""
+        listed = git(self.root, "diff", "--name-only", commit)
+        return None if listed is None else frozenset(listed.splitlines())
+
+    @functools.cache  # noqa: B019
+    def _has_other_code(self, path: str, commit: str) -> bool:
+        before = git(self.root, "show", f"{commit}:{path}")
+        return before is None or code(path, before) != code(path, self._text(path))
+
+    def changed(self, script: str, commit: str) -> list[str] | None:
+        """Sources of a script whose code is not the code of a commit; None if git does not know the
+        commit.
+        """
+        differ = self._differ(commit)
+        if differ is None:
+            return None
+        return sorted(p for p in self.imported(script) & differ if self._has_other_code(p, commit))
 
     def record(self, script: str) -> dict:
-        """What a result says of its sources. `dirty`: whether files differed from the commit's."""
+        """What a result says of its sources: the commit, and whether their code differs from it."""
         commit = git(self.root, "rev-parse", "HEAD")
-        changed = git(self.root, "status", "--porcelain", "-uno", "--", ".", ":!benchmarks/results")
-        return {
-            "commit": commit and commit.strip(),
-            "dirty": None if changed is None else bool(changed),
-            "sources": {room: self.digest(room) for room in self.rooms(script)},
-        }
+        if commit is None:
+            return {"commit": None, "dirty": None}
+        return {"commit": commit.strip(), "dirty": bool(self.changed(script, commit.strip()))}

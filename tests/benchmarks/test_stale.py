@@ -11,13 +11,16 @@ from benchmarks.shared.sources import Sources
 from benchmarks.shared.stale import NO_HISTORY, NO_SCRIPT, listed, stale_results, written_by
 
 FILES = {
-    "benchmarks/fast.py": "import jaxmem\nfrom benchmarks.shared import timing\njaxmem.plan()\n",
+    "benchmarks/fast.py": (
+        'import jaxmem\nfrom benchmarks.shared import timing\njaxmem.plan("nano local")\n'
+    ),
+    "configs/nano.toml": "layers = 1\n",
     "benchmarks/shared/timing.py": "",
     "benchmarks/other.py": 'RUN = "-m", "experiments.train"\n',
     "experiments/train.py": "def main():\n    from jaxmem._train import loop\n",
     "jaxmem/__init__.py": "from jaxmem import _public",
     "jaxmem/_public.py": "from jaxmem._planner.plan import plan as plan\n",
-    "jaxmem/_planner/plan.py": "",
+    "jaxmem/_planner/plan.py": "plan = 1\n",
     "jaxmem/_train/loop.py": "",
 }
 
@@ -57,31 +60,37 @@ def names(root: pathlib.Path) -> dict[str, list[str]]:
     return {one.name: one.changed for one in stale_results(root)}
 
 
-def test_rooms_are_those_that_a_script_imports(root):
-    shared = "benchmarks/shared"
-    assert Sources(root).rooms("benchmarks/fast.py") == [
-        "benchmarks/fast.py", shared, "jaxmem/_planner",
-    ]  # fmt: skip
-    assert Sources(root).rooms("benchmarks/other.py") == [
-        "benchmarks/other.py", "experiments/train.py", "jaxmem/_train",
-    ]  # fmt: skip
+def test_sources_are_the_files_that_a_script_imports_and_the_configs_that_it_names(root):
+    assert Sources(root).imported("benchmarks/fast.py") == {
+        "benchmarks/fast.py", "benchmarks/shared/timing.py", "configs/nano.toml",
+        "jaxmem/_planner/plan.py",
+    }  # fmt: skip
+    assert Sources(root).imported("benchmarks/other.py") == {
+        "benchmarks/other.py", "experiments/train.py", "jaxmem/_train/loop.py",
+    }  # fmt: skip
 
 
-def test_a_changed_source_makes_a_result_stale(root):
+@pytest.mark.parametrize("path", ["jaxmem/_planner/plan.py", "configs/nano.toml"])
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_changed_source_makes_a_result_stale(root, path, is_committed):
     write_result(root, "fast")
     assert names(root) == {}
-    write(root, "jaxmem/_planner/plan.py", "changed = True\n")
-    assert names(root) == {"fast": ["jaxmem/_planner"]}
+    write(root, path, "changed = true\n")
+    if is_committed:
+        commit(root)
+    assert names(root) == {"fast": [path]}
 
 
-def test_a_changed_room_that_is_not_imported_makes_no_result_stale(root):
+def test_other_files_and_other_words_make_no_result_stale(root):
     write_result(root, "fast")
-    write(root, "jaxmem/_train/loop.py", "changed = True\n")
-    write(root, "benchmarks/other.py", "changed = True\n")
+    for path in ("jaxmem/_train/loop.py", "benchmarks/other.py", "jaxmem/_planner/other.py"):
+        write(root, path, "changed = True\n")
+    write(root, "jaxmem/_planner/plan.py", '"""A docstring."""\n\nplan = 1  # a comment\n')
+    commit(root)
     assert names(root) == {}
 
 
-def test_results_without_recorded_sources_are_compared_by_git(root):
+def test_results_without_a_commit_are_of_the_commit_that_wrote_them(root):
     write_result(root, "fast", recorded=False)
     commit(root)
     assert names(root) == {}
@@ -89,7 +98,7 @@ def test_results_without_recorded_sources_are_compared_by_git(root):
     commit(root)
     assert names(root) == {}
     write(root, "benchmarks/shared/timing.py", "changed = True\n")
-    assert names(root) == {"fast": ["benchmarks/shared"]}
+    assert names(root) == {"fast": ["benchmarks/shared/timing.py"]}
 
 
 def test_a_result_is_of_the_script_whose_table_has_its_name(root):
@@ -100,31 +109,32 @@ def test_a_result_is_of_the_script_whose_table_has_its_name(root):
     commit(root)
     assert [(one.name, one.note) for one in stale_results(root)] == [("gone", NO_SCRIPT)]
     write(root, "jaxmem/_train/loop.py", "changed = True\n")
-    assert names(root) == {"renamed": ["jaxmem/_train"], "gone": []}
+    assert names(root) == {"renamed": ["jaxmem/_train/loop.py"], "gone": []}
 
 
-def test_without_git_hashes_are_compared_and_other_results_have_a_message(tmp_path, monkeypatch):
+def test_without_git_results_have_a_message(tmp_path, monkeypatch):
     for path, text in FILES.items():
         write(tmp_path, path, text)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert Sources(tmp_path).record("benchmarks/fast.py") == {"commit": None, "dirty": None}
     write_result(tmp_path, "fast")
     write_result(tmp_path, "other", recorded=False)
-    (one,) = stale_results(tmp_path)
-    assert (one.name, one.note) == ("other", NO_HISTORY)
-    assert "in a clone with its history" in listed([one], 2)
-    write(tmp_path, "jaxmem/_planner/plan.py", "changed = True\n")
-    assert names(tmp_path) == {"fast": ["jaxmem/_planner"], "other": []}
+    found = stale_results(tmp_path)
+    assert [(one.name, one.note) for one in found] == [("fast", NO_HISTORY), ("other", NO_HISTORY)]
+    assert "in a clone with its history" in listed(found, 2)
 
 
-def test_a_shallow_clone_has_the_message_too(root, tmp_path_factory):
-    write_result(root, "fast", recorded=False)
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_shallow_clone_has_the_message_too(root, tmp_path_factory, recorded):
+    write_result(root, "fast", recorded=recorded)
     commit(root)
     write(root, "benchmarks/shared/timing.py", "changed = True\n")
     commit(root)
     there = tmp_path_factory.mktemp("shallow") / "clone"
     git(root, "clone", "--depth", "1", root.as_uri(), str(there))
     assert [one.note for one in stale_results(there)] == [NO_HISTORY]
-    assert written_by(there, there / "benchmarks/results/fast.json") is None
+    known = written_by(there, there / "benchmarks/results/fast.json")
+    assert (known is not None) == recorded
 
 
 def test_the_shortest_run_is_listed_first_and_the_known_times_are_added(root):
@@ -142,27 +152,28 @@ def written(path: pathlib.Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def test_a_report_names_its_sources_and_its_seconds(tmp_path):
-    out = tmp_path / "solver.json"
-    Report("solver", ["--out", str(tmp_path)]).add("one", 1)
-    found = written(out)
-    assert found["sources"] == Sources().record("benchmarks/solver.py")["sources"]
-    assert {"benchmarks/solver.py", "benchmarks/shared", "jaxmem/_planner"} <= {*found["sources"]}
-    assert "jaxmem/_train" not in found["sources"]
-    assert found["seconds"] >= 0
+@pytest.mark.parametrize("path", ["jaxmem/_planner/plan.py", "jaxmem/_train/loop.py"])
+def test_a_record_says_whether_sources_differ_from_the_commit(root, path):
+    write(root, path, "changed = True\n")
+    found = Sources(root).record("benchmarks/fast.py")
+    assert found["dirty"] == (path == "jaxmem/_planner/plan.py")
+    assert len(found["commit"]) == 40
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_results_that_are_gone_on_with_keep_their_sources(tmp_path, recorded):
+def test_results_that_are_gone_on_with_keep_their_commit(tmp_path, recorded):
     """The file would otherwise say that its first results are of today's sources."""
-    out = tmp_path / "solver.json"
-    Report("solver", ["--out", str(tmp_path)]).add("one", 1)
-    of_first = {"commit": "0" * 40, "dirty": False, "sources": {"jaxmem/_planner": "1"}}
-    old = {k: v for k, v in written(out).items() if k not in (*of_first, "seconds")}
+    out = tmp_path / "walk.json"
+    Report("walk", ["--out", str(tmp_path)], script="estimates").add("one", 1)
+    new = written(out)
+    assert new["commit"] == Sources().record("benchmarks/estimates.py")["commit"]
+    assert new["seconds"] >= 0
+    of_first = {"commit": "0" * 40, "dirty": False}
+    old = {k: v for k, v in new.items() if k not in (*of_first, "seconds")}
     more = of_first | {"seconds": 1000.0} if recorded else {}
     out.write_text(json.dumps(old | more), encoding="utf-8")
-    Report("solver", ["--out", str(tmp_path)]).add("two", 2)
+    Report("walk", ["--out", str(tmp_path)], script="estimates").add("two", 2)
     found = written(out)
     assert found["results"] == {"one": 1, "two": 2}
-    assert found["sources"] == more.get("sources")
+    assert found["commit"] == more.get("commit")
     assert found["seconds"] is None if not recorded else found["seconds"] >= 1000

@@ -13,7 +13,7 @@ from benchmarks.shared.results import RESULTS, Report
 from benchmarks.shared.sources import Sources
 
 # Importing one sets the environment of libtpu; others are of a layout without `results`.
-LEFT_OUT = {"tpu_codecs", "baselines_cpu", "time_rank", "stack_time"}
+LEFT_OUT = {"tpu_codecs", "baselines_cpu", "stack_time"}
 pytestmark = pytest.mark.jax_defaults
 
 
@@ -52,6 +52,9 @@ def differences(old, new, at: str = "") -> Iterator[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         for key in old.keys() & new.keys():
             yield from differences(old[key], new[key], f"{at}/{key}")
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for i, (one, other) in enumerate(zip(old, new)):
+            yield from differences(one, other, f"{at}/{i}")
     elif isinstance(old, float) and isinstance(new, float):
         if not math.isclose(old, new, rel_tol=1e-12):
             yield f"{at}: {old}, now {new}"
@@ -68,5 +71,8 @@ def test_a_summary_is_of_its_results(name, tmp_path):
 
 
 def test_a_number_that_differs_is_found():
+    assert list(differences([{"a": 1, "b": 2}], [{"a": 1, "b": 3}])) != []
+    assert list(differences([1, 2], [1])) != []
+    assert list(differences([{"a": 1, "b": 2}], [{"a": 1}])) == []
     assert list(differences({"a": {"b": 1.0}, "c": 2}, {"a": {"b": 1.5}, "d": 3})) != []
     assert list(differences({"a": {"b": 1.0}, "c": 2}, {"a": {"b": 1.0}, "d": 3})) == []

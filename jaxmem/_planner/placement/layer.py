@@ -17,11 +17,11 @@ RESIDENT, COPIED, STREAMED, BUFFERED = PLACES
 # The states that are divided over several devices.
 NOTHING, MOMENTS, STATES, LAYERS = DIVIDED
 # The share of a write to host memory that overlaps with work: XLA overlaps none of it
-# (benchmarks/streamed.py, "stored beside products").
+# (benchmarks/streamed.py at commit c9ec125, "stored beside products").
 STORED_BESIDE = 0.0
 # The share of a layer's all-gather that overlaps with the layer's own work: on Hopper and later all
 # but the weights of its first product, on other devices less, by XLA's schedule. Reduce-scatters of
-# gradients do not overlap (benchmarks/streamed.py).
+# gradients do not overlap (benchmarks/streamed.py at commit 7bf2070).
 GATHERED_BESIDE, LESS_BESIDE = 0.75, 0.4
 
 

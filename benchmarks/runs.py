@@ -1,11 +1,11 @@
-"""What a rectifier does while gpt_nano trains on the CPU and its outlier channels change.
+"""What happens to a run of gpt_nano on this CPU: its outlier channels change, and it saves.
 
-    python -m benchmarks.rectified
+    python -m benchmarks.runs [RESULT ...]
 
-Outliers are injected by gains at the tags: a tensor is multiplied by powers of two, tagged, and
-divided by them, which changes no number of a step that stores its tensors as they are. `loud` gains
-make a twelfth of the channels of each tag outliers, all layers alike; they begin and end while the
-model trains.
+`rectified`: outliers are injected by gains at the tags: a tensor is multiplied by powers of two,
+tagged, and divided by them, which changes no number of a step that stores its tensors as they are.
+`loud` gains make a twelfth of the channels of each tag outliers, all layers alike; they begin and
+end while the model trains.
 
 `trained`: the same steps with everything kept, under the first plan to the end, and with a
 rectifier, from each of three seeds: losses, decisions, and whether each plan that was taken is the
@@ -15,6 +15,14 @@ in each tensor.
 quiet ones, at shares of the bytes of everything kept, in turns.
 `between`: seconds of steps that are not tracked, with tracking against without, run after run in
 turns.
+
+`saving`: what saving every minute costs a training by `jaxmem.runs.train`, whose clock requests a
+save every 17 steps here. A round is the 8 steps from a save on, during which it is also written,
+and the 8 after them, in which nothing is saved; so what else the machine does falls on both alike.
+The seconds of the former less the seconds of the latter are the cost of a save. A run that saves
+every minute takes 1 + cost / 60 of the time of a run that does not. `blocks` are the seconds in
+which the loop stands still: while the arrays are copied. `whole` are the seconds until the
+checkpoint is on the disk.
 """
 
 import functools
@@ -23,6 +31,7 @@ import pathlib
 import random
 import statistics
 import tempfile
+import time
 from unittest import mock
 
 import jax
@@ -33,10 +42,12 @@ from benchmarks.shared.results import Benchmark, Report, measure, say
 from benchmarks.shared.timing import in_turns
 from experiments.command.load import load
 from experiments.config.text import Config
-from experiments.data import text
-from experiments.models import registry
-from experiments.running.text import read
+from experiments.running.planning import prepare
+from experiments.running.text import TEXT
 from experiments.steps.step import abstract, first_state, make_step
+from jaxmem._target.processes.pace import Pace
+from jaxmem._train.checkpoints.checkpoints import Checkpoints
+from jaxmem._train.runs import train as training
 
 BUDGETS = {"0.30": 0.30, "0.35": 0.35, "0.40": 0.40}  # of the bytes of everything kept
 SHARE = 0.30
@@ -95,14 +106,9 @@ def shapes(config: Config):
 
 
 def batches(config: Config):
-    data, t = read(config), config.train
-
-    def batch(number: int):
-        rows = text.sample(data.train, t.seed, number, t.batch, t.sequence)
-        tokens = registry.batch(config, rows, number)
-        return tokens, gains(config, LOUD <= number < QUIET)
-
-    return batch
+    data = TEXT.read(config)
+    loud = lambda number: LOUD <= number < QUIET
+    return lambda number: (TEXT.batch(config, data, number), gains(config, loud(number)))
 
 
 def losses(step, config: Config, rectifier=None, steps: int = STEPS) -> tuple[list, list]:
@@ -114,13 +120,12 @@ def losses(step, config: Config, rectifier=None, steps: int = STEPS) -> tuple[li
                 step, functools.partial(first_state, config), batches(config), steps=steps,
                 run=run, save_every=600.0, rectifier=rectifier,
             )  # fmt: skip
-        rows = [
-            json.loads(line)
-            for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        ]
-        decided = out / "decisions.jsonl"
-        lines = decided.read_text(encoding="utf-8").splitlines() if decided.exists() else []
-        return rows, [json.loads(line) for line in lines]
+        return read_rows(out / "metrics.jsonl"), read_rows(out / "decisions.jsonl")
+
+
+def read_rows(path: pathlib.Path) -> list[dict]:
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else ()
+    return [json.loads(line) for line in lines]
 
 
 class Recording(jaxmem.runs.Rectifier):
@@ -199,13 +204,7 @@ def stale(share: str) -> dict:
         "ratio": statistics.median(ratios),
         "quartiles": statistics.quantiles(ratios, n=4, method="inclusive"),
         "predicted ratio": loud.predicted_seconds / quiet.predicted_seconds,
-        "compiled": {name: plan.compiled_bytes for name, plan in plans.items()},
-        "same actions": _of(loud) == _of(quiet),
     }
-
-
-def _of(plan) -> dict:
-    return {t: c.action for tags in plan.actions.values() for t, c in tags.items()}
 
 
 class Counting(jaxmem.runs.Rectifier):
@@ -235,22 +234,82 @@ def between() -> dict:
 
 def summary(report: Report) -> dict:
     found = list(report.under("trained, ").values())
-    of = lambda name, key: [one[name][key] / one["everything kept"][key] - 1 for one in found]
-    mean = lambda values: {"mean": statistics.fmean(values), "by seed": values}
-    rectified = [one["rectified"] for one in found]
-    stale = report.under("stale, ")
+    loss = lambda one, name: one[name]["loss"] / one["everything kept"]["loss"] - 1
     return {
         "loss against everything kept": {
-            name: {key: mean(of(name, key)) for key in ("loss", "loss while loud")}
+            name: {"loss": {"by seed": [loss(one, name) for one in found]}}
             for name in ("first plan", "rectified")
         },
         "plans taken": [len(one["as planned"]) for one in found],
-        "as the program says": [sum(one["as planned"]) for one in found],
-        "decisions": [len(one["decisions"]) for one in rectified],
-        "outliers without room": [sum(one["beyond room"].values()) for one in rectified],
-        "stale against rectified": {share: row["ratio"] for share, row in stale.items()},
-        "predicted": {share: row["predicted ratio"] for share, row in stale.items()},
         "throughput between trackings": report["between"]["throughput"],
+    }
+
+
+# -- saving
+
+SAVES = 60
+HALF = 8  # steps of each half of a round
+MINUTE = 60.0  # seconds between two saves, by the clock of the loop and by that of the result
+NANO = load("gpt_nano", ["plan.budget=none"])
+
+
+class Watched(Checkpoints):
+    """Notes when each save began, and what it took."""
+
+    noted: dict[int, dict[str, float]]
+
+    def save(self, step, state, notes):
+        self.noted[step] = {"began": time.perf_counter()}
+        super().save(step, state, notes)
+        self.noted[step]["blocks"] = time.perf_counter() - self.noted[step]["began"]
+
+    def _finish(self, path, step, leaves, notes, failed):
+        super()._finish(path, step, leaves, notes, failed)
+        self.noted[step]["whole"] = time.perf_counter() - self.noted[step]["began"]
+
+
+def saved(rounds: int) -> tuple[dict[int, dict[str, float]], dict[int, float]]:
+    """What each save took, and when each row was there, by step."""
+    ready, data, seen = prepare(NANO), TEXT.read(NANO), {0: 0.0}
+    saves: dict[int, dict[str, float]] = {}
+    clock = lambda: MINUTE * max(seen) / (2 * HALF)
+    batch = lambda number: TEXT.batch(NANO, data, number)
+    note = lambda number, row: seen.update({number: time.perf_counter()})
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(training, "Pace", functools.partial(Pace, clock=clock)),
+        mock.patch.object(training, "Checkpoints", Watched),
+        mock.patch.object(Watched, "noted", saves, create=True),
+        jaxmem.runs.record(pathlib.Path(folder) / "out", resume=True) as run,
+    ):
+        given = {"steps": (2 * HALF + 1) * (rounds + 2), "run": run, "save_every": MINUTE}
+        first = lambda: TEXT.first_state(NANO, None)
+        jaxmem.runs.train(ready.step, first, batch, **given, each=note)
+    return saves, seen
+
+
+def of_saves(report: Report) -> None:
+    saves, seen = saved(SAVES)
+    # Not the first of all, nor the last, of which there is no half without it.
+    whole = sorted(step for step in saves if step and step + 2 * HALF < max(seen))
+    report.results = {}
+    for step in whole[1 : SAVES + 1]:
+        begin, middle, end = (seen[step + n * HALF] for n in (0, 1, 2))
+        took = {key: saves[step][key] for key in ("blocks", "whole")}
+        report.results[f"step {step}"] = {"with": middle - begin, "without": end - middle} | took
+
+
+def summary_of_saves(report: Report) -> dict:
+    rounds = list(report.results.values())
+    extra = [one["with"] - one["without"] for one in rounds]
+    low, median, high = (1 + seconds / MINUTE for seconds in statistics.quantiles(extra, n=4))
+    blocks = [one["blocks"] for one in rounds]
+    return {
+        "ratio, median": median,
+        "ratio, quartiles": [low, high],
+        "blocks, median": statistics.median(blocks),
+        "blocks, most": max(blocks),
+        "whole, median": statistics.median(one["whole"] for one in rounds),
     }
 
 
@@ -259,9 +318,10 @@ CASES = [*(("trained", seed) for seed in SEEDS), *(("stale", share) for share in
 RESULTS = {
     "rectified": Benchmark(
         [*CASES, "between"], row=lambda name, *case: MEASURES[name](*case), summary=summary
-    )
+    ),
+    "saving": Benchmark(run=of_saves, summary=summary_of_saves),
 }
 
 
 if __name__ == "__main__":
-    measure("rectified", RESULTS)
+    measure("runs", RESULTS)
