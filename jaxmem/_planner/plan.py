@@ -26,6 +26,7 @@ from jaxmem._planner.placement.plan import (
     plan_places,
 )
 from jaxmem._planner.search.candidates import price_of
+from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.measure import Runs, check_measure, compare_by_runs
 from jaxmem._planner.search.search import find_plan
 from jaxmem._planner.search.trial import Limits
@@ -202,7 +203,7 @@ def _plan(
     notes: sentences for the user that precede the plan's other notes.
     measure: seconds for runs of the fastest steps; None runs no step.
     """
-    step = read_step(build, args, backend, limits, allowed)
+    step = read_step(StepCompiler(build, args, backend), limits, allowed)
     target, profile, jaxpr = step.target, step.profile, step.traced.jaxpr
     warn_of_copies(step.traced, args, "plan")
     _warn_of_unrolled(profile, target, step.arguments, limits)

@@ -16,13 +16,14 @@ from jaxmem._core.progress import LOG
 from jaxmem._core.versions import installed
 from jaxmem._planner.multi_process import by_the_first
 from jaxmem._planner.plan import plan as make_plan
+from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.history import History
-from jaxmem._planner.verify import verify
+from jaxmem._planner.verify import compiled_under
 from jaxmem._result.plan import file
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
-from jaxmem._trace.step import trace
+from jaxmem._trace.export import AlreadyTraced
 from jaxmem.errors import JaxmemError
 
 
@@ -35,17 +36,20 @@ def plan_or_recall(build, *args, **options) -> Plan:
 
     Raises the errors of `jaxmem.plan`.
     """
-    target = Target.parse("local")
+    target, nothing = Target.parse("local"), Assignment.nothing()
     with backend_for(target, Database()) as backend:
-        history = History(backend, trace(build, Assignment.nothing(), args)[1].jaxpr)
-    key = repr((sorted(options.items()), target.usable_bytes, _versions(), _shardings(args)))
-    if not options.get("fresh") and (text := history.recall_plan(key)) is not None:
-        try:
-            LOG.info("compiling the step under its stored plan")
-            return verify(file.read(Plan, json.loads(text), "the stored plan"), build, *args)
-        except (JaxmemError, ValueError) as error:
-            LOG.info("the stored plan is made anew: %s", error)
-    made = make_plan.__wrapped__(build, *args, **options)
+        steps = StepCompiler(build, args, backend)
+        stage, traced = steps.stages(nothing)
+        history = History(backend, traced.jaxpr)
+        key = repr((sorted(options.items()), target.usable_bytes, _versions(), _shardings(args)))
+        if not options.get("fresh") and (text := history.recall_plan(key)) is not None:
+            try:
+                LOG.info("compiling the step under its stored plan")
+                return compiled_under(file.read(Plan, json.loads(text), "the stored plan"), steps)
+            except (JaxmemError, ValueError) as error:
+                LOG.info("the stored plan is made anew: %s", error)
+    traced_once = lambda plan: AlreadyTraced(stage) if plan == nothing else build(plan)
+    made = make_plan.__wrapped__(traced_once, *args, **options)
     history.remember_plan(key, json.dumps(made.to_json()))
     return made
 

@@ -5,7 +5,6 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
@@ -21,17 +20,15 @@ from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile as make_profile
 from jaxmem._planner.advice import remedies
 from jaxmem._planner.outcome.searched import arguments_exceed
-from jaxmem._planner.search.compile import AuthorCheckpoints, StepCompiler
+from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.estimates import Estimates
 from jaxmem._planner.search.history import History
 from jaxmem._planner.search.measure import corrected_by_runs
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Limits
-from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compiled.compiled import check_arguments
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import argument_bytes, batch_axes
-from jaxmem._trace.jaxpr import Jaxpr
 
 SHOWN = 3  # places of checkpoints that a note names
 
@@ -84,24 +81,19 @@ class TracedStep:
         )
 
 
-def read_step(
-    build: Any,
-    args: tuple,
-    backend: Backend,
-    limits: Limits | None,
-    allowed: Allowed,
-) -> TracedStep:
-    """Traces, checks and profiles the step that `build` returns for `args`.
+def read_step(compiler: StepCompiler, limits: Limits | None, allowed: Allowed) -> TracedStep:
+    """Traces, checks and profiles a step.
 
+    compiler: traces the step, and compiles it later.
     limits: the bytes that a plan may take; None for no limit.
     allowed: the actions and codecs that get prices.
 
     Raises BudgetError if the arguments alone exceed the limits. Raises TargetError if the target
     cannot read arguments in host memory. Raises StepError and TagError as `jaxmem.plan` does.
     """
-    target, start = backend.target, time.perf_counter()
+    args, backend, start = compiler.args, compiler.backend, time.perf_counter()
+    target = backend.target
     LOG.info("tracing the step, and timing its pieces")
-    compiler = StepCompiler(build, args, backend)
     traced = compiler.trace(Assignment.nothing())
     check_arguments(target, traced)
     arguments = argument_bytes(traced, args, target.devices)
@@ -110,7 +102,8 @@ def read_step(
         raise arguments_exceed(arguments, limits, target, smaller)
     as_written = compiler.trace(Assignment.unchanged()).jaxpr
     check_plan_is_passed_on(traced.jaxpr.jaxpr, as_written.jaxpr)
-    compiler.author_checkpoints = author_checkpoints(as_written.jaxpr)
+    compiler.planned = has_policies(as_written.jaxpr)
+    compiler.checkpointed = bool(own_checkpoints(as_written.jaxpr))
     axes = batch_axes(traced, args, target.devices)
     shards = math.prod(axes.values())
     price = functools.partial(
@@ -121,7 +114,7 @@ def read_step(
         database=backend.database,
     )
     history = History(backend, traced.jaxpr)
-    has_own = compiler.author_checkpoints is AuthorCheckpoints.CHECKPOINTED
+    has_own = compiler.checkpointed and not compiler.planned
     own_history = History(backend, as_written) if has_own else None
     profile, notes = corrected_by_runs(price(allowed=allowed), history)
     notes += _undecided(compiler)
@@ -135,22 +128,11 @@ def read_step(
     )
 
 
-def author_checkpoints(jaxpr: Jaxpr) -> AuthorCheckpoints:
-    """The checkpoints of a step as its author wrote it: a plan's policies, checkpoints of the
-    author's own, or none.
-
-    jaxpr: the trace of the step as written.
-    """
-    if has_policies(jaxpr):
-        return AuthorCheckpoints.PLANNED
-    return AuthorCheckpoints.CHECKPOINTED if own_checkpoints(jaxpr) else AuthorCheckpoints.KEPT
-
-
 def _undecided(compiler: StepCompiler) -> tuple[str, ...]:
     """A note for the user about checkpoints that remain under every plan, if the step has any. The
     step with everything kept has them too.
     """
-    if compiler.author_checkpoints is AuthorCheckpoints.KEPT:
+    if not compiler.checkpointed:
         return ()
     places = own_checkpoints(compiler.trace(Assignment.everything()).jaxpr.jaxpr)
     if not places:

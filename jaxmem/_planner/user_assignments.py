@@ -11,7 +11,7 @@ from jaxmem._core.groups import as_decided, group_label, ungrouped
 from jaxmem._core.profile import BlockClass, Profile, Tag
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._planner.outcome.searched import outcome
-from jaxmem._planner.search.compile import AuthorCheckpoints
+from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.divide import Division, Groups
 from jaxmem._planner.search.estimates import Estimates
 from jaxmem._planner.search.search import Found
@@ -121,7 +121,7 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
             (history_as_written or step.history).remember(one)
     kept, *others = compiled
     baseline = Trial(kept, everything(whole), kept.compiled.total_bytes)
-    written = baseline if step.compiler.author_checkpoints is AuthorCheckpoints.KEPT else None
+    written = None if step.compiler.planned else baseline
     if checkpointed:
         of_checkpoints = cost_as_written(whole, baseline, others[0])
         written = Trial(others[0], of_checkpoints, others[0].compiled.total_bytes)
@@ -162,9 +162,8 @@ def _read(
             " jaxmem.plans.Assignment, or a plan"
         )
     allowed, _ = allowed_actions(ALL, backend.target)
-    step = read_step(
-        build, args, backend, None, Allowed(allowed, allowed, codecs=_codecs(assignment))
-    )
+    compiler = StepCompiler(build, args, backend)
+    step = read_step(compiler, None, Allowed(allowed, allowed, codecs=_codecs(assignment)))
     # An assignment that leaves the step as written has no choices; callers compile the step as
     # written.
     kept = Assignment.everything() if leaves_as_written(assignment) else assignment

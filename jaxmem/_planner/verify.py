@@ -40,17 +40,25 @@ def verify(plan: Plan, build, *args) -> Plan:
     with backend_for(Target.parse(plan.target)) as backend:
         if plan.places is not None:
             placed = placed_steps(plan, build, args, backend, "verify")
-            build, args = placed.build, placed.args_at(placed.resident)
         # If a plan places states, its fingerprint is computed from the step with all states on the
         # device.
-        steps = StepCompiler(build, args, backend)
+        steps = placed.at(placed.resident) if placed else StepCompiler(build, args, backend)
         jaxpr = steps.trace(Assignment.nothing()).jaxpr
         check_plan_is_passed_on(jaxpr.jaxpr, steps.trace(Assignment.unchanged()).jaxpr.jaxpr)
         _check_model(plan, block_classes(jaxpr), find_blocks(jaxpr.jaxpr).plain_labels)
         if placed is not None and plan.places is not None:
-            steps = StepCompiler(build, placed.args_at(plan.places), backend)
-        actions = AS_WRITTEN if plan.as_written else plan.actions
-        compiled = steps.compile_fully(*steps.compile(actions)).compiled
+            steps = placed.at(plan.places)
+        verified = compiled_under(plan, steps)
+    return verified.with_step(None, placed.split, placed.create) if placed else verified
+
+
+def compiled_under(plan: Plan, steps: StepCompiler) -> Plan:
+    """Compiles the step under a plan that was made for it. Returns and raises as `verify`.
+
+    steps: compiles the step.
+    """
+    actions = AS_WRITTEN if plan.as_written else plan.actions
+    compiled = steps.compile_fully(*steps.compile(actions)).compiled
     total, host = compiled.total_bytes, compiled.host_bytes
     if total > plan.budget_bytes:
         raise BudgetError(
@@ -65,9 +73,7 @@ def verify(plan: Plan, build, *args) -> Plan:
         host_bytes=host,
         compiler_options=compiled.options,
     )
-    if placed is None:
-        return verified.with_step(compiled.executable)
-    return verified.with_step(compiled.executable, placed.split, placed.create)
+    return verified.with_step(compiled.executable)
 
 
 def _check_model(plan: Plan, blocks: list[BlockClass], idle: set[str]) -> None:

@@ -22,13 +22,12 @@ _CUSTOM_CALLS = (
 )
 
 
-class _AlreadyTraced:
-    """What `jax.export` asks of a jitted function, answered by a trace that exists.
-
-    It must look like a `jax.stages.Wrapped`, with `lower` and `__call__`.
+class AlreadyTraced:
+    """A jitted function whose trace exists. It has the methods of a `jax.stages.Wrapped` that
+    `jax.export` and `jaxmem.plan` call.
     """
 
-    def __init__(self, traced: jax.stages.Traced):
+    def __init__(self, traced):
         self._traced = traced
 
     def trace(self, *_, **__):
@@ -55,7 +54,7 @@ def export_flat(
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in _CUSTOM_CALLS]
     with compiling_for(capability) if capability else contextlib.nullcontext():
         exported = export.export(
-            _AlreadyTraced(traced), platforms=[platform], disabled_checks=checks
+            AlreadyTraced(traced), platforms=[platform], disabled_checks=checks
         )()
     # The step's own containers may be registered in the user's code only. Tuples need no
     # registration. The second part of `in_tree` is the keyword arguments, and is empty.

@@ -24,6 +24,7 @@ from benchmarks.shared.steps import MODELS, of_config, shapes, step_of
 from jaxmem._core.actions import ALL, Action, Choice
 from jaxmem._core.profile import BlockClass, Equation, Option, Profile, Tag
 from jaxmem._cost.profile.options import Allowed
+from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import least_bytes, solve
 from jaxmem._planner.traced_step import read_step
@@ -119,7 +120,7 @@ def rounded(data: Any) -> Any:
 def profiled(case: Case) -> dict[str, Any]:
     build, *args = case.make()
     with backend_for(Target.parse(case.target), workers=1) as backend:
-        made = read_step(build, tuple(args), backend, None, Allowed(ALL, ALL)).profile
+        made = read_step(StepCompiler(build, tuple(args), backend), None, Allowed(ALL, ALL)).profile
     return as_data(made)
 
 

@@ -33,6 +33,7 @@ from jaxmem._planner.explain.names import (
 )
 from jaxmem._planner.explain.over_time import elsewhere, live
 from jaxmem._planner.placement.steps import placed_steps
+from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._result.memory.explanation import Explanation, Part
 from jaxmem._result.plan.plan import Plan, check_fingerprint
 from jaxmem._target.buffers.held import Held, Peak
@@ -40,7 +41,7 @@ from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import batch_axes
-from jaxmem._trace.step import trace, with_microbatches
+from jaxmem._trace.step import with_microbatches
 
 KEPT = "everything kept"
 # For each kind of part: its name in a sentence, and how to make it smaller if it is the largest.
@@ -117,24 +118,22 @@ def explain(
     target = Target.parse(target)
     build = with_microbatches(build, None if plan is None else plan.microbatches)
     with backend_for(target, workers=1) as backend:
-        planned_args = resident_args = args
+        planned = resident = StepCompiler(build, args, backend)
         if plan is not None and plan.places is not None:
             placed = placed_steps(plan, build, args, backend, "explain")
-            planned_args = placed.args_at(plan.places)
-            resident_args = placed.args_at(placed.resident)
-            build = placed.build
+            planned, resident = placed.at(plan.places), placed.at(placed.resident)
         # Blocks are found in the step with everything recomputed, as in `plan`.
-        recomputed = trace(build, Assignment.nothing(), planned_args)[1]
-        jaxpr, axes = recomputed.jaxpr, batch_axes(recomputed, planned_args, target.devices)
+        recomputed = planned.trace(Assignment.nothing())
+        jaxpr, axes = recomputed.jaxpr, batch_axes(recomputed, planned.args, target.devices)
         blocks = block_classes(jaxpr, axes) if find_blocks(jaxpr.jaxpr).instances else []
         # Another model's plan would name tags and blocks that this step lacks.
         if plan is not None:
             check_fingerprint(plan, plan_fingerprint(blocks), "explain")
 
         def explained(decided: Decisions, actions: Actions | None, name: str) -> Explanation:
-            args_of_step = planned_args if decided is plan else resident_args
-            traced = trace(build, decided, args_of_step)[1]
-            explanation = _explained(backend, traced, args_of_step, actions, name, blocks)
+            step = planned if decided is plan else resident
+            traced = step.trace(decided)
+            explanation = _explained(backend, traced, step.args, actions, name, blocks)
             if _largest(explanation.parts)[0] != "untagged":
                 return explanation
             tensors = listed(unnamed(jaxpr, math.prod(axes.values())))
@@ -143,7 +142,7 @@ def explain(
 
         if plan is None or plan.as_written:
             unchanged = Assignment.unchanged()
-            as_written = trace(build, unchanged, resident_args)[1].jaxpr.jaxpr
+            as_written = resident.trace(unchanged).jaxpr.jaxpr
             is_checkpointed = own_checkpoints(as_written) and not has_policies(as_written)
             explanation = explained(unchanged, None, "as written" if is_checkpointed else KEPT)
         else:

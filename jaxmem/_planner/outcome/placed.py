@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax
 
 from jaxmem._core.actions import KEEP, REST
+from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
 from jaxmem._model.states.places import DEVICE, HOST
@@ -59,7 +60,7 @@ def outcome(
     outside = _seconds_outside(search, best)
     kept = layer_policy(profile, block, {REST: KEEP})
     everything = _all_kept(problem, kept) + outside
-    baseline = max(search.steps.estimate(None, search.steps.resident) + search.error, 0)
+    kept_bytes = search.steps.estimate(Assignment.unchanged(), search.steps.resident)
     arguments = best.step.compiled.argument_bytes
     seconds = best.solution.seconds + outside
     return Plan(
@@ -67,7 +68,7 @@ def outcome(
         budget_bytes=search.limits.budget,
         predicted_bytes=best.predicted_bytes,
         compiled_bytes=best.total,
-        baseline_bytes=baseline,
+        baseline_bytes=max(kept_bytes + search.error, 0),
         host_bytes=best.step.host_bytes,
         predicted_seconds=seconds,
         baseline_seconds=everything,
@@ -82,7 +83,7 @@ def outcome(
         jax_version=jax.__version__,
         parts=Bytes.of(best.total, arguments, saved.saved_bytes),
         baseline_parts=Bytes.of(
-            baseline, problem.states.resident, block.layers * kept.device_bytes
+            kept_bytes, problem.states.resident, block.layers * kept.device_bytes
         ),
         rows=rows(ActionProblem(decided, saved.saved_bytes), chosen, TAKEN, KEPT),
         points=_curve(search, outside),

@@ -177,7 +177,7 @@ def read_places(
     sharding = dataclasses.replace(sharding, devices=steps.devices)
     moves = sharding.by_layer or not several  # otherwise all states remain on their devices
     places = PLACES if moves else (RESIDENT,)
-    step = read_step(steps.build, steps.args_at(steps.resident), backend, None, allowed)
+    step = read_step(steps.at(steps.resident), None, allowed)
     profile, block = step.profile, _stack_of(step.profile, steps)
     others = _others(profile, block)
     others |= {label: {} for label in profile.idle_blocks}

@@ -85,7 +85,6 @@ class PlacementSearch:
     solve_seconds: float = 0.0
     trials: list[PlacedTrial] = dataclasses.field(default_factory=list)
     refused: list[PlacementSolution] = dataclasses.field(default_factory=list)
-    _estimated: dict = dataclasses.field(default_factory=dict)
 
     def run(self) -> PlacedTrial | None:
         """The fastest solution that compiles within the limits; None if no solution does."""
@@ -181,14 +180,7 @@ class PlacementSearch:
         return self._estimated_of(solution) + self.error
 
     def _estimated_of(self, solution: PlacementSolution) -> int:
-        return self.estimate(self.assignment(solution), solution.places)
-
-    def estimate(self, assignment: Assignment, places: Places) -> int:
-        """Device bytes of a step by a liveness estimate. The estimate is made once, and stored."""
-        key = repr(sorted(assignment.actions.items())), places
-        if key not in self._estimated:
-            self._estimated[key] = self.steps.estimate(assignment, places)
-        return self._estimated[key]
+        return self.steps.estimate(self.assignment(solution), solution.places)
 
     def assignment(self, solution: PlacementSolution) -> Assignment:
         """The argument of `build` under a solution."""

@@ -3,9 +3,9 @@ places.
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,13 @@ from jaxmem._optim.released.form import check_pair
 from jaxmem._optim.released.step import ReleasedStep, released_of
 from jaxmem._planner.placement.layer import States
 from jaxmem._planner.placement.mesh import Divided, mesh_of
-from jaxmem._planner.search.compile import CompiledStep
+from jaxmem._planner.search.compile import CompiledStep, StepCompiler
 from jaxmem._result.plan.plan import Plan, other_model
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._trace.arguments import shard_bytes
-from jaxmem._trace.step import trace
 from jaxmem.errors import StepError
+
+LATEST = 4  # places whose traces are kept
 
 
 class PlacedSteps:
@@ -40,6 +41,10 @@ class PlacedSteps:
 
     def __init__(self, build, args: tuple, backend: Backend, how: str | None = None):
         self.build, self.backend = build, backend
+        # Traces and compiles the step with its states at given places, the latest ones.
+        at = lambda places: StepCompiler(self.build, self.args_at(places), backend)
+        self.at = functools.lru_cache(maxsize=LATEST)(at)
+        self._estimated: dict[tuple[str, Places], int] = {}
         self.compiles, self.seconds = 0, 0.0
         self._made, self._over = build(None), None
         self._step, self._pair = _released(self._made)
@@ -152,19 +157,19 @@ class PlacedSteps:
             ),
         )
 
-    def trace(self, assignment: Assignment | None, places: Places) -> tuple[Any, jax.stages.Traced]:
-        return trace(self.build, assignment, self.args_at(places))
-
-    def estimate(self, assignment: Assignment | None, places: Places) -> int:
-        """Estimated device bytes of the step, its arguments included."""
-        _, traced = self.trace(assignment, places)
-        return self.backend.step_bytes(traced, _bytes(self.args_at(places))[0])
+    def estimate(self, assignment: Assignment, places: Places) -> int:
+        """Estimated device bytes of the step, its arguments included. The estimate is made once."""
+        key = repr(assignment), places
+        if key not in self._estimated:
+            step = self.at(places)
+            arguments, _ = _bytes(step.args)
+            self._estimated[key] = self.backend.step_bytes(step.trace(assignment), arguments)
+        return self._estimated[key]
 
     def compile(self, assignment: Assignment, places: Places) -> CompiledStep:
         """Compiles the step. Raises StepError if XLA does not compile it."""
         start = time.perf_counter()
-        stage, traced = self.trace(assignment, places)
-        compiled = self.backend.compile(stage, traced).result()
+        compiled = self.backend.compile(*self.at(places).stages(assignment)).result()
         self.compiles += 1
         self.seconds += time.perf_counter() - start
         actions = {label: dict(choices) for label, choices in assignment.actions.items()}

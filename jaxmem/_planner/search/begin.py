@@ -23,7 +23,7 @@ from jaxmem._core.progress import LOG
 from jaxmem._core.warn import warn
 from jaxmem._cost.profile.options import recoded
 from jaxmem._planner.search import candidates
-from jaxmem._planner.search.compile import AuthorCheckpoints, CompiledStep
+from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.estimates import agreed
 from jaxmem._planner.search.least import least
 from jaxmem._planner.search.local_search import local_search
@@ -115,8 +115,7 @@ def _compile_as_written(search: Search) -> Trial | None:
     fit. None if a plan's policies decide the step, or if XLA does not compile it.
     """
     if search.history_as_written is None:
-        is_kept = search.compiler.author_checkpoints is AuthorCheckpoints.KEPT
-        return search.baseline if is_kept else None
+        return None if search.compiler.planned else search.baseline
     step: CompiledStep | StepError | None = _too_large(search)
     if step is None:
         LOG.info("compiling the step as written")

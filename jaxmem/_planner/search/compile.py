@@ -1,12 +1,16 @@
-"""Compiles a step under given actions for the target, and counts compiles and their seconds.
+"""Traces and compiles a step under given actions for the target, and counts compiles and their
+seconds.
 
 The compiled program is always `build(plan)` for a plan that a user can pass. The alternative,
 `build(None)` in place of such a plan, is never compiled, because a `build` may treat None
 differently. So the compiled program is the program that runs.
+
+A plan is estimated first and compiled later, from one trace: the latest traces are kept. The
+alternative, to keep every trace of a search, takes about 750 bytes for each equation, and a search
+traces up to 800,000 equations (`MOST_EQUATIONS` in `estimates.py`).
 """
 
 import dataclasses
-import enum
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -14,13 +18,16 @@ from typing import Any
 
 import jax
 
-from jaxmem._core.actions import AS_WRITTEN, Actions, keeps_everything
-from jaxmem._core.assignment import Assignment, Decisions, leaves_as_written
+from jaxmem._core.actions import AS_WRITTEN, Actions, keeps_everything, stored
+from jaxmem._core.assignment import Assignment, Decisions
+from jaxmem._core.groups import ungrouped
 from jaxmem._model.states.places import Places
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._trace.step import trace
 from jaxmem.errors import StepError
+
+LATEST = 8  # the number of traces that are kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,44 +53,32 @@ class CompiledStep:
         return self.compiled.host_bytes
 
 
-class AuthorCheckpoints(enum.Enum):
-    """The checkpoints of the step as its author wrote it, before a plan.
-
-    PLANNED: the blocks have policies of jaxmem. A plan decides every block.
-    KEPT: the step has no policy and no checkpoint. Everything is kept.
-    CHECKPOINTED: no block has a policy of jaxmem, and the step has checkpoints of the author's.
-    """
-
-    PLANNED = enum.auto()
-    KEPT = enum.auto()
-    CHECKPOINTED = enum.auto()
-
-
 class StepCompiler:
-    """Compiles steps of one `build`; counts compiles, and the seconds spent waiting for them.
+    """Traces and compiles steps of one `build`; counts compiles, and the seconds spent waiting for
+    them.
 
     build: takes a plan and returns the step.
     args: the step's arguments, as arrays or shapes.
     backend: compiles the step.
-    author_checkpoints: the checkpoints of the step as its author wrote it; `read_step` sets them.
+    planned: whether the step as its author wrote it has policies of jaxmem; `read_step` sets it.
+    checkpointed: whether the step as its author wrote it has checkpoints without a policy of
+      jaxmem; `read_step` sets it. A step without such checkpoints keeps everything as written.
     idle_blocks: labels of blocks through which no gradient runs. Actions do not name these blocks,
       but `build` reads their choices from the plan. So they are recomputed.
     """
 
     def __init__(self, build, args: tuple, backend: Backend):
         self.build, self.args, self.backend = build, args, backend
-        self.author_checkpoints = AuthorCheckpoints.PLANNED
+        self.planned = self.checkpointed = True
         self.idle_blocks: tuple[str, ...] = ()
         self.compiles = 0
         self.seconds = 0.0
         self._begun: list[tuple[Actions, Future[Compiled]]] = []
-        # The traces of the step as written and of everything kept, by whether the step is as
-        # written. Both are traced for checks first, and compiled later.
-        self._traced: dict[bool, tuple[Any, jax.stages.Traced]] = {}
+        self._traced: list[tuple[Decisions, tuple[Any, jax.stages.Traced]]] = []  # latest last
 
     def trace(self, plan: Decisions) -> jax.stages.Traced:
         """Traces the step under a plan, without compiling it."""
-        return self._stages(plan)[1]
+        return self.stages(plan)[1]
 
     def compile(self, *many: Actions) -> list[CompiledStep]:
         """Compiles the step under each of `many` actions, at the same time if the backend can."""
@@ -122,7 +117,7 @@ class StepCompiler:
         for i, (other, _) in enumerate(self._begun):
             if other == actions:
                 return self._begun.pop(i)[1]
-        return self.backend.compile_buffers(*self._stages(self.plan_of(actions)))
+        return self.backend.compile_buffers(*self.stages(self.plan_of(actions)))
 
     def compile_fully(self, step: CompiledStep) -> CompiledStep:
         """Compiles a step fully that was compiled for buffers only. On a backend that always
@@ -133,7 +128,7 @@ class StepCompiler:
         if not self.backend.stops_at_buffers:
             return step
         start = time.perf_counter()
-        compiled = self.backend.compile(*self._stages(self.plan_of(step.actions))).result()
+        compiled = self.backend.compile(*self.stages(self.plan_of(step.actions))).result()
         self.compiles += 1
         self.seconds += time.perf_counter() - start
         return CompiledStep(step.actions, compiled)
@@ -145,22 +140,22 @@ class StepCompiler:
         compiled = [step.compiled for step in many]
         return self.backend.run(compiled, self.trace(Assignment.unchanged()), self.args, seconds)
 
-    def _stages(self, plan: Decisions) -> tuple[Any, jax.stages.Traced]:
+    def stages(self, plan: Decisions) -> tuple[Any, jax.stages.Traced]:
         """Traces the step under a plan, and returns the step's stage and JAX's traced stage."""
-        if plan not in (Assignment.unchanged(), Assignment.everything()):
-            return trace(self.build, plan, self.args)
-        key = leaves_as_written(plan)
-        if key not in self._traced:
-            self._traced[key] = trace(self.build, plan, self.args)
-        return self._traced[key]
+        found = next((pair for pair in self._traced if pair[0] == plan), None)
+        pair = found or (plan, trace(self.build, plan, self.args))
+        self._traced = [*(other for other in self._traced if other is not found), pair][-LATEST:]
+        return pair[1]
 
     def plan_of(self, actions: Actions) -> Assignment:
         """The argument of `build` for the step under `actions`."""
         kept = keeps_everything(actions)
-        if actions == AS_WRITTEN or (kept and self.author_checkpoints is AuthorCheckpoints.KEPT):
+        if actions == AS_WRITTEN or (kept and not self.checkpointed):
             return Assignment.unchanged()
         if kept:
             return Assignment.everything()
+        if not any(ungrouped(label) != label or tags for label, tags in stored(actions).items()):
+            return Assignment.nothing()
         return Assignment({label: {} for label in self.idle_blocks} | actions)
 
 
