@@ -55,6 +55,7 @@ def test_a_plan_is_made_shown_compared_and_verified(folder, capsys):
     assert "over its budget of 1000 B" in capsys.readouterr().err
 
 
+@pytest.mark.quick("1.0")
 @pytest.mark.parametrize("share", [0.8, 1.0, slow(2.0)])
 def test_a_step_with_checkpoints_of_its_own_is_the_same_program_by_command(folder, capsys, share):
     step, *args = importlib.import_module("steps").own()

@@ -138,6 +138,7 @@ def test_estimates_of_16_bit_products_are_within_the_peak(h200, dtype, result_dt
     assert 0.5 * 989e12 < compiled.matmul_flops / compiled.xla_seconds < 989e12
 
 
+@pytest.mark.quick("b200")
 @pytest.mark.parametrize("name", ["t4", "b200"])
 def test_oldest_and_newest_gpus_compile(name):
     with Compiler(name, workers=1) as compiler:

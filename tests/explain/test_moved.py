@@ -101,6 +101,7 @@ def test_an_offloaded_tag_is_told_for_a_gpu_that_is_not_there():
     assert explain(*STEP, target="h200").transfers == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, slow(2)])
 def test_streamed_states_are_told_by_the_names_of_parameters_and_moments(n, monkeypatch):
     persist = 2

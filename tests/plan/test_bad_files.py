@@ -44,8 +44,8 @@ def all_bad(tmp_path_factory):
 @pytest.mark.parametrize("way", WAYS)
 def test_bad_plans_are_refused(way, all_bad):
     first = list(WAYS).index(way)
-    chosen, (main, line) = all_bad[first :: 5 * len(WAYS)], WAYS[way]
-    assert len({bad.content for bad in chosen}) >= 90
+    chosen, (main, line) = all_bad[first :: 11 * len(WAYS)], WAYS[way]
+    assert len({bad.content for bad in chosen}) >= 40
     for bad in chosen:
         pathlib.Path(FILE).write_bytes(bad.content)
         assert mistakes(main, line, FILE, bad.key) == [], bad

@@ -267,6 +267,7 @@ def test_what_cannot_be_read_of_earlier_plans_is_left_out(unplanned, monkeypatch
     assert plan.compiled_bytes <= plan.budget_bytes
 
 
+@pytest.mark.slow
 def test_a_block_with_a_collective_is_planned(measured_times):
     mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
     P = jax.sharding.PartitionSpec

@@ -31,6 +31,7 @@ def check(found: dict, ways, devices: int):
             assert of["moved"] > 1e-4
 
 
+@pytest.mark.quick("explicit-4-ways0")
 @pytest.mark.parametrize(
     ("axes", "devices", "ways"),
     [
@@ -46,6 +47,7 @@ def test_a_divided_state_is_made_as_it_is_divided(axes, devices, ways):
     check(found, ways, devices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("axes", "devices", "ways"),
     [("explicit", 2, ("moments",)), slow("explicit", 8, ALL), slow("auto", 8, ALL)],
@@ -56,6 +58,7 @@ def test_two_processes_make_it_together(axes, devices, ways):
         check(found, ways, devices)
 
 
+@pytest.mark.quick("explicit")
 @pytest.mark.parametrize(
     ("axes", "persist"), [(AxisType.Auto, 0), (AxisType.Explicit, 1)], ids=["auto", "explicit"]
 )

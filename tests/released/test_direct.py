@@ -129,6 +129,7 @@ def resident(name):
     return want, found
 
 
+@pytest.mark.quick("adamw-0", "lion-3", "nesterov-3")
 @pytest.mark.parametrize(
     ("name", "persist"),
     [
@@ -165,6 +166,7 @@ def moved(params):
     return jax.tree.map(lambda a, b: np.abs(np.asarray(a) - b).max(), params, parameters())
 
 
+@pytest.mark.quick("a schedule and a mask's tree", "hyperparameters in the state")
 @pytest.mark.parametrize("name", COMPOSED)
 def test_schedules_masks_and_chains_are_those_of_whole_gradients(name):
     tx = COMPOSED[name]()
@@ -239,6 +241,7 @@ def stacked(params):
     return params | {"blocks": jax.tree.map(lambda *a: jnp.stack(a), *params["blocks"])}
 
 
+@pytest.mark.quick("tx1", "tx3")
 @pytest.mark.parametrize(
     "tx",
     [
@@ -281,6 +284,7 @@ def test_a_component_is_clipped_to_its_own_norm():
     np.testing.assert_allclose(np.linalg.norm(change["embedding"]), 0.003, rtol=1e-3)
 
 
+@pytest.mark.quick("clip1-2", "None-4")
 @pytest.mark.parametrize(
     ("clip", "persist"),
     [
@@ -327,6 +331,7 @@ def test_hyperparameters_stand_in_the_state_once_and_are_set_there():
     close(step.joined((new, optimizer))[0], parameters(), 0.0)
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("persist", [0, 2, LAYERS])
 def test_a_state_is_made_in_its_places_as_it_is_split(persist):
     tx = optax.chain(optax.zero_nans(), optax.contrib.schedule_free_sgd(0.1, b1=0.9))

@@ -35,6 +35,7 @@ def resident(n, steps, clip=None):
     return train(step, step.init(parameters()), steps)[0]
 
 
+@pytest.mark.quick("4-where1-3-clip1")
 @pytest.mark.parametrize(
     ("n", "where", "steps", "clip"),
     [

@@ -92,6 +92,7 @@ def close(got, want, rtol=1e-6):
         np.testing.assert_allclose(a, b, rtol=0, atol=rtol * max(1e-3, np.abs(b).max()))
 
 
+@pytest.mark.quick("3-0-4", "3-1-1", "3-3-4")
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("persist", [0, 1, LAYERS - 1])
 @pytest.mark.parametrize("steps", [3, slow(20)])
@@ -176,6 +177,7 @@ def test_what_is_outside_has_its_moments_in_host_memory_before_and_after():
     assert places(state) == [{"device"}]
 
 
+@pytest.mark.quick("tree")
 @pytest.mark.parametrize("mask", [None, False, "tree"])
 def test_weights_decay_as_in_a_resident_state(mask):
     params = parameters()
@@ -189,6 +191,7 @@ def test_weights_decay_as_in_a_resident_state(mask):
     close(found, want)
 
 
+@pytest.mark.quick("clip0", "clip2")
 @pytest.mark.parametrize("clip", [("value", 0.01), ("component", 0.1), ("norm", 0.1)])
 def test_clipping_is_that_of_a_resident_state(clip):
     step = tiny_lm.released(decaying(2), clip=clip)
@@ -197,6 +200,7 @@ def test_clipping_is_that_of_a_resident_state(clip):
     assert found[1][0]["grad_norm"] > clip[1], "it clips"
 
 
+@pytest.mark.quick("plan1")
 @pytest.mark.parametrize("plan", [None, grouped])
 def test_plans_keys_and_auxiliary_outputs_go_with_it(plan):
     def block(p, x, *shared, key):

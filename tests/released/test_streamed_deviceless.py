@@ -58,6 +58,7 @@ def of_a_model(tx, n, persist):
 
 
 # Of three microbatches two are in a loop, where the layers' own loops begin with what was fetched.
+@pytest.mark.quick("3-2-row")
 @pytest.mark.parametrize(
     ("n", "persist", "second_moment"),
     [
@@ -92,6 +93,7 @@ def test_host_memory_holds_the_placed_states_alone_and_copies_run_beside_product
         assert total(before) == layer // 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "without"), [("rtx4090", False), slow("a100-80gb", True)])
 def test_the_options_of_a_step_without_a_plan_overlap_its_copies_before_hopper(target, without):
     step, *args = streamed(1, 2)
@@ -143,6 +145,7 @@ def test_copies_are_not_fetched_and_buffers_are_fetched_once(how, h200):
         assert sum(t.nbytes * t.runs for t in beside) >= BESIDE * fetched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, slow(4)])
 def test_what_all_microbatches_save_is_held_once(n, h200):
     """Where XLA takes the last microbatch's loop apart, what it saves has memory of its own."""
@@ -193,6 +196,7 @@ def test_a_stacks_gradient_is_stacked_in_host_memory_a_layer_at_a_time(h200):
 SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10, 100)
 
 
+@pytest.mark.quick("tx0-0")
 @pytest.mark.parametrize(
     ("tx", "persist"),
     [

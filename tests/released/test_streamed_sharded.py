@@ -106,6 +106,7 @@ def test_a_layer_is_gathered_and_its_gradient_scattered_in_the_dtype_of_the_laye
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "persist"), [(8, 2), slow(64, 0)])
 def test_each_gpu_holds_its_part_in_its_host_and_no_stack_is_copied(devices, persist):
     mesh = AbstractMesh((devices,), ("data",), axis_types=(AxisType.Auto,))

@@ -123,6 +123,7 @@ def short_of_memory(step, times, taken=False):
     return call
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_step_that_runs_out_of_memory_is_planned_for_less(tmp_path, kept, taken):
     plan, calls = kept, []

@@ -44,12 +44,14 @@ def gradients(form, action):
     return jax.jit(jax.value_and_grad(form(policy(action))))(p, x)
 
 
+@pytest.mark.quick("keep-scanned", "recompute-unrolled", "offload-scanned")
 @pytest.mark.parametrize("form", [models.scanned, models.unrolled])
 @pytest.mark.parametrize("action", LOSSLESS)
 def test_lossless_gradient_is_the_plain_one(form, action):
     close(gradients(form, action), gradients(form, None), 1e-12)
 
 
+@pytest.mark.quick("compress_offload")
 @pytest.mark.parametrize("action", LOSSY)
 def test_lossy_forward_is_exact_and_gradient_near(action):
     got, want = gradients(models.scanned, action), gradients(models.scanned, None)
@@ -148,6 +150,7 @@ def one_by_one(action):
     return jax.tree.map(lambda *g: jnp.stack(g), *map(jax.jit(of_one(action)), x))
 
 
+@pytest.mark.quick("recompute")
 @each_action
 def test_vmap_of_gradients(action):
     want = one_by_one(action if action in LOSSY else None)

@@ -126,6 +126,7 @@ def hidden_states(config, params, text):
     return nnx.merge(norm, nnx.State(params["final"]))(x)
 
 
+@pytest.mark.quick("model.attention=fused")
 @pytest.mark.core
 @pytest.mark.parametrize(
     "setting",
@@ -177,6 +178,7 @@ def test_the_chunk_of_the_loss_does_not_matter(chunk):
     )
 
 
+@pytest.mark.quick("float32")
 @pytest.mark.core
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_keeping_everything_is_no_checkpoint_bit_for_bit(dtype, monkeypatch, optimized):
@@ -215,6 +217,7 @@ def scan_step():
         return jax.jit(make_step(micro(*DROPS))).lower(*abstract(micro(*DROPS))).compile()
 
 
+@pytest.mark.slow
 @pytest.mark.core
 def test_the_stack_is_the_scan_and_a_plan_may_change_in_mid_training(scan_step):
     config = micro(*DROPS)

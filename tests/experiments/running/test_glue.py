@@ -101,6 +101,7 @@ def test_padding_does_not_change_the_output(kind):
     assert np.ptp(got[:, 0]) > 1e-3  # of texts that differ
 
 
+@pytest.mark.quick("False-fused", "True-materialized")
 @pytest.mark.parametrize("kind", ["materialized", "fused"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_mask_that_hides_nothing_changes_nothing(kind, causal):
@@ -123,6 +124,7 @@ def test_the_second_text_is_told_from_the_first():
     np.testing.assert_array_equal(seen_BS, batch["tokens"] != PAD)
 
 
+@pytest.mark.slow
 @pytest.mark.core
 @pytest.mark.parametrize("rate", [0.0, pytest.param(0.2, marks=pytest.mark.slow)])
 def test_released_adama_is_adama(rate):

@@ -54,6 +54,7 @@ def runs(request, tmp_path_factory):
     return place / "unplanned", place / "planned", budget
 
 
+@pytest.mark.slow
 def test_it_learns(runs):
     summary, rows = read(runs[0])
     assert 5.3 < summary["first_loss"] < 5.8  # a byte: log 256 is 5.55
@@ -61,6 +62,7 @@ def test_it_learns(runs):
     assert len(rows) == 6
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_its_budget_and_the_unplanned_losses(runs):
     unplanned, planned, budget = runs
     (plain, plain_rows), (summary, rows) = read(unplanned), read(planned)
@@ -70,6 +72,7 @@ def test_a_plan_keeps_its_budget_and_the_unplanned_losses(runs):
     np.testing.assert_allclose(summary["val_loss"], plain["val_loss"], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_tensors_of_a_plan_are_the_tags_with_their_bytes(runs):
     plan = jaxmem.Plan.load(runs[1] / "plan.json")
     assert {row.tag: row.kind for row in plan.rows} == policies.LLAMA_KINDS
@@ -86,6 +89,7 @@ def released_step():
     return config, jax.jit(make_step(config)).lower(*abstract(config)).compile()
 
 
+@pytest.mark.slow
 def test_what_was_stored_goes_on_as_if_it_had_not_been(tmp_path):
     import orbax.checkpoint as ocp
 

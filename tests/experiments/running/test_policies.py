@@ -73,6 +73,7 @@ def saved_bytes(name: str) -> int:
     return saved_by_policy(micro(name))
 
 
+@pytest.mark.quick("every_k=2")
 @pytest.mark.parametrize("name", every_name(NAMED))
 def test_the_loss_in_float32_is_the_unplanned_one_bit_for_bit(name):
     value, _ = loss_and_gradient(name)
@@ -88,6 +89,7 @@ def test_so_it_is_in_programs_as_users_have_them(name, optimized):
     assert value == unplanned(quick=False)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.standard_promotion
 @pytest.mark.parametrize("name", every_name([n for n in NAMED if n not in LOSSY]))
 def test_the_gradient_in_float64_is_the_unplanned_one(name):

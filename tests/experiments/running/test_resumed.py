@@ -90,6 +90,7 @@ def train(optimizer, way, out, fail=()):
     return ended[0], runs.read(out).losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [slow("keep"), "recompute", slow("int4"), slow("pinned_host")])
 @pytest.mark.parametrize("optimizer", [slow("adamw"), slow("adama"), "row ratio"])
 def test_a_training_that_fails_and_goes_on_is_one_that_did_not(optimizer, way, tmp_path):

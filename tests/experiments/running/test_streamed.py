@@ -81,6 +81,7 @@ def arrays(tree):
     return jax.tree.map(np.asarray, tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persist", [1, slow(0), slow(3)])
 @pytest.mark.parametrize("model", ["gpt", slow("llama"), slow("bert")])
 def test_the_first_state_is_made_in_its_places_as_the_resident_one_is_drawn(model, persist):
@@ -108,6 +109,7 @@ def test_losses_are_those_of_a_resident_run(persist, resident, text, tmp_path):
     np.testing.assert_allclose(got, resident, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lion", slow("sgd")])
 def test_other_optimizers_stream_too(name, text, tmp_path):
     settings = text, "train.microbatches=1", f"optimizer.name={name}"
@@ -117,6 +119,7 @@ def test_other_optimizers_stream_too(name, text, tmp_path):
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "n", "persist", "other"),
     [("gpt", 1, 0, 1), slow("gpt", 4, 1, 2), slow("llama", 1, 1, 3), slow("llama", 4, 2, 0)],
@@ -166,6 +169,7 @@ def check_plan(plan, config):
     assert size(here) <= plan.parts.arguments < size(leaves)
 
 
+@pytest.mark.slow
 def test_states_that_stream_count_in_a_plan():
     small = "model.layers=2", "train.microbatches=1", "train.batch=4", "plan.actions=lossless"
     config = config_of("gpt", *small, "states.persist=0", "plan.budget=3MB")
@@ -209,6 +213,7 @@ def test_activations_are_planned_beside_states_that_stream(
 RELEASED = ("optimizer.accumulation=released", "optimizer.clip=component", "model.loop=stack")
 
 
+@pytest.mark.quick("how1")
 @pytest.mark.parametrize(
     "how",
     [(*RELEASED, "plan.budget=none", "states.persist=1"), ("remat.policy=nothing_saveable",)],

@@ -124,6 +124,7 @@ def test_a_planned_run_keeps_its_budget_and_the_unplanned_losses(runs, name):
     } | ({"explained.json"} if name == "planned" else set())
 
 
+@pytest.mark.slow
 def test_a_plan_is_rectified_while_it_trains(text, tmp_path):
     settings = ("plan.actions=all", "plan.budget=90%", "plan.rectify=true", "train.steps=4")
     assert run(text, *settings, out=tmp_path / "r") == 0

@@ -64,6 +64,7 @@ def close(got, want, rtol=1e-9):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-12), got, want)
 
 
+@pytest.mark.quick("llama")
 @pytest.mark.core
 @pytest.mark.parametrize("kind", ["gpt", slow("bert"), "llama"])
 def test_whole_and_released_gradients_give_the_same_parameters(kind):
@@ -76,6 +77,7 @@ def test_whole_and_released_gradients_give_the_same_parameters(kind):
     assert found[0][0] > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("sgd", "gpt"), slow("lion", "llama")])
 def test_other_optimizers_update_a_layer_in_the_backward_as_by_the_whole_gradient(name, kind):
     """Lion of a model without biases: the gradient of a key's is 0 but for rounding, and its sign

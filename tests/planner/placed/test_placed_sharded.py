@@ -107,6 +107,7 @@ def test_what_cannot_be_divided_is_refused():
         refuse(build, shapes(), tokens(30))
 
 
+@pytest.mark.slow
 def test_a_way_to_divide_that_xla_refuses_takes_nothing_from_the_others(monkeypatch):
     compile_ = PlacedSteps.compile
     refused = []

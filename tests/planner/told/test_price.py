@@ -70,6 +70,7 @@ def test_everything_and_nothing_have_their_own_prices():
     assert nothing.parts.saved < everything.parts.saved
 
 
+@pytest.mark.slow
 def test_a_plan_may_be_priced_anew():
     plan = jaxmem.plan(
         build, *SHAPES, budget=int(0.5 * price(build, BY_HAND, *SHAPES).baseline_bytes)
