@@ -19,8 +19,7 @@ from experiments.models.loss import cross_entropy
 from experiments.steps.accumulate import gradient
 from experiments.steps.optimizer import learning_rate, matrices, optimizer
 from experiments.steps.step import abstract, init_state, make_loss, make_step
-from jaxmem.plans import Action, Assignment, Choice
-from tests.experiments.states import first_state, user_numerics
+from tests.experiments.states import first_state
 
 pytestmark = pytest.mark.jax_defaults
 
@@ -203,40 +202,6 @@ def test_dropout_is_a_function_of_its_key_and_recomputation_repeats_it():
     again, same = recompute(params, text, key)
     assert value == again != keep(params, text, other)[0]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), grads, same)
-
-
-def recomputing(*, but=()):
-    """Every tag recomputed, in two groups of layers; those of `but` kept in the second."""
-    return Assignment({"block[0:1]": {}, "block[1:2]": {tag: Choice(Action.KEEP) for tag in but}})
-
-
-@pytest.fixture(scope="module")
-def scan_step():
-    """A step with both dropouts, its layers in a scan, everything kept."""
-    with user_numerics():
-        return jax.jit(make_step(micro(*DROPS))).lower(*abstract(micro(*DROPS))).compile()
-
-
-@pytest.mark.slow
-@pytest.mark.core
-def test_the_stack_is_the_scan_and_a_plan_may_change_in_mid_training(scan_step):
-    config = micro(*DROPS)
-    on_stack = config.model_copy(
-        update={"model": config.model.model_copy(update={"loop": "stack"})}
-    )
-    plans = (recomputing(), recomputing(but=TAGS))
-    state = other = first_state(config)
-    for number, plan in enumerate(plans):
-        text = tokens(config, number)
-        state, metrics = scan_step(state, text)
-        other, same = jax.jit(make_step(on_stack, plan))(other, text)
-        assert metrics["loss"] == same["loss"] or number, "the first loss is bit-equal"
-        np.testing.assert_allclose(metrics["loss"], same["loss"], rtol=1e-6)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-        state.params,
-        other.params,
-    )
 
 
 def test_layers_and_masks_have_keys_of_their_own():

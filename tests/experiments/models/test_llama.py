@@ -184,20 +184,6 @@ def test_tags_are_the_operands_that_the_backward_reads():
     assert found == KINDS
 
 
-@pytest.mark.slow
-def test_the_stack_is_the_scan():
-    config = micro()
-    on_stack = micro("model.loop=stack")
-    some = {tag: Choice(Action.KEEP) for tag in ("q", "gate", "mid")}
-    plan = Assignment({"block[0:1]": {}, "block[1:2]": some})
-    state, text = first_state(config, shaken=0.1), tokens(config)
-    one, metrics = jax.jit(make_step(config))(state, text)
-    other, same = jax.jit(make_step(on_stack, plan))(state, text)
-    assert metrics["loss"] == same["loss"]
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
-    jax.tree.map(close, one.params, other.params)
-
-
 def test_computed_in_bfloat16_the_loss_stays_near():
     config = micro("model.dtype=bfloat16")
     params, text = first_state(config, shaken=0.05).params, tokens(config)

@@ -125,29 +125,6 @@ def test_the_second_text_is_told_from_the_first():
 
 
 @pytest.mark.slow
-@pytest.mark.core
-@pytest.mark.parametrize("rate", [0.0, pytest.param(0.2, marks=pytest.mark.slow)])
-def test_released_adama_is_adama(rate):
-    jax.config.update("jax_enable_x64", True)
-    dropped = f"model.dropout={rate}", f"model.attention_dropout={rate}"
-    exact = "model.dtype=float64", "optimizer.clip_at=0.01", *dropped
-
-    def trained(config):
-        state, step = first_state(config), jax.jit(make_step(config))
-        for i in (1, 2):
-            state, metrics = step(state, batch_of(config, i))
-        return state, metrics
-
-    (whole, whole_metrics), (released, metrics) = (
-        trained(config_of(way, *exact)) for way in ("adama", "released")
-    )
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12)
-    jax.tree.map(close, released.params, whole.params)
-    jax.tree.map(close, released.moments, whole.moments)
-    close(metrics["loss"], whole_metrics["loss"])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ["scan", "in_place", "multi_steps"])  # AdamA's: in the runs below
 def test_each_way_learns_what_can_be_told_apart(way):
     config = config_of(way)

@@ -70,15 +70,6 @@ def test_it_is_drawn_by_the_seed_and_the_temperature():
     assert len(set(of("sample.temperature=100.0"))) > 15, "nearly even"
 
 
-@pytest.mark.slow
-def test_states_in_host_memory_write_the_same():
-    way = "model.loop=stack", "optimizer.accumulation=released", "optimizer.clip=component"
-    here, there = (
-        config_of("llama", "sample.length=10", *way, *more) for more in ((), ("states.persist=1",))
-    )
-    assert sample(here, first_state(here).params) == sample(there, first_state(there).params)
-
-
 @pytest.mark.quick("22")
 @pytest.mark.parametrize("length", [0, 22])
 def test_a_run_ends_with_what_it_learned(tmp_path, length, capsys):

@@ -124,20 +124,6 @@ def test_a_planned_run_keeps_its_budget_and_the_unplanned_losses(runs, name):
     } | ({"explained.json"} if name == "planned" else set())
 
 
-@pytest.mark.slow
-def test_a_plan_is_rectified_while_it_trains(text, tmp_path):
-    settings = ("plan.actions=all", "plan.budget=90%", "plan.rectify=true", "train.steps=4")
-    assert run(text, *settings, out=tmp_path / "r") == 0
-    summary, rows = read(tmp_path / "r")
-    assert [row["step"] for row in rows if "outlier_rate" in row] == [1, 2, 4]
-    decisions = (tmp_path / "r" / "decisions.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in decisions] == [1, 2, 4]
-    page = (tmp_path / "r" / "report.html").read_text()
-    assert "<h3>Outliers</h3>" in page
-    assert "<h3>Decisions</h3>" in page
-    assert summary["steps"] == 4
-
-
 def test_a_planned_run_leaves_a_page_about_itself(runs):
     outs, _ = runs
     page = (outs["planned"] / "report.html").read_text()

@@ -195,21 +195,6 @@ def saved(plan, folder):
     return jaxmem.Plan.load(folder / "plan.json")
 
 
-def test_a_broken_placement_in_a_file_is_named(tmp_path):
-    plan = planned(40.0)
-    for change, field in (
-        ({"persist": -1}, "places.persist"),
-        ({"outer_moments": "disk"}, "places.outer_moments"),
-        ({"persist": LAYERS + 1}, "places"),
-        ({"buffers": 1}, "places"),
-    ):
-        data = plan.to_json()
-        data["places"] |= change
-        write_json(tmp_path / "broken.json", data)
-        with pytest.raises(PlanFileError, match=f"field `{field}`"):
-            jaxmem.Plan.load(tmp_path / "broken.json")
-
-
 def test_the_plan_of_another_model_is_refused_by_its_layers(tmp_path):
     data = planned(40.0).to_json()
     data["places"] |= {"layers": 2 * LAYERS, "persist": LAYERS}
