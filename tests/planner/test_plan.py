@@ -265,28 +265,3 @@ def test_what_cannot_be_read_of_earlier_plans_is_left_out(unplanned, monkeypatch
     monkeypatch.setattr("jaxmem._core.database.Database.read_tried", lambda *_: rows)
     plan = jaxmem.plan(build, *SHAPES, budget=int(0.4 * unplanned.baseline_bytes))
     assert plan.compiled_bytes <= plan.budget_bytes
-
-
-@pytest.mark.slow
-def test_a_block_with_a_collective_is_planned(measured_times):
-    mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
-    P = jax.sharding.PartitionSpec
-
-    def layer(x, up, down):
-        h = jaxmem.tag(jnp.sin(jaxmem.tag(x @ up, "up", kind="linear")), "h", kind="gelu")
-        return x + jax.lax.psum(h @ down, "model")
-
-    def build(plan):
-        block = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan), prevent_cse=False)
-        layers = lambda x, ws: jax.lax.scan(lambda x, w: (block(x, *w), None), x, ws)[0]
-        specs = P(), (P(None, None, "model"), P(None, "model", None))
-        sharded = jax.shard_map(layers, mesh=mesh, in_specs=specs, out_specs=P())
-        loss = lambda params, x: (sharded(x, params) ** 2).mean()
-        return lambda params, x: jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params, x))
-
-    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-    args = (f32(4, 64, 256), f32(4, 256, 64)), f32(512, 64)
-    unplanned = jaxmem.plan(build, *args)
-    plan = jaxmem.plan(build, *args, budget=int(0.7 * unplanned.baseline_bytes))
-    assert plan.compiled_bytes <= plan.budget_bytes
-    assert plan.time_source == "measured"

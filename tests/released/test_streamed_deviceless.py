@@ -14,7 +14,6 @@ import jaxmem
 from jaxmem._core.assignment import Assignment
 from jaxmem._model.states.store import counted, fetch, put
 from jaxmem._target.compile.backend import Deviceless
-from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._target.devices.target import Target
 from jaxmem._target.hlo.transfers import fault
 from jaxmem._trace.export import export_flat
@@ -91,29 +90,6 @@ def test_host_memory_holds_the_placed_states_alone_and_copies_run_beside_product
         assert total(beside) >= BESIDE * total(moved(False))
         before = [t for t in found.transfers if not t.in_loop]
         assert total(before) == layer // 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("target", "without"), [("rtx4090", False), slow("a100-80gb", True)])
-def test_the_options_of_a_step_without_a_plan_overlap_its_copies_before_hopper(target, without):
-    step, *args = streamed(1, 2)
-    resident = streamed(1, LAYERS)[1:]
-    asked = compiler_options(step, *args, target=target)
-    assert asked == compiler_options(jax.jit(step, donate_argnums=0), *args, target=target)
-    assert compiler_options(step, *args) == {}, "a CPU has no such scheduler"
-    assert compiler_options(step, *resident, target=target) == {}
-
-    def overlapped(options):
-        found = compiled(compiler, step, *args, options=options)
-        assert found.options == options
-        fetched = [t for t in found.transfers if t.in_loop and not t.to_host]
-        total = lambda chosen: sum(t.nbytes * t.runs for t in chosen)
-        assert total(fetched) > 0
-        return total(t for t in fetched if t.products) / total(fetched)
-
-    with Compiler(target, workers=1) as compiler:
-        assert overlapped(asked) >= BESIDE
-        assert not without or overlapped({}) == 0
 
 
 def test_options_of_what_is_no_step_are_refused():

@@ -23,7 +23,6 @@ from experiments.models import glue as glue_model
 from experiments.models.blocks import attention
 from experiments.running.glue import GLUE, glue_experiment
 from experiments.running.planning import Ready
-from experiments.steps.step import make_step
 from tests.experiments.states import first_state
 
 pytestmark = pytest.mark.jax_defaults
@@ -122,19 +121,6 @@ def test_the_second_text_is_told_from_the_first():
     other_BSD, _ = embed(params, batch | {"segments": 1 - batch["segments"]})
     assert (x_BSD != other_BSD).any(-1).all()
     np.testing.assert_array_equal(seen_BS, batch["tokens"] != PAD)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["scan", "in_place", "multi_steps"])  # AdamA's: in the runs below
-def test_each_way_learns_what_can_be_told_apart(way):
-    config = config_of(way)
-    state, step = first_state(config), jax.jit(make_step(config), donate_argnums=0)
-    losses = []
-    for i in range(1, 31):
-        state, metrics = step(state, batch_of(config, i))
-        losses.append(float(metrics["loss"]))
-    assert losses[0] == pytest.approx(np.log(2), abs=0.05)
-    assert losses[-1] < 0.2
 
 
 def run(folder, out, *overrides):

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from experiments.command.load import load
 from experiments.running import planning
 from experiments.running.text import TEXT as EXPERIMENT
 from tests.experiments.states import user_numerics
+from tests.shared.children import finding_packages
 
 pytestmark = pytest.mark.jax_defaults
 
@@ -94,11 +94,8 @@ def test_an_unplanned_run_says_what_it_took(runs):
     assert 5.3 < summary["first_loss"] < 5.7  # a byte: log 256 is 5.55
     assert summary["val_loss"] < summary["first_loss"] - 0.2
     assert summary["tokens_per_second"] > 0
-    assert {p.name for p in outs["unplanned"].iterdir()} == {
-        "checkpoints",
-        "metrics.jsonl",
-        "summary.json",
-    }
+    files = {p.name for p in outs["unplanned"].iterdir()}
+    assert files == {"checkpoints", "metrics.jsonl", "summary.json"}
 
 
 @pytest.mark.parametrize("name", ["planned", "replayed"])
@@ -115,25 +112,15 @@ def test_a_planned_run_keeps_its_budget_and_the_unplanned_losses(runs, name):
     losses = lambda rows: [row["loss"] for row in rows]
     np.testing.assert_allclose(losses(rows), losses(plain_rows), rtol=1e-5)
     np.testing.assert_allclose(summary["val_loss"], plain["val_loss"], rtol=1e-5)
-    assert {p.name for p in outs[name].iterdir()} == {
-        "checkpoints",
-        "metrics.jsonl",
-        "summary.json",
-        "plan.json",
-        "report.html",
-    } | ({"explained.json"} if name == "planned" else set())
+    files = {"checkpoints", "metrics.jsonl", "summary.json", "plan.json", "report.html"}
+    more = {"explained.json"} if name == "planned" else set()
+    assert {p.name for p in outs[name].iterdir()} == files | more
 
 
 def test_a_planned_run_leaves_a_page_about_itself(runs):
     outs, _ = runs
     page = (outs["planned"] / "report.html").read_text()
-    for text in (
-        "Training loss against step",
-        "Validation loss",
-        "Time against budget",
-        "Memory over the step",
-        "attn_out_mask",
-    ):
+    for text in ("Training loss", "Time against budget", "Memory over the step", "attn_out_mask"):
         assert text in page
     assert f"python -m experiments.train gpt_nano {MICRO[0]}" in page
 
@@ -172,12 +159,8 @@ def test_a_plan_for_another_model_is_exit_code_2(runs, text, tmp_path, capsys):
 
 
 def test_planning_alone_writes_a_plan_and_prints_it(text, tmp_path, capsys):
-    assert (
-        plan.main(
-            ["gpt_nano", *MICRO, text, "--budget", "2GB", "--out", str(tmp_path / "new" / "out")]
-        )
-        == 0
-    )
+    line = ["--budget", "2GB", "--out", str(tmp_path / "new" / "out")]
+    assert plan.main(["gpt_nano", *MICRO, text, *line]) == 0
     made = jaxmem.Plan.load(tmp_path / "new" / "out" / "plan.json")
     assert (made.budget_bytes, made.target) == (2 * 10**9, "local")
     assert made.compiled_bytes == made.baseline_bytes
@@ -198,18 +181,9 @@ def test_a_broken_plan_file_is_exit_code_2(content, text, tmp_path, capsys):
 
 
 def test_a_command_line_fails_without_a_traceback(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.train",
-        "gpt_nano",
-        "model.widht=4",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    paths = os.environ | {
-        "PYTHONPATH": os.pathsep.join(sys.path)
-    }  # whether or not the packages are installed
+    line = ["gpt_nano", "model.widht=4", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "experiments.train", *line]
+    paths = finding_packages()  # whether or not the packages are installed
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=paths)
     assert done.returncode == 2
     assert "did you mean model.width?" in done.stderr

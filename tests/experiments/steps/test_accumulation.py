@@ -78,23 +78,6 @@ def test_whole_and_released_gradients_give_the_same_parameters(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "kind"), [("sgd", "gpt"), slow("lion", "llama")])
-def test_other_optimizers_update_a_layer_in_the_backward_as_by_the_whole_gradient(name, kind):
-    """Lion of a model without biases: the gradient of a key's is 0 but for rounding, and its sign
-    is an update.
-    """
-    exact = "model.dtype=float64", *dropping(kind, 0.0), "train.microbatches=1"
-    jax.config.update("jax_enable_x64", True)
-    added, losses = trained(config_of("scan", kind, *exact, f"optimizer.name={name}"))
-    released, found = trained(config_of("released", kind, *exact, f"optimizer.name={name}"))
-    close(released.params, added.params)
-    np.testing.assert_allclose(found, losses)
-    adamw, _ = trained(config_of("scan", kind, *exact), steps=1)
-    far = jax.tree.map(lambda a, b: np.abs(a - b).max(), released.params, adamw.params)
-    assert max(jax.tree.leaves(far)) > 1e-3, "it is another optimizer"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_adding_up_and_multi_steps_are_adam_on_the_batchs_gradient(kind):
     jax.config.update("jax_enable_x64", True)

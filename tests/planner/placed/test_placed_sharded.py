@@ -17,7 +17,8 @@ from tests.shared import children, tiny_lm
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 ALL = ("actions", "states", "sharding")
-SLOW = pytest.mark.slow
+
+
 ROOMY, TIGHT = "2MB", "750KB"
 
 
