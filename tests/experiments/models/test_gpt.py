@@ -23,13 +23,8 @@ from tests.experiments.states import first_state
 
 pytestmark = pytest.mark.jax_defaults
 
-MICRO = (
-    "model.layers=2",
-    "model.width=32",
-    "train.batch=4",
-    "train.sequence=16",
-    "train.loss_chunk=4",
-)
+SMALL = "model.layers=2", "model.width=32"
+MICRO = (*SMALL, "train.batch=4", "train.sequence=16", "train.loss_chunk=4")
 DROPS = ("model.dropout=0.2", "model.attention_dropout=0.2")
 TAGS = {"resid_in", "ln1", "qkv", "probs", "attn", "mid", "ln2", "up", "gelu"}
 MASKS = {"attn_mask", "attn_out_mask", "mlp_out_mask"}
@@ -59,15 +54,7 @@ def test_sizes_are_gpt_2s_and_nothing_is_allocated_to_know_them(name, count):
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [
-        ("gpt_1b", 1),
-        ("gpt_10b", 10),
-        ("gpt_20b", 20),
-        ("gpt_30b", 30),
-        ("gpt_40b", 40),
-        ("gpt_175b", 175),
-        ("opt_30b", 29.9745),
-    ],
+    [*((f"gpt_{n}b", n) for n in (1, 10, 20, 30, 40, 175)), ("opt_30b", 29.9745)],
 )
 def test_sizes_of_larger_ones_are_those_that_they_are_named_after(name, billions):
     state, _ = abstract(load(name))
@@ -153,12 +140,8 @@ def test_no_position_sees_a_later_one(attention):
 
 
 def test_tags_are_those_of_adaccs_table():
-    names = lambda config: set(
-        re.findall(
-            r"jaxmem_tag\[[^\]]*?name=(\w+)",
-            str(jax.make_jaxpr(make_step(config))(*abstract(config))),
-        )
-    )
+    traced = lambda config: str(jax.make_jaxpr(make_step(config))(*abstract(config)))
+    names = lambda config: set(re.findall(r"jaxmem_tag\[[^\]]*?name=(\w+)", traced(config)))
     assert names(micro(*DROPS)) == TAGS | MASKS
     assert names(micro()) == TAGS
     assert names(micro("model.attention=fused")) == TAGS - {"probs"}
