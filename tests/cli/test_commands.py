@@ -208,10 +208,8 @@ def test_the_version_is_the_packages(capsys):
 
 
 def test_python_dash_m():
-    done = subprocess.run(
-        [sys.executable, "-m", "jaxmem", "targets"], capture_output=True, text=True, check=True
-    )
-    assert "h200" in done.stdout
+    command = [sys.executable, "-m", "jaxmem", "targets"]
+    assert "h200" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 WITHOUT_JAX = """

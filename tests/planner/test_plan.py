@@ -193,33 +193,13 @@ def test_save_load_verify(halved, plainly, tmp_path):
     verified = jaxmem.verify(loaded, build, *SHAPES)
     assert verified.compiled_bytes == halved.compiled_bytes
     assert verified.step(*arrays())[1] == plainly[1]
-    keys = {
-        "schema",
-        "budget_bytes",
-        "predicted_bytes",
-        "compiled_bytes",
-        "host_bytes",
-        "predicted_seconds",
-        "solve_seconds",
-    }
-    assert (
-        keys | {"compiles", "time_source", "target", "actions"}
-        <= json.loads(path.read_text()).keys()
-    )
+    assert json.loads(path.read_text()).keys() >= {"schema", "budget_bytes", "actions", "target"}
 
 
 def test_a_plan_for_another_model_is_refused(halved):
+    deeper = jax.eval_shape(lambda: models.parameters(5, 64, jnp.float32))
     with pytest.raises(jaxmem.errors.PlanFileError, match="fingerprint"):
-        jaxmem.verify(
-            halved,
-            build,
-            *jax.eval_shape(
-                lambda: (
-                    models.parameters(5, 64, jnp.float32),
-                    models.batch(8, 128, 64, jnp.float32),
-                )
-            ),
-        )
+        jaxmem.verify(halved, build, deeper, SHAPES[1])
 
     def renamed(x, p, key):
         return x + jnp.sin(jaxmem.tag(jnp.sin(x @ p["a"]), "other"))
@@ -236,9 +216,7 @@ def test_steps_are_taken_as_they_are(unplanned):
     jitted = lambda plan: jax.jit(build(plan))
     with pytest.warns(jaxmem.errors.JaxmemWarning, match="does not donate them"):
         plan = jaxmem.plan(jitted, *SHAPES)
-    assert plan.compiled_bytes > unplanned.compiled_bytes, (
-        "nothing is donated where the step says so"
-    )
+    assert plan.compiled_bytes > unplanned.compiled_bytes, "nothing is donated"
 
 
 def test_a_step_planned_before_is_planned_from_what_it_compiled_to(unplanned, halved, monkeypatch):
