@@ -68,6 +68,7 @@ def test_outliers_without_room_are_given_room(tmp_path, plan):
     assert beyond[16] == 0
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_under_the_plan_that_it_had(tmp_path, plan):
     whole = run(tmp_path / "whole", plan, rectifier(plan))
     with pytest.raises(KeyboardInterrupt):

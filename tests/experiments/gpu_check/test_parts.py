@@ -23,6 +23,7 @@ def read(out, part: str) -> dict:
     return json.loads((out / f"{part}.json").read_text())
 
 
+@pytest.mark.slow
 def test_ceilings_and_codecs(tmp_path, capsys):
     assert run(tmp_path, "--part", "ceilings", "--part", "codecs") == 0
     rows = read(tmp_path, "ceilings")["rows"]

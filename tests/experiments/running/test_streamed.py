@@ -76,6 +76,7 @@ def resident(text, tmp_path_factory):
         return losses(tmp_path_factory.mktemp("runs") / "resident", text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persist", [1, slow(0), slow(3)])
 def test_losses_are_those_of_a_resident_run(persist, resident, text, tmp_path):
     got = losses(tmp_path / "out", text, f"states.persist={persist}")
