@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-pytestmark = pytest.mark.core
 HERE = pathlib.Path(__file__).parent
 ROWS = [
     line.strip("|").split("|")
