@@ -13,6 +13,7 @@ import jaxmem
 from jaxmem._core.actions import Choice
 from jaxmem._core.assignment import Assignment
 from jaxmem.errors import TagError
+from tests.shared.compare import close
 
 pytestmark = pytest.mark.core
 INT4 = Choice("compress", "grouped_symmetric(group=64,scale=bfloat16)")
@@ -99,14 +100,6 @@ def plain(block):
     value, gradients = both(block, "plain")
     assert all(np.abs(g).min() > 0 for g in jax.tree.leaves(gradients)), "this can fail everywhere"
     return value, gradients
-
-
-def close(got, want, rtol=1e-12):
-    jax.tree.map(
-        lambda g, w: np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * np.abs(w).max()),
-        got,
-        want,
-    )
 
 
 @each_block

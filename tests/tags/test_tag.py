@@ -15,6 +15,7 @@ import jaxmem
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE
 from jaxmem._core.assignment import Assignment
 from tests.shared import models
+from tests.shared.compare import close
 from tests.shared.marks import slow
 
 pytestmark = pytest.mark.core
@@ -23,14 +24,6 @@ LOSSY = ("compress", "compress_offload")
 each_action = pytest.mark.parametrize(
     "action", ["recompute", "compress_offload", *map(slow, ("keep", "offload", "compress"))]
 )
-
-
-def close(got, want, rtol):
-    jax.tree.map(
-        lambda g, w: np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * np.abs(w).max()),
-        got,
-        want,
-    )
 
 
 def policy(action):

@@ -4,7 +4,6 @@ run leaves its files.
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ from experiments.models import glue as glue_model
 from experiments.models.blocks import attention
 from experiments.running.glue import GLUE, glue_experiment
 from experiments.running.planning import Ready
-from tests.experiments.states import first_state
+from tests.experiments.states import first_state, read_run
 
 pytestmark = pytest.mark.jax_defaults
 TINY = (
@@ -129,14 +128,9 @@ def run(folder, out, *overrides):
     )
 
 
-def found(out):
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return json.loads((out / "summary.json").read_text()), rows
-
-
 def test_a_run_leaves_what_glue_measures(folder, tmp_path, capsys):
     assert run(folder, tmp_path / "out", "data.task=SST-2") == 0
-    summary, rows = found(tmp_path / "out")
+    summary, rows = read_run(tmp_path / "out")
     assert [row["step"] for row in rows] == list(range(1, 31))
     assert summary["validation"].keys() == {"dev"}
     assert summary["validation"]["dev"]["accuracy"] == 1.0
@@ -156,7 +150,7 @@ def test_scores_are_regressed(folder, tmp_path):
         run(folder, tmp_path, "data.task=STS-B", "optimizer.accumulation=adama", "train.steps=60")
         == 0
     )
-    summary, rows = found(tmp_path)
+    summary, rows = read_run(tmp_path)
     assert summary["validation"]["dev"].keys() == {"loss", "pearson", "spearman"}
     assert summary["validation"]["dev"]["pearson"] > 0.99
     assert summary["val_loss"] < 1 < 5 < rows[0]["loss"]
@@ -182,7 +176,7 @@ def losses(monkeypatch):
 
 def test_mnli_is_measured_on_both_its_files(losses, folder, tmp_path):
     assert run(folder, tmp_path, "data.task=MNLI", "train.steps=3") == 0
-    summary, _ = found(tmp_path)
+    summary, _ = read_run(tmp_path)
     assert summary["validation"].keys() == {"dev_matched", "dev_mismatched"}
     for measured in summary["validation"].values():
         assert measured["loss"] == pytest.approx(np.log(3), abs=0.05)

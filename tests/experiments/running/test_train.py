@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from experiments import plan, train
 from experiments.command.load import load
 from experiments.running import planning
 from experiments.running.text import TEXT as EXPERIMENT
-from tests.experiments.states import user_numerics
+from tests.experiments.states import read_run, user_numerics
 from tests.shared.children import finding_packages
 
 pytestmark = pytest.mark.jax_defaults
@@ -45,11 +44,6 @@ def run(*arguments, out):
     return train.main(["gpt_nano", *MICRO, *arguments, "--out", str(out)])
 
 
-def read(out):
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return json.loads((out / "summary.json").read_text()), rows
-
-
 def stepping(ready):
     """The experiment with a step that is there already."""
     return dataclasses.replace(EXPERIMENT, step=lambda config, data: ready)
@@ -73,7 +67,7 @@ def runs(compiled, text, tmp_path_factory):
         patch.setattr(train, "TEXT", stepping(compiled))
         assert run(text, UNPLANNED, out=outs["unplanned"]) == 0
     with user_numerics():
-        budget = read(outs["unplanned"])[0]["compiled_bytes"] * 7 // 10
+        budget = read_run(outs["unplanned"])[0]["compiled_bytes"] * 7 // 10
         assert run(text, f"plan.budget={budget}", "plan.explain=true", out=outs["planned"]) == 0
         assert run(text, f"plan.path={outs['planned'] / 'plan.json'}", out=outs["replayed"]) == 0
     return outs, budget
@@ -81,7 +75,7 @@ def runs(compiled, text, tmp_path_factory):
 
 def test_an_unplanned_run_says_what_it_took(runs):
     outs, _ = runs
-    summary, rows = read(outs["unplanned"])
+    summary, rows = read_run(outs["unplanned"])
     assert summary.keys() >= KEYS
     assert summary["budget_bytes"] is summary["plan_seconds"] is None
     assert summary["baseline_bytes"] == summary["compiled_bytes"] > 0
@@ -101,7 +95,7 @@ def test_an_unplanned_run_says_what_it_took(runs):
 @pytest.mark.parametrize("name", ["planned", "replayed"])
 def test_a_planned_run_keeps_its_budget_and_the_unplanned_losses(runs, name):
     outs, budget = runs
-    (plain, plain_rows), (summary, rows) = read(outs["unplanned"]), read(outs[name])
+    (plain, plain_rows), (summary, rows) = read_run(outs["unplanned"]), read_run(outs[name])
     assert summary.keys() >= KEYS
     assert summary["budget_bytes"] == budget
     assert (
@@ -129,7 +123,7 @@ def test_the_plan_that_was_written_is_the_one_that_ran(runs):
     outs, budget = runs
     one, two = (jaxmem.Plan.load(outs[name] / "plan.json") for name in ("planned", "replayed"))
     assert one == two
-    assert one.compiled_bytes == read(outs["planned"])[0]["compiled_bytes"] <= budget
+    assert one.compiled_bytes == read_run(outs["planned"])[0]["compiled_bytes"] <= budget
     assert not one.keeps_everything
 
 
@@ -138,12 +132,12 @@ def test_a_plan_for_another_target_trains_here_and_says_if_it_is_over(runs, text
     made = jaxmem.Plan.load(outs["planned"] / "plan.json")
     dataclasses.replace(made, target="h200", budget_bytes=1000).save(tmp_path / "plan.json")
     assert run(text, f"plan.path={tmp_path / 'plan.json'}", out=tmp_path / "out") == 0
-    summary, rows = read(tmp_path / "out")
+    summary, rows = read_run(tmp_path / "out")
     assert (summary["target"], summary["budget_bytes"]) == ("h200", 1000)
     untimed = lambda rows: [
         {k: v for k, v in r.items() if not k.endswith(("_seconds", "_second"))} for r in rows
     ]
-    assert untimed(rows) == untimed(read(outs["planned"])[1])
+    assert untimed(rows) == untimed(read_run(outs["planned"])[1])
     assert "warning: on this device the plan for h200 takes" in capsys.readouterr().err
 
 
