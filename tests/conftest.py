@@ -35,7 +35,7 @@ from jaxmem._target.deviceless.compiler import Compiler
 from tests.shared import compilers
 
 hypothesis.settings.register_profile(
-    "default", max_examples=40, deadline=None, derandomize=bool(os.environ.get("CI"))
+    "default", max_examples=15, deadline=None, derandomize=bool(os.environ.get("CI"))
 )
 hypothesis.settings.load_profile("default")
 
@@ -50,6 +50,29 @@ def pytest_xdist_auto_num_workers(config) -> int:
     if os.environ["JAX_PLATFORMS"] != "cpu":
         return 0
     return min(len(cores.available()) or os.cpu_count() or 1, 8)
+
+
+def pytest_itemcollected(item):
+    """Marks the variants of a test as slow that `@pytest.mark.quick` does not name."""
+    named = item.get_closest_marker("quick")
+    if named is not None and item.callspec.id not in named.args:
+        item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Refuses an id in `@pytest.mark.quick` that no variant has."""
+    if any("::" in argument for argument in config.args):
+        return
+    missing = {
+        f"{item.nodeid.partition('[')[0]}[{name}]"
+        for item in items
+        for named in [item.get_closest_marker("quick")]
+        if named is not None
+        for name in named.args
+    } - {item.nodeid for item in items}
+    if missing:
+        raise pytest.UsageError(f"`quick` names variants that are none: {sorted(missing)}")
 
 
 @pytest.hookimpl(trylast=True)
@@ -83,8 +106,9 @@ def numerics(request):
 @pytest.fixture(scope="session", autouse=True)
 def quick_compiles():
     """LLVM's costly passes are left out, in half of the seconds: HLO and buffers are the same, and
-    kernels run slower and may round the last bit otherwise.
+    kernels run slower and may round the last bit otherwise. Programs name no lines of Python.
     """
+    jax.config.update("jax_traceback_in_locations_limit", 0)
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)

@@ -159,6 +159,7 @@ def test_adama_is_shown_as_it_runs(tmp_path, monkeypatch):
     assert np.isfinite(found["metrics"]["loss"])
 
 
+@pytest.mark.slow
 @pytest.mark.jax_defaults
 def test_the_rectifier_is_shown_as_it_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -13,27 +13,10 @@ pytestmark = pytest.mark.core
 
 # Every name that version 0.1 had at the top.
 OF_0_1 = [
-    "BudgetError",
-    "LOSSLESS",
-    "Plan",
-    "Target",
-    "adama",
-    "adamaw_a",
-    "codecs",
-    "compress_residuals",
-    "errors",
-    "explain",
-    "layers",
-    "ops",
-    "plan",
-    "released_step",
-    "remat_policy",
-    "scale_by_adama",
-    "softmax",
-    "stack",
-    "tag",
-    "verify",
-]
+    "BudgetError", "LOSSLESS", "Plan", "Target", "adama", "adamaw_a", "codecs",
+    "compress_residuals", "errors", "explain", "layers", "ops", "plan", "released_step",
+    "remat_policy", "scale_by_adama", "softmax", "stack", "tag", "verify",
+]  # fmt: skip
 MOVED = {
     "BudgetError": "jaxmem.errors",
     "LOSSLESS": "jaxmem.plans",

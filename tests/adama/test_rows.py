@@ -74,6 +74,7 @@ def test_rows_are_counted_by_all_axes_but_the_last_and_short_ones_take_in_more(s
     assert math.prod(shape) == groups * count * values
 
 
+@pytest.mark.quick("0.0-1", "0.5-5", "3.0-2")
 @pytest.mark.parametrize("n", [1, 2, 5])
 @pytest.mark.parametrize("common", [0.0, 0.5, 3.0])
 def test_it_agrees_with_its_definition_over_50_minibatches(n, common):

@@ -34,6 +34,7 @@ def test_the_square_of_a_signed_sum_is_on_average_the_squared_norm():
     assert np.abs(found / np.asarray((g**2).sum(1)) - 1).max() < 5 * (2 / 4000) ** 0.5
 
 
+@pytest.mark.quick("2", "111")
 @pytest.mark.parametrize("count", [2, 40, 64, 96, 37 * 3])
 def test_rows_that_are_alike_err_apart(count):
     """The mean of their squares has the variance of that many independent ones, or of 32."""
@@ -44,6 +45,7 @@ def test_rows_that_are_alike_err_apart(count):
     assert relative.var() < 1.3 * 2 / min(count, 32)
 
 
+@pytest.mark.quick("1", "768")
 @pytest.mark.parametrize("apart", [1, 2, 3, 64, 768, 65536])
 def test_signs_of_two_values_have_nothing_in_common_over_steps_or_places(apart):
     signs = lambda step, length: rows.Position(step).signs((length,), (length,), 0)[0]
@@ -73,6 +75,7 @@ def test_sums_are_those_of_the_definition(step, shape):
     np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.quick("shape0", "shape2")
 @pytest.mark.parametrize("shape", [(5, 48, 4), (2, 4, 8, 256), (2, 3, 3, 16, 256), (2, 4, 3, 4)])
 def test_layers_have_the_same_signs_stacked_and_alone(shape):
     whole = jnp.asarray(np.random.default_rng(0).standard_normal(shape))
@@ -102,6 +105,9 @@ def test_groups_are_few_and_divided_as_rows_are(count, before, groups):
     assert count % groups == 0
 
 
+@pytest.mark.quick(
+    "shape0-True-2", "shape1-False-3", "shape2-True-3", "shape2-False-2", "shape4-False-2"
+)
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("shape", [(64, 12), (96, 3), (2, 3, 40, 256), (4, 12, 64), (12,)])

@@ -54,34 +54,17 @@ def schedule(count):
     return 0.1 / (1.0 + count)
 
 
+ADAM = jaxmem.adama, optax.adam
+MATRICES = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
+DECAYING = {"learning_rate": schedule, "weight_decay": 0.3, "mask": MATRICES}
 CASES = {
-    "adam": (functools.partial(jaxmem.adama, 0.1), functools.partial(optax.adam, 0.1), {}),
+    "adam": (*ADAM, {"learning_rate": 0.1}),
     "scale": (jaxmem.scale_by_adama, optax.scale_by_adam, {}),
-    "schedule": (
-        functools.partial(jaxmem.adama, schedule),
-        functools.partial(optax.adam, schedule),
-        {"b1": 0.8},
-    ),
-    "eps_root": (
-        functools.partial(jaxmem.adama, 0.1),
-        functools.partial(optax.adam, 0.1),
-        {"eps_root": 1e-3},
-    ),
-    "nesterov": (
-        functools.partial(jaxmem.adama, 0.1),
-        functools.partial(optax.adam, 0.1),
-        {"nesterov": True},
-    ),
-    "mu_dtype": (
-        functools.partial(jaxmem.adama, 0.1),
-        functools.partial(optax.adam, 0.1),
-        {"mu_dtype": "bfloat16"},
-    ),
-    "adamw": (
-        functools.partial(jaxmem.adamaw_a, schedule),
-        functools.partial(optax.adamw, schedule),
-        {"weight_decay": 0.3, "mask": lambda params: jax.tree.map(lambda p: p.ndim > 1, params)},
-    ),
+    "schedule": (*ADAM, {"learning_rate": schedule, "b1": 0.8}),
+    "eps_root": (*ADAM, {"learning_rate": 0.1, "eps_root": 1e-3}),
+    "nesterov": (*ADAM, {"learning_rate": 0.1, "nesterov": True}),
+    "mu_dtype": (*ADAM, {"learning_rate": 0.1, "mu_dtype": "bfloat16"}),
+    "adamw": (jaxmem.adamaw_a, optax.adamw, DECAYING),
 }
 
 

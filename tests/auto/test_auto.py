@@ -83,6 +83,7 @@ QUICK = {
 }  # fmt: skip
 
 
+@pytest.mark.quick("MaxText's names and softmax", "recurrent over time")
 @pytest.mark.parametrize("name", [n if n in QUICK else slow(n) for n in MODELS])
 def test_the_gradients_are_the_models_own(name):
     """Under every assignment, and the two extreme ones are different programs."""

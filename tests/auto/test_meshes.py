@@ -42,6 +42,7 @@ def unrolled(params, x):
     return (x**2).mean()
 
 
+@pytest.mark.quick("scanned")
 @pytest.mark.parametrize("loss", [scanned, unrolled])
 def test_gradients_are_the_models_own_and_a_step_is_planned(loss):
     mesh, random = jax.make_mesh((1,), ("tp",)), np.random.default_rng(0)

@@ -121,6 +121,7 @@ def test_a_name_of_what_its_own_derivative_reads_is_moved_into_the_derivative(na
     assert products(loss, kept, PARAMS, X) == products(loss, Assignment.everything(), PARAMS, X)
 
 
+@pytest.mark.quick("None-curved_layer", "action1-attention_layer", "action2-curved_layer")
 @pytest.mark.parametrize("layer", [attention_layer, curved_layer])
 @pytest.mark.parametrize("action", [None, KEEP, OFFLOAD])
 def test_gradients_are_the_models_own(layer, action):

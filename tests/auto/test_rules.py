@@ -105,6 +105,7 @@ def test_what_is_kept_of_a_rule_does_not_run_again(loss):
     assert counts[1] - counts[0] == times * FORWARD
 
 
+@pytest.mark.quick("keep-scanned", "recompute-unrolled", "offload-scanned")
 @pytest.mark.parametrize("loss", [scanned, unrolled])
 @pytest.mark.parametrize("choice", ["keep", "recompute", "offload"])
 def test_gradients_are_the_models_own(loss, choice):
@@ -200,6 +201,7 @@ def test_a_rule_that_asks_which_operands_have_a_derivative_is_left_alone():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6 * float(np.abs(b).max()))
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("checked", [True, False])
 def test_inside_a_shard_map(checked):
     """Where devices' parts have types of their own."""
@@ -229,6 +231,7 @@ def mapped_in(checked: bool):
     return functools.partial(scanned, layer=functools.partial(layer, attention=attention))
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("checked", [True, False])
 def test_what_is_kept_of_a_rule_inside_a_shard_map_does_not_run_again(checked):
     loss = mapped_in(checked)

@@ -72,6 +72,7 @@ STEPS = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick("by_grad", "by_auxiliary_values", "by_vjp", "by_microbatches")
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 def test_a_step_differentiates_its_layers_as_blocks(step):
     planned = jaxmem.auto(step)(NOTHING)

@@ -78,6 +78,14 @@ def test_products_that_are_recomputed_are_counted_by_layer():
     assert recomputed.matmul_flops - kept.matmul_flops == LAYERS * flops
 
 
+@pytest.mark.quick(
+    "keep-scanned",
+    "recompute-unrolled",
+    "compress-scanned",
+    "offload-scanned",
+    "compress_offload-unrolled",
+    "everything-scanned",
+)
 @pytest.mark.parametrize("loss", [models.scanned, models.unrolled])
 @pytest.mark.parametrize("action", [*ALL, "everything"])
 def test_what_the_profile_predicts_is_what_is_traced(loss, action):

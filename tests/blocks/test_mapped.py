@@ -61,6 +61,14 @@ def profiled(kind, axes=AxisType.Auto, check=False):
         return profile(step.jaxpr, LIMIT, Allowed(ALL, ALL), axes=divided)
 
 
+@pytest.mark.quick(
+    "AxisType.Auto-False-by_tensor",
+    "AxisType.Auto-True-ring",
+    "AxisType.Explicit-True-partly",
+    "AxisType.Explicit-False-wholly",
+    "AxisType.Auto-False-summed",
+    "AxisType.Explicit-True-ruled",
+)
 @each_kind
 @pytest.mark.parametrize("check", [False, True])
 @pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
@@ -89,6 +97,7 @@ def test_a_compressed_tag_has_the_bytes_of_its_codes_on_one_device(kind):
     assert host == [BYTES[kind]["ctx"]]
 
 
+@pytest.mark.quick("by_tensor", "ring")
 @each_kind
 def test_what_is_predicted_is_what_is_traced(kind):
     """Matrix products, and bytes inside: JAX returns what is saved there with a part for each of

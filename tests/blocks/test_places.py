@@ -52,6 +52,7 @@ def profiled(block, target=TARGET):
     return profile(traced(block, {}).jaxpr, target, Allowed(ALL, ALL))
 
 
+@pytest.mark.quick("twins", "recurrent", "chunked", "checkpointed", "counted", "decaying")
 @each_block
 def test_what_the_profile_predicts_is_what_is_traced(block):
     """Bytes of residuals and matrix products, under every assignment of keep and recompute, and
@@ -108,6 +109,7 @@ def gradients(block, action):
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(*arguments("float64"))
 
 
+@pytest.mark.quick("keep-twins", "keep-recurrent", "keep-nested")
 @each_block
 @pytest.mark.parametrize("action", ["keep", *map(slow, ("recompute", "offload"))])
 def test_lossless_gradients_are_the_plain_ones(block, action):
@@ -118,6 +120,7 @@ def test_lossless_gradients_are_the_plain_ones(block, action):
     jax.tree.map(close, got, want)
 
 
+@pytest.mark.quick("compress-recurrent", "compress-attention")
 @each_block
 @pytest.mark.parametrize("action", ["compress", slow("compress_offload")])
 def test_lossy_gradients_are_near_and_the_loss_exact(block, action):

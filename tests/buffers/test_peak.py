@@ -49,17 +49,8 @@ def instruction(
     at, name, opcode, *, op="", of=None, operands=(), called=(), parameter=0, element=0
 ) -> bytes:
     of = shape() if of is None else of
-    return encode(
-        _1=name,
-        _2=opcode,
-        _3=of,
-        _7=encode(_2=op),
-        _9=parameter,
-        _13=element,
-        _35=at,
-        _36=operands,
-        _38=called,
-    )
+    own = {"_7": encode(_2=op), "_9": parameter, "_13": element}
+    return encode(_1=name, _2=opcode, _3=of, **own, _35=at, _36=operands, _38=called)
 
 
 def buffer(number, at, *, size=1024, index=()) -> bytes:

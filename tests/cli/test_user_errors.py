@@ -141,6 +141,7 @@ def test_frames_of_python_and_of_installed_packages_are_not_the_users():
     assert re.search(where, str(message(outer.value)))
 
 
+@pytest.mark.quick("tiny-nonsense")
 @pytest.mark.parametrize(
     ("name", "platforms"),
     [("tiny", "nonsense"), ("arrays", "cuda"), slow("tiny", "cuda"), slow("arrays", "nonsense")],

@@ -63,7 +63,7 @@ def test_outlier_channels_are_those_of_the_definition(channels):
 
 
 @given(st.integers(11, 40), st.integers(0, 2**32 - 1))
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_outliers_never_exceed_a_tenth(width, seed):
     x = np.random.default_rng(seed).standard_cauchy((1, 40))[:, :width]
     x = np.pad(x, ((0, 0), (0, 40 - width)))
@@ -146,6 +146,7 @@ def test_stochastic_codes_repeat_themselves():
     assert (a != encode(GroupedSymmetric(), x)[0]).mean() > 0.2
 
 
+@pytest.mark.quick("GroupedSymmetric", "ChannelwiseSymmetric")
 @pytest.mark.parametrize(
     "codec", [GroupedSymmetric, GroupedAsymmetric, ChannelwiseSymmetric, OutlierSeparated]
 )
@@ -218,7 +219,7 @@ described = st.one_of(
 
 
 @given(described)
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_text_is_read_back(codec):
     assert codecs.parse(str(codec)) == codec
     assert str(codecs.parse(str(codec).replace(",", " , ").replace("(", " ( "))) == str(codec), (
@@ -249,11 +250,8 @@ def test_canonical_text(text, canonical):
 
 
 def test_a_scale_may_be_given_as_a_dtype():
-    assert (
-        GroupedSymmetric(scale=jnp.float32)
-        == GroupedSymmetric(scale=np.dtype("float32"))
-        == GroupedSymmetric(scale="float32")
-    )
+    scales = jnp.float32, np.dtype("float32"), "float32"
+    assert len({GroupedSymmetric(scale=scale) for scale in scales}) == 1
 
 
 @pytest.mark.parametrize(
@@ -267,16 +265,10 @@ def test_a_scale_may_be_given_as_a_dtype():
         ("grouped_symmetric(groups=64)", "nearest: group"),
         ("grouped_symmetric(group)", "expected field=value"),
         ("grouped_symmetric(group=64,group=32)", "at most once"),
-        (
-            "grouped_symmetric(group=63)",
-            "`group` is 63; expected an even integer of at least 2; nearest: 64",
-        ),
+        ("grouped_symmetric(group=63)", "`group` is 63; expected an even integer .*nearest: 64"),
         ("grouped_symmetric(group=-4)", "nearest: 2"),
         ("grouped_symmetric(group=all)", "`group` is 'all'"),
-        (
-            "grouped_symmetric(scale=float16)",
-            "`scale` is 'float16'; expected one of bfloat16, float32; nearest: bfloat16",
-        ),
+        ("grouped_symmetric(scale=float16)", "`scale` is 'float16'; .*nearest: bfloat16"),
         ("grouped_symmetric(stochastic=tru)", "nearest: true"),
         ("outlier_separated(capacity=-1)", "`capacity` is -1.*nearest: 0"),
         ("outlier_separated(group=3)", "outlier_separated: `group` is 3"),
@@ -292,30 +284,17 @@ def test_wrong_text(text, message):
         codecs.parse(text)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "grouped_symmetric",
-        "grouped_asymmetric",
-        "outlier_separated",
-        "channelwise_symmetric",
-        "naive_per_token",
-    ],
-)
-def test_what_int4_cannot_take(name):
-    codec = codecs.parse(name)
-    for x in (
-        jnp.zeros(3, jnp.int32),
-        jnp.zeros(3, bool),
-        jnp.zeros(3, jnp.complex64),
-        jax.random.key(0),
-    ):
-        for call in (
-            lambda x=x: codec.encode(x),
-            lambda x=x: codec.nbytes(x.shape, x.dtype),
-            lambda x=x: codec.check(x.shape, x.dtype),
-        ):
-            with pytest.raises(TagError, match=rf"{name}: `dtype` is .*expected one of bfloat16"):
-                call()
+INT4 = (GroupedSymmetric, GroupedAsymmetric, OutlierSeparated, ChannelwiseSymmetric, NaivePerToken)
+
+
+@pytest.mark.parametrize("codec", [of() for of in INT4], ids=lambda codec: codec.name)
+def test_what_int4_cannot_take(codec):
+    refused = rf"{codec.name}: `dtype` is .*expected one of bfloat16"
+    for x in (*(jnp.zeros(3, dtype) for dtype in ("int32", bool, "complex64")), jax.random.key(0)):
+        with pytest.raises(TagError, match=refused):
+            codec.encode(x)
+        for call in (codec.nbytes, codec.check):
+            with pytest.raises(TagError, match=refused):
+                call(x.shape, x.dtype)
     with pytest.raises(TagError, match="bit_mask: `dtype` is complex64"):
         BitMask().encode(jnp.zeros(3, jnp.complex64))

@@ -25,6 +25,7 @@ def test_the_program_and_its_bytes_are_the_same(optimized):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_process_that_goes_on_compiles_as_a_new_one():
     step = models.build_with(lambda policy: models.scanned(policy, models.narrow))(None)
     shapes = jax.eval_shape(lambda: (models.parameters(), models.batch()))

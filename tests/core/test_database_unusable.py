@@ -69,29 +69,21 @@ def said(caplog):
     return lambda: [r.getMessage() for r in caplog.records if "going on without" in r.getMessage()]
 
 
-def test_a_file_that_is_not_to_be_written_is_still_read(path, said):
-    path.chmod(0o444)
+RIGHTS = {  # of the file and of its folder; what is known afterwards; what the log has
+    "a file that is not to be written": (0o444, 0o755, {"known": 1.0}, "readonly"),
+    "a folder that is not to be written": (0o444, 0o555, {"known": 1.0}, "profile.sqlite"),
+    "a file that is not to be read": (0o000, 0o755, {}, "unable to open"),
+}
+
+
+@pytest.mark.parametrize(("of_file", "of_folder", "known", "text"), RIGHTS.values(), ids=RIGHTS)
+def test_without_rights_what_can_be_read_is_read(path, said, of_file, of_folder, known, text):
+    path.chmod(of_file)
+    path.parent.chmod(of_folder)
     with without_rights():
-        assert use(path) == {"known": 1.0}
+        assert use(path) == known
     (line,) = said()
-    assert str(path) in line
-    assert "readonly" in line
-
-
-def test_a_folder_that_is_not_to_be_written(path, said):
-    path.chmod(0o444)
-    path.parent.chmod(0o555)
-    with without_rights():
-        assert use(path) == {"known": 1.0}
-    assert len(said()) == 1
-
-
-def test_a_file_that_is_not_to_be_read(path, said):
-    path.chmod(0o000)
-    with without_rights():
-        assert use(path) == {}
-    assert "unable to open" in said()[0]
-    assert len(said()) == 1
+    assert text in line
 
 
 def test_a_folder_that_cannot_be_entered(path, said, monkeypatch):
@@ -141,21 +133,6 @@ def test_a_full_disk(path, said):
     assert len(said()) == 1
     Database(path).write_compile("gpu", b"program", big)
     assert Database(path).read_compile("gpu", b"program") == big
-
-
-def test_no_more_pages(path, said, monkeypatch):
-    """SQLite's own error of a full disk."""
-    connect = sqlite3.connect
-
-    def small(*args, **kwargs):
-        connection = connect(*args, **kwargs)
-        connection.execute("PRAGMA max_page_count = 1")
-        return connection
-
-    monkeypatch.setattr(sqlite3, "connect", small)
-    Database(path).write_compile("gpu", b"program", {"text": "x" * 2**16})
-    assert "full" in said()[0]
-    assert use(path)["known"] == 1.0
 
 
 def test_a_lock_that_is_never_released_is_waited_for_once(path, said, monkeypatch):

@@ -138,6 +138,7 @@ def test_estimates_of_16_bit_products_are_within_the_peak(h200, dtype, result_dt
     assert 0.5 * 989e12 < compiled.matmul_flops / compiled.xla_seconds < 989e12
 
 
+@pytest.mark.quick("b200")
 @pytest.mark.parametrize("name", ["t4", "b200"])
 def test_oldest_and_newest_gpus_compile(name):
     with Compiler(name, workers=1) as compiler:
@@ -232,13 +233,8 @@ def test_the_plugins_complaint_about_a_missing_driver_is_dropped():
         "from jaxmem._core.quiet import quiet_plugin_noise as q; q(); import jax;"
         " print(jax.devices()[0].platform)"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        env=parent_environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    line, env = [sys.executable, "-c", script], parent_environment()
+    run = subprocess.run(line, env=env, capture_output=True, text=True, check=True)
     assert run.stderr == ""
     assert run.stdout.strip() == jax.devices()[0].platform
 
@@ -246,12 +242,8 @@ def test_the_plugins_complaint_about_a_missing_driver_is_dropped():
 def test_missing_or_other_wheels_name_the_command(monkeypatch):
     version = metadata.version("jax")
     command = install_command(f"jax-cuda13-plugin=={version}", f"jax-cuda13-pjrt=={version}")
-    found = {
-        "jax": version,
-        "jaxlib": version,
-        "jax-cuda13-plugin": version,
-        "jax-cuda13-pjrt": None,
-    }
+    found = dict.fromkeys(("jax", "jaxlib", "jax-cuda13-plugin"), version)
+    found["jax-cuda13-pjrt"] = None
     monkeypatch.setattr(wheels, "installed", found.get)
     with pytest.raises(TargetError, match="jax-cuda13-pjrt missing") as error:
         Compiler("h200")
@@ -282,11 +274,8 @@ def test_local_is_not_compiled_for_here():
 def test_local_compiles_read_the_same():
     compiled = jax.jit(stack_step, donate_argnums=0).lower(spec(4, D, D), spec(M, D)).compile()
     read = read_compiled(compiled, seconds=1.5)
-    assert (read.matmuls, read.matmul_flops, read.alias_bytes) == (
-        12,
-        12 * 2 * M * D * D,
-        4 * 4 * D * D,
-    )
+    assert (read.matmuls, read.matmul_flops) == (12, 12 * 2 * M * D * D)
+    assert read.alias_bytes == 4 * 4 * D * D
     assert (read.xla_seconds, read.compile_seconds, read.host_bytes) == (None, 1.5, 0)
     assert (
         read.total_bytes

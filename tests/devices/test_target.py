@@ -13,13 +13,8 @@ from jaxmem.errors import TargetError
 @pytest.mark.parametrize("name", GPUS)
 def test_named_target_is_the_tables(name):
     target, gpu = Target.parse(name), GPUS[name]
-    assert (target.name, target.kind, target.platform, target.devices, target.local) == (
-        name,
-        gpu.description,
-        "cuda",
-        1,
-        False,
-    )
+    assert (target.name, target.kind, target.platform) == (name, gpu.description, "cuda")
+    assert (target.devices, target.local) == (1, False)
     assert 0.9 * gpu.memory_bytes < target.usable_bytes < gpu.memory_bytes
     assert target.matmul_flops > target.flops_f32 > 1e12
     assert target.bandwidth > 10 * target.link > 1e11

@@ -4,6 +4,7 @@ what a named policy saves.
 
 import contextlib
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +53,12 @@ def saved_by_policy(config) -> int:
 
     kept = jax.eval_shape(backward, state.params)
     return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(kept))
+
+
+def read_run(out):
+    """The summary and the rows that a run left in a folder."""
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return json.loads((out / "summary.json").read_text()), rows
 
 
 @contextlib.contextmanager

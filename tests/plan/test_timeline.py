@@ -25,7 +25,7 @@ from jaxmem._planner.placement.layer import (
 from jaxmem._planner.placement.program import PlacementProblem, priced_placement
 from jaxmem._result.plan.timeline import COLUMNS, LANES, WORK, Pass
 from jaxmem._result.plan.timeline_figure import CELLS, EXPOSED, panels, places
-from jaxmem.errors import PlanFileError, StepError
+from jaxmem.errors import StepError
 from tests.shared import plans
 from tests.shared.timelines import OUTSIDE, problem, timeline
 
@@ -60,7 +60,7 @@ def answers(draw):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(answers())
 def test_the_sums_are_those_of_the_program(found):
     asked, solution, outside = found
@@ -87,7 +87,7 @@ def test_the_sums_are_those_of_the_program(found):
     assert hosted + made.outer_host_bytes + offloaded == solution.host_bytes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(answers())
 def test_marks_are_as_long_as_what_they_stand_for(found):
     made = timeline_of(*found)
@@ -211,37 +211,3 @@ def test_a_file_holds_it_and_older_files_are_read(tmp_path):
         older.timeline()
     with pytest.raises(StepError, match="since it places no states; expected one"):
         plans.plan().timeline()
-
-
-def put(*path, value):
-    def change(data):
-        for key in path[:-1]:
-            data = data[key]
-        data[path[-1]] = value
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        (put("lanes", value=[]), "lanes"),
-        (put("lanes", "microbatches", value=0), "lanes.microbatches"),
-        (put("lanes", "groups", value=[]), "lanes.groups"),
-        (put("lanes", "alone_seconds", value=-1.0), "lanes.alone_seconds"),
-        (put("lanes", "outer_host_bytes", value=1.5), "lanes.outer_host_bytes"),
-        (put("lanes", "groups", 1, value=3), r"lanes.groups\[1\]"),
-        (put("lanes", "groups", 0, "count", value=0), r"lanes.groups\[0\].count"),
-        (put("lanes", "groups", 0, "place", value="disk"), r"lanes.groups\[0\].place"),
-        (put("lanes", "groups", 2, "place", value=[]), r"lanes.groups\[2\].place"),
-        (put("lanes", "groups", 0, "last", value=1.0), r"lanes.groups\[0\].last"),
-        (put("lanes", "groups", 0, "last", "warp", value=1.0), r"lanes.groups\[0\].last"),
-        (put("lanes", "groups", 0, "last", "stored", value="1"), r"lanes.groups\[0\].last.stored"),
-    ],
-)
-def test_a_broken_field_is_named(change, field, tmp_path):
-    data = PLAN.to_json()
-    change(data)
-    (tmp_path / "plan.json").write_text(json.dumps(data))
-    with pytest.raises(PlanFileError, match=f"plan.json.*field `{field}`: got"):
-        jaxmem.Plan.load(tmp_path / "plan.json")

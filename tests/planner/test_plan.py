@@ -193,33 +193,13 @@ def test_save_load_verify(halved, plainly, tmp_path):
     verified = jaxmem.verify(loaded, build, *SHAPES)
     assert verified.compiled_bytes == halved.compiled_bytes
     assert verified.step(*arrays())[1] == plainly[1]
-    keys = {
-        "schema",
-        "budget_bytes",
-        "predicted_bytes",
-        "compiled_bytes",
-        "host_bytes",
-        "predicted_seconds",
-        "solve_seconds",
-    }
-    assert (
-        keys | {"compiles", "time_source", "target", "actions"}
-        <= json.loads(path.read_text()).keys()
-    )
+    assert json.loads(path.read_text()).keys() >= {"schema", "budget_bytes", "actions", "target"}
 
 
 def test_a_plan_for_another_model_is_refused(halved):
+    deeper = jax.eval_shape(lambda: models.parameters(5, 64, jnp.float32))
     with pytest.raises(jaxmem.errors.PlanFileError, match="fingerprint"):
-        jaxmem.verify(
-            halved,
-            build,
-            *jax.eval_shape(
-                lambda: (
-                    models.parameters(5, 64, jnp.float32),
-                    models.batch(8, 128, 64, jnp.float32),
-                )
-            ),
-        )
+        jaxmem.verify(halved, build, deeper, SHAPES[1])
 
     def renamed(x, p, key):
         return x + jnp.sin(jaxmem.tag(jnp.sin(x @ p["a"]), "other"))
@@ -236,9 +216,7 @@ def test_steps_are_taken_as_they_are(unplanned):
     jitted = lambda plan: jax.jit(build(plan))
     with pytest.warns(jaxmem.errors.JaxmemWarning, match="does not donate them"):
         plan = jaxmem.plan(jitted, *SHAPES)
-    assert plan.compiled_bytes > unplanned.compiled_bytes, (
-        "nothing is donated where the step says so"
-    )
+    assert plan.compiled_bytes > unplanned.compiled_bytes, "nothing is donated"
 
 
 def test_a_step_planned_before_is_planned_from_what_it_compiled_to(unplanned, halved, monkeypatch):
@@ -265,27 +243,3 @@ def test_what_cannot_be_read_of_earlier_plans_is_left_out(unplanned, monkeypatch
     monkeypatch.setattr("jaxmem._core.database.Database.read_tried", lambda *_: rows)
     plan = jaxmem.plan(build, *SHAPES, budget=int(0.4 * unplanned.baseline_bytes))
     assert plan.compiled_bytes <= plan.budget_bytes
-
-
-def test_a_block_with_a_collective_is_planned(measured_times):
-    mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
-    P = jax.sharding.PartitionSpec
-
-    def layer(x, up, down):
-        h = jaxmem.tag(jnp.sin(jaxmem.tag(x @ up, "up", kind="linear")), "h", kind="gelu")
-        return x + jax.lax.psum(h @ down, "model")
-
-    def build(plan):
-        block = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan), prevent_cse=False)
-        layers = lambda x, ws: jax.lax.scan(lambda x, w: (block(x, *w), None), x, ws)[0]
-        specs = P(), (P(None, None, "model"), P(None, "model", None))
-        sharded = jax.shard_map(layers, mesh=mesh, in_specs=specs, out_specs=P())
-        loss = lambda params, x: (sharded(x, params) ** 2).mean()
-        return lambda params, x: jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params, x))
-
-    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
-    args = (f32(4, 64, 256), f32(4, 256, 64)), f32(512, 64)
-    unplanned = jaxmem.plan(build, *args)
-    plan = jaxmem.plan(build, *args, budget=int(0.7 * unplanned.baseline_bytes))
-    assert plan.compiled_bytes <= plan.budget_bytes
-    assert plan.time_source == "measured"

@@ -95,6 +95,12 @@ def priced(kind, tmp_path, axes=AxisType.Auto):
     return made.blocks[0]
 
 
+@pytest.mark.quick(
+    "wholly-1-AxisType.Auto",
+    "ring-1-AxisType.Explicit",
+    "by_tensor-4-AxisType.Explicit",
+    "partly-2-AxisType.Auto",
+)
 @pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize(
     ("kind", "share"),
@@ -132,6 +138,7 @@ def pieces(kind, axes, check):
         return whole(jax.make_jaxpr(build(None))(*mapped.shapes(mesh)))
 
 
+@pytest.mark.quick("by_tensor", "ring")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_piece_needs_no_context_and_no_explicit_mesh(kind):
     every = itertools.product([AxisType.Auto, AxisType.Explicit], [False, True])

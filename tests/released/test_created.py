@@ -31,6 +31,7 @@ def check(found: dict, ways, devices: int):
             assert of["moved"] > 1e-4
 
 
+@pytest.mark.quick("explicit-4-ways0")
 @pytest.mark.parametrize(
     ("axes", "devices", "ways"),
     [
@@ -46,16 +47,7 @@ def test_a_divided_state_is_made_as_it_is_divided(axes, devices, ways):
     check(found, ways, devices)
 
 
-@pytest.mark.parametrize(
-    ("axes", "devices", "ways"),
-    [("explicit", 2, ("moments",)), slow("explicit", 8, ALL), slow("auto", 8, ALL)],
-)
-def test_two_processes_make_it_together(axes, devices, ways):
-    program = "tests.programs.created", axes, ",".join(ways)
-    for found in children.two(children.with_cpus(devices // 2), 300, *program):
-        check(found, ways, devices)
-
-
+@pytest.mark.quick("explicit")
 @pytest.mark.parametrize(
     ("axes", "persist"), [(AxisType.Auto, 0), (AxisType.Explicit, 1)], ids=["auto", "explicit"]
 )

@@ -208,10 +208,6 @@ def test_numpy_arrays_and_numpy_numbers_are_taken():
     assert [p["up"].shape[0] for p in params["blocks"].parts] == [1, 3]
 
 
-def one_number(i):
-    return {"w": i * 1.0}
-
-
 @pytest.mark.parametrize(
     ("outer", "layer", "count", "match"),
     [

@@ -63,6 +63,7 @@ def close(got, want, rtol=1e-12):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-15), got, want)
 
 
+@pytest.mark.quick("3-squares", "3-row")
 @pytest.mark.parametrize("second_moment", ["squares", "row"])
 @pytest.mark.parametrize("n", [1, 3])
 def test_it_agrees_with_algorithm_1_over_50_steps_tied_embeddings_decay_and_schedule(
@@ -98,6 +99,7 @@ def test_a_state_that_was_just_made_can_be_donated():
     assert int(state[1].count) == 2
 
 
+@pytest.mark.quick("plan1-squares", "plan3-row")
 @pytest.mark.parametrize(
     ("plan", "second_moment"),
     [(None, "squares"), (recomputed, "squares"), (grouped, "squares"), (grouped, "row")],
@@ -143,6 +145,7 @@ def clip_components(at):
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
+@pytest.mark.quick("clip0-chained0-squares", "clip2-chained2-row", "clip3-chained3-squares")
 @pytest.mark.parametrize(
     ("clip", "chained", "second_moment"),
     [
@@ -165,6 +168,7 @@ def test_clipping_is_that_of_whole_gradients(clip, chained, second_moment):
         assert float(found[0]["grad_norm"]) > clip[1], "it clips"
 
 
+@pytest.mark.quick("clip2-squares", "clip3-row")
 @pytest.mark.parametrize(
     ("clip", "second_moment"),
     [

@@ -11,15 +11,15 @@ import pytest
 
 import jaxmem
 from jaxmem.errors import OptimizerError
-from tests.released.test_streamed import close, parameters, places, tokens, train
 from tests.shared import tiny_lm
-from tests.shared.marks import slow
+from tests.shared.streamed import close, moved, parameters, places, tokens, train
 
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
 ]
-LAYERS = 4
+
+
 OF_EACH_KIND = {"persist": 1, "copies": 1, "buffers": 1, "outer_moments": "pinned_host"}
 
 
@@ -35,23 +35,23 @@ def resident(n, steps, clip=None):
     return train(step, step.init(parameters()), steps)[0]
 
 
+@pytest.mark.quick("4-where1-3-clip1")
 @pytest.mark.parametrize(
     ("n", "where", "steps", "clip"),
     [
         (4, {"persist": 0}, 3, None),
         (4, {"persist": 1}, 3, ("component", 0.1)),
         (4, OF_EACH_KIND, 3, None),
-        slow(4, OF_EACH_KIND, 20, None),
-        slow(2, {"persist": 3}, 20, None),
-        slow(1, {"persist": 1}, 3, None),
+        (4, OF_EACH_KIND, 20, None),
+        (2, {"persist": 3}, 20, None),
+        (1, {"persist": 1}, 3, None),
     ],
 )
 def test_values_are_those_of_a_resident_state(n, where, steps, clip):
     step = tiny_lm.released(row(n), clip=clip)
     found, _ = train(step, step.split(step.init(parameters()), **where), steps)
     (params, state), _ = found
-    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), params, parameters())
-    assert min(jax.tree.leaves(moved)) > 1e-3
+    assert moved(params) > 1e-3
     assert min(float(np.max(a)) for a in jax.tree.leaves(state.square)) > 0
     close(found, resident(n, steps, clip))
 
@@ -75,16 +75,6 @@ def test_rows_are_one_array_for_all_layers_on_the_device_before_and_after():
         state, _ = jax.jit(step, donate_argnums=0)(state, tokens(0))
     assert places(state) == [{"device"}, {"device", "pinned_host"}, {"pinned_host"}]
     assert jax.tree.structure(step.joined(state)) == jax.tree.structure(step.init(parameters()))
-
-
-def test_a_state_that_is_made_in_its_place_is_the_first_one():
-    step, params = tiny_lm.released(row(2)), parameters()
-    outer = {k: v for k, v in params.items() if k != "blocks"}
-    layer = lambda i: jax.tree.map(lambda a: a[i], params["blocks"])
-    made = step.joined(step.create(outer, layer, LAYERS, **OF_EACH_KIND))
-    want = step.init(params)
-    assert jax.tree.structure(made) == jax.tree.structure(want)
-    jax.tree.map(np.testing.assert_array_equal, made, want)
 
 
 def test_a_state_of_the_other_second_moment_is_refused():

@@ -15,16 +15,25 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._model.states.layout import Stacks
 from jaxmem.errors import OptimizerError, StackError, TagError
 from tests.shared import tiny_lm
-from tests.shared.marks import slow
+from tests.shared.streamed import (
+    LAYERS,
+    close,
+    moved,
+    no_bit_depends,
+    on_device,
+    parameters,
+    places,
+    split_at,
+    tokens,
+    train,
+)  # fmt: skip
 
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
 ]
-LAYERS = 4
-# The suite has jaxlib 0.10 make code of fusions in another way, which rounds the same operations
-# differently from program to program. Bits are compared as a user's programs compute them.
-ALIKE = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else None
+
+
 grouped = Assignment(
     {
         "block[0:2]": {"in": Choice("recompute"), "up": Choice("recompute")},
@@ -35,14 +44,6 @@ grouped = Assignment(
 
 def schedule(count):
     return 0.03 / (1.0 + count)
-
-
-def parameters():
-    return tiny_lm.parameters(np.float32, layers=LAYERS, width=32, vocab=64)
-
-
-def tokens(seed):
-    return tiny_lm.tokens(8, seed, vocab=64).astype(jnp.int32)
 
 
 def matrices(params):
@@ -56,73 +57,30 @@ def decaying(n):
     return jaxmem.adamaw_a(schedule, accumulation_steps=n, **options)
 
 
-def train(step, state, steps, key=None, options=None):
-    """State and metrics after some steps, the state joined, as NumPy's arrays; and its places."""
-    call, found = jax.jit(step, donate_argnums=0, compiler_options=options), []
-    for seed in range(steps):
-        state, metrics = call(state, tokens(seed), *(() if key is None else (key,)))
-        found.append(metrics)
-    kinds = places(state)
-    return jax.tree.map(np.asarray, (step.joined(state), found)), kinds
-
-
-def places(state) -> list[set[str]]:
-    """In which memories the layers' arrays of each stack lie, a set for each."""
-    params, moments = state
-    trees = [t["blocks"] for t in (params, moments.mu, moments.nu)]
-    stacks = zip(*(t.parts if isinstance(t, Stacks) else (t,) for t in trees))
-    return [{a.sharding.memory_kind for a in jax.tree.leaves(stack)} for stack in stacks]
-
-
 @functools.cache
 def resident(n, steps, clip=None):
     step = tiny_lm.released(decaying(n), clip=clip)
     return train(step, step.init(parameters()), steps)[0]
 
 
-def same_bits(got, want):
-    """The same state to the last bit; the mean of microbatches' losses may round otherwise."""
-    jax.tree.map(np.testing.assert_array_equal, got[0], want[0])
-    close(got[1], want[1])
-
-
-def close(got, want, rtol=1e-6):
-    """Within `rtol` of each array's largest value."""
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=rtol * max(1e-3, np.abs(b).max()))
-
-
+@pytest.mark.quick("3-0-4", "3-1-1", "3-3-4")
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("persist", [0, 1, LAYERS - 1])
-@pytest.mark.parametrize("steps", [3, slow(20)])
+@pytest.mark.parametrize("steps", [3, 20])
 def test_values_are_those_of_a_resident_state(n, persist, steps):
     step = tiny_lm.released(decaying(n))
     found, kinds = train(step, step.split(step.init(parameters()), persist), steps)
-    assert kinds == [{"device"}, {"pinned_host"}][persist == 0 :]
-    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), found[0][0], parameters())
-    assert min(jax.tree.leaves(moved)) > 1e-3
+    assert kinds == split_at(persist)
+    assert moved(found[0][0]) > 1e-3
     close(found, resident(n, steps))
 
 
-@pytest.mark.parametrize(
-    ("n", "persist", "steps"),
-    [
-        (4, 0, 3),
-        slow(1, 1, 3),
-        *(slow(n, persist, 20) for n in (1, 4) for persist in (0, 1, LAYERS - 1)),
-    ],
-)
+@pytest.mark.quick("3-4-0")
+@pytest.mark.parametrize("persist", [0, 1, LAYERS - 1])
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("steps", [3, 20])
 def test_no_bit_depends_on_where_states_lie(n, persist, steps, optimized):
-    step = tiny_lm.released(decaying(n))
-    state = lambda: step.split(step.init(parameters()), persist)
-    found, kinds = train(step, state(), steps, options=ALIKE)
-    assert kinds == [{"device"}, {"pinned_host"}][persist == 0 :]
-    # The same split, all of it in device memory.
-    on_device = lambda a: jax.device_put(a, a.sharding.with_memory_kind("device"))
-    near = step.init(parameters()) if persist == 0 else jax.tree.map(on_device, state())
-    same, kinds = train(step, near, steps, options=ALIKE)
-    assert set().union(*kinds) == {"device"}
-    same_bits(found, same)
+    no_bit_depends(tiny_lm.released(decaying(n)), persist, steps)
 
 
 PLACES = {  # what split is asked, and the memories of each stack
@@ -136,16 +94,16 @@ PLACES = {  # what split is asked, and the memories of each stack
 }
 
 
-@pytest.mark.parametrize("n", [1, slow(4)])
+@pytest.mark.quick("of each kind-None-1", "of each kind-bfloat16-1")
+@pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
-@pytest.mark.parametrize("name", [k if k == "of each kind" else slow(k) for k in PLACES])
+@pytest.mark.parametrize("name", PLACES)
 def test_copies_buffers_and_moments_beside_change_no_value(name, dtype, n):
     how, where = PLACES[name]
     step = tiny_lm.released(decaying(n), dtype=dtype)
     found, kinds = train(step, step.split(step.init(parameters()), **how), 3)
     assert kinds == where
-    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), found[0][0], parameters())
-    assert min(jax.tree.leaves(moved)) > 1e-3
+    assert moved(found[0][0]) > 1e-3
     # Across splits XLA fuses, and so rounds, otherwise: in bfloat16 by its own precision.
     want, _ = train(step, step.split(step.init(parameters()), 0), 3)
     close(found, want, 1e-6 if dtype is None else 1e-4)
@@ -176,19 +134,7 @@ def test_what_is_outside_has_its_moments_in_host_memory_before_and_after():
     assert places(state) == [{"device"}]
 
 
-@pytest.mark.parametrize("mask", [None, False, "tree"])
-def test_weights_decay_as_in_a_resident_state(mask):
-    params = parameters()
-    tree = jax.tree.map(lambda a: a.shape[-1] == 32, params)
-    assert tree["blocks"] == {"down": True, "up": False}
-    chosen = tree if mask == "tree" else mask
-    tx = jaxmem.adamaw_a(0.01, eps=1e-3, weight_decay=3.0, mask=chosen)
-    step = tiny_lm.released(tx)
-    want, _ = train(step, step.init(params), 1)
-    found, _ = train(step, step.split(step.init(parameters()), 1), 1)
-    close(found, want)
-
-
+@pytest.mark.quick("clip0", "clip2")
 @pytest.mark.parametrize("clip", [("value", 0.01), ("component", 0.1), ("norm", 0.1)])
 def test_clipping_is_that_of_a_resident_state(clip):
     step = tiny_lm.released(decaying(2), clip=clip)
@@ -197,6 +143,7 @@ def test_clipping_is_that_of_a_resident_state(clip):
     assert found[1][0]["grad_norm"] > clip[1], "it clips"
 
 
+@pytest.mark.quick("plan1")
 @pytest.mark.parametrize("plan", [None, grouped])
 def test_plans_keys_and_auxiliary_outputs_go_with_it(plan):
     def block(p, x, *shared, key):
@@ -214,24 +161,10 @@ def test_plans_keys_and_auxiliary_outputs_go_with_it(plan):
     close((found, streamed), (want, metrics))
 
 
-def test_what_is_not_finite_is_left_out_a_layer_at_a_time_and_counted():
-    params = parameters()
-    params["blocks"]["root"] = jnp.asarray([1.0, 0.0, 1.0, 0.0])
-    step = tiny_lm.released(jaxmem.adama(0.01, accumulation_steps=2), tiny_lm.rooted)
-    state, metrics = jax.jit(step)(step.split(step.init(params), 2), tokens(0))
-    assert metrics["skipped_layers"].tolist() == [0, 2, 0, 2]
-    assert int(metrics["skipped"]) == 4
-    up = np.asarray(step.joined(state)[0]["blocks"]["up"])
-    moved = np.abs(up - np.asarray(parameters()["blocks"]["up"])).max((1, 2)) > 0
-    assert moved.tolist() == [True, False, True, False]
-
-
 def test_moments_alone_may_lie_in_host_memory():
     step = tiny_lm.released(decaying(2))
     params, moments = step.split(step.init(parameters()), 0)
-    on_device = lambda a: jax.device_put(a, a.sharding.with_memory_kind("device"))
-    params = jax.tree.map(on_device, params)
-    (found, metrics), kinds = train(step, (params, moments), 3)
+    (found, metrics), kinds = train(step, (on_device(params), moments), 3)
     assert kinds == [{"device", "pinned_host"}]
     close((found, metrics), resident(2, 3))
 

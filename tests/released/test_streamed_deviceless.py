@@ -14,7 +14,6 @@ import jaxmem
 from jaxmem._core.assignment import Assignment
 from jaxmem._model.states.store import counted, fetch, put
 from jaxmem._target.compile.backend import Deviceless
-from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._target.devices.target import Target
 from jaxmem._target.hlo.transfers import fault
 from jaxmem._trace.export import export_flat
@@ -58,6 +57,7 @@ def of_a_model(tx, n, persist):
 
 
 # Of three microbatches two are in a loop, where the layers' own loops begin with what was fetched.
+@pytest.mark.quick("3-2-row")
 @pytest.mark.parametrize(
     ("n", "persist", "second_moment"),
     [
@@ -92,28 +92,6 @@ def test_host_memory_holds_the_placed_states_alone_and_copies_run_beside_product
         assert total(before) == layer // 3
 
 
-@pytest.mark.parametrize(("target", "without"), [("rtx4090", False), slow("a100-80gb", True)])
-def test_the_options_of_a_step_without_a_plan_overlap_its_copies_before_hopper(target, without):
-    step, *args = streamed(1, 2)
-    resident = streamed(1, LAYERS)[1:]
-    asked = compiler_options(step, *args, target=target)
-    assert asked == compiler_options(jax.jit(step, donate_argnums=0), *args, target=target)
-    assert compiler_options(step, *args) == {}, "a CPU has no such scheduler"
-    assert compiler_options(step, *resident, target=target) == {}
-
-    def overlapped(options):
-        found = compiled(compiler, step, *args, options=options)
-        assert found.options == options
-        fetched = [t for t in found.transfers if t.in_loop and not t.to_host]
-        total = lambda chosen: sum(t.nbytes * t.runs for t in chosen)
-        assert total(fetched) > 0
-        return total(t for t in fetched if t.products) / total(fetched)
-
-    with Compiler(target, workers=1) as compiler:
-        assert overlapped(asked) >= BESIDE
-        assert not without or overlapped({}) == 0
-
-
 def test_options_of_what_is_no_step_are_refused():
     with pytest.raises(StepError, match=r"`step` is int; expected the training step"):
         compiler_options(3)
@@ -143,6 +121,7 @@ def test_copies_are_not_fetched_and_buffers_are_fetched_once(how, h200):
         assert sum(t.nbytes * t.runs for t in beside) >= BESIDE * fetched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, slow(4)])
 def test_what_all_microbatches_save_is_held_once(n, h200):
     """Where XLA takes the last microbatch's loop apart, what it saves has memory of its own."""
@@ -193,6 +172,7 @@ def test_a_stacks_gradient_is_stacked_in_host_memory_a_layer_at_a_time(h200):
 SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10, 100)
 
 
+@pytest.mark.quick("tx0-0")
 @pytest.mark.parametrize(
     ("tx", "persist"),
     [

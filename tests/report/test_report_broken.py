@@ -3,8 +3,6 @@ file and the field.
 """
 
 import dataclasses
-import json
-import re
 
 import pytest
 
@@ -22,12 +20,7 @@ pytestmark = pytest.mark.core
     "change",
     [
         {"points": ()},
-        {
-            "points": (Point(0, 0.0),),
-            "compiled_bytes": 0,
-            "baseline_bytes": 0,
-            "predicted_bytes": 0,
-        },
+        {"points": (Point(0, 0.0),), "compiled_bytes": 0, "baseline_bytes": 0},
         {"points": (Point(5, 0.1),), "budget_bytes": 2**63 - 1},
         {"budget_bytes": 0, "predicted_seconds": 0.0, "baseline_seconds": 0.0},
         {"parts": Bytes(0, 0, 0), "baseline_parts": Bytes(0, 0, 0)},
@@ -47,20 +40,18 @@ def test_what_is_missing_or_odd_does_not_break_the_page(change, tmp_path):
     [
         (
             "metrics.jsonl",
-            '{"step": 1, "loss": 2}\n{"step": 2, "lo',
-            "metrics.jsonl', line 2: .*expected JSON",
+            '{"step": 1}\n{"step": 2, "lo',
+            "line 2: .*expected JSON",
         ),
         ("metrics.jsonl", '{"step": 1, "step_seconds": -1}', "field `step_seconds`: got -1"),
-        ("metrics.jsonl", '{"step": 1, "step_seconds": "x"}', "field `step_seconds`: got 'x'"),
         ("metrics.jsonl", "3\n", "line 1: got 3, expected an object"),
         ("metrics.jsonl", '\n{"loss": 2}\n', "line 2, field `step`: got None"),
         ("metrics.jsonl", '{"step": NaN, "loss": 2}', "line 1, field `step`: got nan"),
         (
             "metrics.jsonl",
             '{"step": 1, "loss": "<b>"}',
-            "field `loss`: got '<b>', expected a number or null",
+            "field `loss`: got '<b>'",
         ),
-        ("metrics.jsonl", '{"step": 1, "loss": true}', "field `loss`: got True"),
         ("metrics.jsonl", b"\xff\xfe", "cannot read .*metrics.jsonl"),
         ("summary.json", "{", "summary.json': .*expected JSON"),
         ("summary.json", "[]", "summary.json', .*got 'list', expected an object"),
@@ -78,32 +69,6 @@ def test_a_broken_file_is_named(name, content, told, tmp_path):
     with pytest.raises(PlanFileError, match=told):
         report([run], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "at", "got"),
-    [
-        ("bytes_before", "8", "", "8"),
-        ("bytes_after", -1, "", -1),
-        ("layers", 0, "", 0),
-        ("tag", 3, "", 3),
-        ("shape", ["<b>", 2], "[0]", "<b>"),
-        ("shape", "<b>", "", "<b>"),
-        ("milliseconds", None, "", None),
-        ("milliseconds", float("nan"), "", float("nan")),
-        ("why", [], "", []),
-    ],
-)
-def test_a_broken_line_of_the_table_is_named(field, value, at, got, tmp_path):
-    run = write_run(tmp_path / "run", made())
-    data = json.loads((tmp_path / "run" / "plan.json").read_text())
-    data["rows"][1][field] = value
-    (tmp_path / "run" / "plan.json").write_text(json.dumps(data))
-    with pytest.raises(
-        PlanFileError,
-        match=re.escape(f"plan.json', field `rows[1].{field}{at}`: got {got!r}, expected"),
-    ):
-        report([run], tmp_path / "page.html")
 
 
 def test_a_folder_without_results_and_no_folder(tmp_path):

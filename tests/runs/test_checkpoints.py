@@ -112,6 +112,7 @@ def files(folder):
     return sorted(p for p in folder.rglob("*") if p.is_file())
 
 
+@pytest.mark.quick("a bit", "empty", "gone")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_that_was_changed_is_not_used_but_the_one_before(tmp_path, fault):
     whole = saved(tmp_path / "whole")

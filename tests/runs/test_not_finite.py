@@ -63,6 +63,7 @@ def spoils(*numbers):
     return {"data": batch, "step": step}
 
 
+@pytest.mark.quick("saved-1", "not saved-3")
 @pytest.mark.parametrize("keep", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("save_every", [0, 1e6], ids=["saved", "not saved"])
 def test_a_step_that_spoils_the_state_is_left_out(tmp_path, keep, save_every):

@@ -46,6 +46,7 @@ def state_at(places, layers=LAYERS):
     return state if places is None else step.split(state, **places)
 
 
+@pytest.mark.quick("resident-streamed", "streamed-resident", "both-otherwise", "copies-buffers")
 @pytest.mark.parametrize("wanted", PLACES)
 @pytest.mark.parametrize("stored", PLACES)
 def test_layers_are_divided_anew(tmp_path, stored, wanted):

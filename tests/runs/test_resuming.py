@@ -13,6 +13,7 @@ from tests.shared.training import Stop, checkpoints, rows, run, unfinished
 pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
 
 
+@pytest.mark.quick("2", "8")
 @pytest.mark.parametrize("at", [2, 3, 5, 8])
 def test_a_run_that_failed_goes_on_bit_for_bit(tmp_path, whole, at):
     out = tmp_path / "out"
@@ -57,6 +58,7 @@ def test_rows_of_steps_that_are_done_again_are_let_go_and_torn_ones_too(tmp_path
     assert seen == [6, 7, 8]
 
 
+@pytest.mark.quick('{"loss": 1.0}\\n')
 @pytest.mark.parametrize("line", [b'{"step": 2, "lo\n', b"\xff\n", b"[1]\n", b'{"loss": 1.0}\n'])
 def test_a_row_that_is_none_is_told_and_those_after_it_stay(tmp_path, whole, line):
     out = tmp_path / "out"
@@ -111,6 +113,7 @@ class Numbers:
         self.at = int(state) if self.kind is bytes else state["at"]
 
 
+@pytest.mark.quick("dict")
 @pytest.mark.parametrize("kind", [bytes, dict])
 def test_an_iterators_position_is_kept(tmp_path, whole, kind):
     def go(stop):

@@ -68,6 +68,7 @@ def test_outliers_without_room_are_given_room(tmp_path, plan):
     assert beyond[16] == 0
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_under_the_plan_that_it_had(tmp_path, plan):
     whole = run(tmp_path / "whole", plan, rectifier(plan))
     with pytest.raises(KeyboardInterrupt):
@@ -123,6 +124,7 @@ def short_of_memory(step, times, taken=False):
     return call
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_step_that_runs_out_of_memory_is_planned_for_less(tmp_path, kept, taken):
     plan, calls = kept, []

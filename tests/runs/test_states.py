@@ -56,6 +56,7 @@ STATES = {
 }
 
 
+@pytest.mark.quick("a number that becomes an array", "a metric with the name of the step")
 @pytest.mark.parametrize("name", STATES)
 def test_states_of_all_kinds_go_on(tmp_path, name):
     step, first = STATES[name]

@@ -60,6 +60,7 @@ def test_they_are_the_rows_of_the_run(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.quick("1000000.0")
 @pytest.mark.parametrize("save_every", [0, 1e6])
 def test_steps_that_are_done_again_stand_there_once(tmp_path, save_every):
     for stop in (4, 7, None):

@@ -9,7 +9,7 @@ from typing import Any
 from jaxmem._core.actions import OFFLOAD
 from jaxmem._model.states.places import HOST, Places
 from jaxmem._result.plan.plan import Plan
-from jaxmem._result.plan.rows import Measured
+from jaxmem._result.plan.rows import Bytes, Measured, WrittenStep
 from tests.shared import plans, timelines
 from tests.shared.bad import Bad, unreadable
 
@@ -35,8 +35,9 @@ NULLS = {"places", "lanes", "microbatches", "batch", "divided", "kind", "codec",
 def full() -> Plan:
     """A plan without an empty field."""
     measured = Measured("the plan", 9, 0.9, 1.0, 1.1, 5, True)
+    written = WrittenStep(7, 1, 0.0135, Bytes(4, 1, 2))
     return dataclasses.replace(
-        plans.plan(microbatches=4, batch=32, measured=(measured,)),
+        plans.plan(microbatches=4, batch=32, measured=(measured,), written=written),
         actions={"block": {"h": OFFLOAD, "up": plans.UP}},
         places=Places(12, 3, 3, 3, HOST),
         divided="moments",

@@ -12,36 +12,20 @@ from jaxmem._result.plan.rows import Bytes, Point, Row
 from jaxmem._train.report.report import report_runs
 
 CODEC = "bit_mask()"
-CHOICES = (
-    KEEP,
-    RECOMPUTE,
-    Choice(Action.COMPRESS, CODEC),
-    OFFLOAD,
-    Choice(Action.COMPRESS_OFFLOAD, CODEC),
-)
+CODED = [Choice(action, CODEC) for action in (Action.COMPRESS, Action.COMPRESS_OFFLOAD)]
+CHOICES = (KEEP, RECOMPUTE, CODED[0], OFFLOAD, CODED[1])
 MIB = 2**20
 HOSTILE = "\"'><script>alert(1)</script>&\ud800"
 VOID = {"meta", "wbr", "br"}
 
 
 def row(choice, tag="up", block="block", layers=4, **other):
-    after = 8 * MIB if choice == KEEP else 0
     fields = {
-        "kind": "linear",
-        "shape": (8, 256),
-        "dtype": "float32",
-        "milliseconds": 0.25,
-        "why": "keep: +1 ms a step",
-    }
-    return Row(
-        block,
-        tag,
-        choice=choice,
-        bytes_before=8 * MIB,
-        bytes_after=after,
-        layers=layers,
-        **(fields | other),
-    )
+        "kind": "linear", "shape": (8, 256), "dtype": "float32", "milliseconds": 0.25,
+        "why": "keep: +1 ms a step", "choice": choice, "layers": layers, "bytes_before": 8 * MIB,
+        "bytes_after": 8 * MIB if choice == KEEP else 0,
+    }  # fmt: skip
+    return Row(block, tag, **(fields | other))
 
 
 def made(*rows, **other):
@@ -50,8 +34,8 @@ def made(*rows, **other):
     for r in rows:
         actions.setdefault(r.block, {})[r.tag] = r.choice
     fields = {
-        "actions": actions, "rows": rows, "notes": ("offload is dear"
-                                                    " here",), "budget_bytes": 100 * MIB,
+        "actions": actions, "rows": rows, "notes": ("offload is dear here",),
+        "budget_bytes": 100 * MIB,
         "predicted_bytes": 63 * MIB, "compiled_bytes": 70 * MIB, "baseline_bytes": 220 * MIB,
         "host_bytes": 32 * MIB, "predicted_seconds": 0.02, "baseline_seconds": 0.015,
         "profile_seconds": 1.0, "solve_seconds": 0.1, "compile_seconds": 9.0, "compiles": 2,

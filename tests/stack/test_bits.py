@@ -59,6 +59,7 @@ def test_without_shared_arrays_gradients_are_the_scans_bit_for_bit(plan):
         assert np.abs(wanted).min() > 0
 
 
+@pytest.mark.quick("keep", "groups")
 @pytest.mark.parametrize("plan", [*PLANS.values(), GROUPS], ids=[*PLANS, "groups"])
 def test_with_shared_arrays_they_differ_by_rounding_alone(plan):
     args = arguments(shared=True)

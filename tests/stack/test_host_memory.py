@@ -8,8 +8,9 @@ import pytest
 import jaxmem
 from jaxmem._model.states.layout import masters_of
 from jaxmem.errors import StackError
-from tests.released.test_streamed import LAYERS, close, grouped, parameters, tokens
+from tests.released.test_streamed import grouped
 from tests.shared import tiny_lm
+from tests.shared.streamed import LAYERS, close, parameters, tokens
 
 pytestmark = [
     pytest.mark.core,

@@ -37,6 +37,7 @@ def of_a_model(name):
     return lambda i: models.parts(config, jax.random.key(0))[1](i)
 
 
+@pytest.mark.quick("gpt")
 @pytest.mark.parametrize(
     "layer",
     [drawn, of_a_model("gpt_nano"), slow(of_a_model("llama_nano"))],
@@ -66,6 +67,7 @@ def eight_h200():
         yield compiler
 
 
+@pytest.mark.quick("drawn-auto-pinned_host", "drawn-explicit-device")
 @pytest.mark.parametrize("kind", ["pinned_host", "device"])
 @pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 @pytest.mark.parametrize("layer", [drawn, slow(of_a_model("gpt_nano"))], ids=["drawn", "gpt"])

@@ -50,6 +50,7 @@ OTHERS = (
 )
 
 
+@pytest.mark.quick("one2-other2", "one3-other3")
 @pytest.mark.parametrize(("one", "other"), [*itertools.permutations(OTHERS, 2)])
 def test_any_placement_becomes_any_other_and_joins_to_the_same_state(one, other):
     step = released()
@@ -68,6 +69,7 @@ def test_any_placement_becomes_any_other_and_joins_to_the_same_state(one, other)
 NEXT = {(0, 3), (0, LAYERS), (1, 0), (1, 3), (3, 1), (3, LAYERS), (LAYERS, 0), (LAYERS, 1)}
 
 
+@pytest.mark.quick("0-3", "3-1", "4-0")
 @pytest.mark.parametrize(
     ("one", "other"),
     [

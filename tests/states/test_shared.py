@@ -50,6 +50,7 @@ def one_buffer(params):
     return step, jax.device_put((params, state), there)
 
 
+@pytest.mark.quick("one_array-{'persist': 1}", "tied-{'persist': 0}", "one_buffer-{'persist': 0}")
 @pytest.mark.parametrize("how", PLACES, ids=str)
 @pytest.mark.parametrize("share", [one_array, tied, one_buffer])
 def test_what_shares_memory_is_split_and_joined_as_what_does_not(share, how):

@@ -13,6 +13,7 @@ import jaxmem
 from jaxmem._core.actions import Choice
 from jaxmem._core.assignment import Assignment
 from jaxmem.errors import TagError
+from tests.shared.compare import close
 
 pytestmark = pytest.mark.core
 INT4 = Choice("compress", "grouped_symmetric(group=64,scale=bfloat16)")
@@ -101,14 +102,6 @@ def plain(block):
     return value, gradients
 
 
-def close(got, want, rtol=1e-12):
-    jax.tree.map(
-        lambda g, w: np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * np.abs(w).max()),
-        got,
-        want,
-    )
-
-
 @each_block
 @pytest.mark.parametrize("choices", [*map(actions, LOSSLESS), None], ids=[*LOSSLESS, "everything"])
 def test_value_and_gradient_are_those_of_the_untagged_block(block, choices):
@@ -142,6 +135,11 @@ def test_the_users_own_rule_is_what_is_applied():
     assert np.abs(plain(with_a_rule)[1][0]["w"] - plain(sine)[1][0]["w"]).min() > 1e-9
 
 
+@pytest.mark.quick(
+    "keep-with_a_while_loop",
+    "recompute-with_integers",
+    "compress grouped_symmetric(group=64,scale=bfloat16)-with_a_rule",
+)
 @each_block
 @pytest.mark.parametrize("action", ["keep", "recompute", INT4], ids=str)
 def test_donated_parameters(block, action):
@@ -173,6 +171,7 @@ def forward_only(tag, p, x):
 
 
 # Forward mode does not apply a reverse rule.
+@pytest.mark.quick("keep-with_a_while_loop", "recompute-forward_only", "recompute-with_integers")
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b is not with_a_rule] + [forward_only])
 @pytest.mark.parametrize("action", ["keep", "recompute"])
 def test_jvp(block, action):
@@ -184,6 +183,7 @@ def test_jvp(block, action):
     assert np.abs(want[1]).min() > 0
 
 
+@pytest.mark.quick("keep-with_a_rule", "recompute-with_a_while_loop")
 @each_block
 @pytest.mark.parametrize("action", ["keep", "recompute"])
 def test_vmap(block, action):

@@ -125,6 +125,7 @@ def spun(x):
     return jnp.abs(jnp.sin(checkpoint_name(jnp.exp(jax.lax.complex(x, x)), "spun"))).sum()
 
 
+@pytest.mark.quick("keep")
 @pytest.mark.parametrize("action", ["keep", "offload"])
 def test_a_complex_value_is_stored_where_a_policy_compresses_and_else_refused(without_rule, action):
     x = jnp.linspace(0.1, 1, 8)

@@ -13,6 +13,7 @@ import pytest
 from jaxmem import codecs
 from jaxmem.errors import TagError
 from jaxmem.ops import compress_residuals
+from tests.shared.compare import close
 
 pytestmark = pytest.mark.core
 INT4 = codecs.GroupedSymmetric(group=8)
@@ -65,14 +66,6 @@ def held(f, *args):
         (a.shape, a.dtype.name)
         for a in jax.tree.leaves(jax.eval_shape(lambda *a: jax.vjp(f, *a)[1], *args))
     ]
-
-
-def close(got, want, rtol):
-    jax.tree.map(
-        lambda g, w: np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * np.abs(w).max()),
-        got,
-        want,
-    )
 
 
 def plain(f):

@@ -15,6 +15,7 @@ import jaxmem
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE
 from jaxmem._core.assignment import Assignment
 from tests.shared import models
+from tests.shared.compare import close
 from tests.shared.marks import slow
 
 pytestmark = pytest.mark.core
@@ -23,14 +24,6 @@ LOSSY = ("compress", "compress_offload")
 each_action = pytest.mark.parametrize(
     "action", ["recompute", "compress_offload", *map(slow, ("keep", "offload", "compress"))]
 )
-
-
-def close(got, want, rtol):
-    jax.tree.map(
-        lambda g, w: np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * np.abs(w).max()),
-        got,
-        want,
-    )
 
 
 def policy(action):
@@ -44,12 +37,14 @@ def gradients(form, action):
     return jax.jit(jax.value_and_grad(form(policy(action))))(p, x)
 
 
+@pytest.mark.quick("keep-scanned", "recompute-unrolled", "offload-scanned")
 @pytest.mark.parametrize("form", [models.scanned, models.unrolled])
 @pytest.mark.parametrize("action", LOSSLESS)
 def test_lossless_gradient_is_the_plain_one(form, action):
     close(gradients(form, action), gradients(form, None), 1e-12)
 
 
+@pytest.mark.quick("compress_offload")
 @pytest.mark.parametrize("action", LOSSY)
 def test_lossy_forward_is_exact_and_gradient_near(action):
     got, want = gradients(models.scanned, action), gradients(models.scanned, None)
@@ -148,6 +143,7 @@ def one_by_one(action):
     return jax.tree.map(lambda *g: jnp.stack(g), *map(jax.jit(of_one(action)), x))
 
 
+@pytest.mark.quick("recompute")
 @each_action
 def test_vmap_of_gradients(action):
     want = one_by_one(action if action in LOSSY else None)

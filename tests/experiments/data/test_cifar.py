@@ -48,20 +48,12 @@ def pickled(x) -> bytes:
         return f"c{x.module}\n{x.name}\n".encode() + pickled(x.arguments) + b"R"
     if isinstance(x, np.ndarray):
         return pickled(State(x.shape, x.dtype.str[1:].encode(), 0, x.tobytes()))
-    dtype = (
-        pickled(Names("numpy", "dtype", x.dtype, 0, 1))
-        + pickled((3, b"|", None, None, None, -1, -1, x.flags))
-        + b"b"
-    )
-    empty = (
-        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n"
-        + pickled((0,))
-        + pickled(b"b")
-        + b"tR"
-    )
-    return (
-        empty + b"(" + pickled(1) + pickled(x.shape) + dtype + pickled(0) + pickled(x.data) + b"tb"
-    )
+    array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n"
+    empty = [array, pickled((0,)), pickled(b"b"), b"tR"]
+    flags = pickled((3, b"|", None, None, None, -1, -1, x.flags))
+    dtype = [pickled(Names("numpy", "dtype", x.dtype, 0, 1)), flags, b"b"]
+    rest = [pickled(0), pickled(x.data), b"tb"]
+    return b"".join([*empty, b"(", pickled(1), pickled(x.shape), *dtype, *rest])
 
 
 def write(path, data):
@@ -112,47 +104,29 @@ def test_cifar_100_has_fine_labels(tmp_path):
     assert images.train.labels.tolist() == side(6, 6, 100, b"fine_labels")[b"fine_labels"]
 
 
+def put(**values):
+    """Writes the third file with other values."""
+    values = {name.encode(): value for name, value in values.items()}
+    return lambda path: write(path, side(4, 3, 10) | values)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda p: p.unlink(), "cannot read .*data_batch_3: No such file"),
+        (lambda p: p.write_bytes(p.read_bytes()[:5000]), "data_batch_3 is not CIFAR's"),
+        (lambda p: p.write_bytes(b""), "data_batch_3 is not CIFAR's"),
+        (lambda p: write(p, [1]), "data_batch_3 holds a list; allowed: a dict"),
+        (lambda p: write(p, {b"labels": [1]}), "data_batch_3 has NoneType for data"),
         (
-            lambda p: p.unlink(),
-            r"data\.path: cannot read .*data_batch_3: No such file.*; allowed: a folder with all",
+            put(data=np.zeros((4, 3000), np.uint8)),
+            r"uint8 \(4, 3000\) .*allowed: uint8 \(N, 3072\)",
         ),
-        (
-            lambda p: p.write_bytes(p.read_bytes()[:5000]),
-            r"data_batch_3 is not CIFAR's: .*; allowed: a pickle of",
-        ),
-        (lambda p: p.write_bytes(b""), r"data_batch_3 is not CIFAR's: .*; allowed: a pickle of"),
-        (lambda p: write(p, [1]), r"data_batch_3 holds a list; allowed: a dict"),
-        (
-            lambda p: write(p, {b"labels": [1]}),
-            r"data_batch_3 has NoneType for data; allowed: uint8 \(N, 3072\)",
-        ),
-        (
-            lambda p: write(p, side(4, 3, 10) | {b"data": np.zeros((4, 3000), np.uint8)}),
-            r"data_batch_3 has uint8 \(4, 3000\) for data; allowed: uint8 \(N, 3072\)",
-        ),
-        (
-            lambda p: write(p, side(4, 3, 10) | {b"data": np.zeros((4, 3072), np.int32)}),
-            r"data_batch_3 is not CIFAR's: an array of i4, and only u1 is allowed",
-        ),
-        (
-            lambda p: write(p, side(4, 3, 10) | {b"labels": [0, 1, 10, 2]}),
-            r"has a label 10; allowed: 0 to 9",
-        ),
-        (
-            lambda p: write(p, side(4, 3, 10) | {b"labels": [0, 1]}),
-            r"has 2 of them for labels; allowed: 4 whole",
-        ),
-        (
-            lambda p: write(p, side(4, 3, 10) | {b"labels": [b"a"] * 4}),
-            r"for labels; allowed: 4 whole numbers",
-        ),
-        (
-            lambda p: write(p.with_name("batches.meta"), {}),
-            r"batches\.meta has None for label_names; allowed: a list",
-        ),
+        (put(data=np.zeros((4, 3072), np.int32)), "an array of i4, and only u1 is allowed"),
+        (put(labels=[0, 1, 10, 2]), "has a label 10; allowed: 0 to 9"),
+        (put(labels=[0, 1]), "has 2 of them for labels; allowed: 4 whole"),
+        (put(labels=[b"a"] * 4), "for labels; allowed: 4 whole numbers"),
+        (lambda p: write(p.with_name("batches.meta"), {}), "batches.meta has None for label_names"),
     ],
 )
 def test_a_broken_cifar_is_told(cifar_10, change, message):
@@ -186,10 +160,7 @@ def test_a_pickle_cannot_run_code(cifar_10, tmp_path):
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        (
-            State((1,), b"O8", 0, b"\1" * 8),
-            "an array of O8, and only u1 is allowed",
-        ),  # bytes as pointers, by the flags
+        (State((1,), b"O8", 0, b"\1" * 8), "an array of O8"),  # bytes as pointers, by the flags
         (State((1,), b"O8", 63, [3]), "an array of O8"),
         (State((4, 3072), b"u1", 0, b"short"), "cannot reshape"),
         (State((4, 3072), b"u1", 0, [1, 2]), "an array whose values are a list"),
@@ -204,7 +175,7 @@ def test_an_array_that_numpy_should_not_make_is_refused(state, message, cifar_10
 
 
 @hypothesis.settings(
-    max_examples=300, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+    max_examples=100, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
 @hypothesis.given(st.data())
 def test_damaged_bytes_are_an_error_or_still_cifar(cifar_10, data):

@@ -2,6 +2,8 @@
 is given of it.
 """
 
+import re
+
 import numpy as np
 import pytest
 
@@ -20,31 +22,21 @@ MNLI = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse"
     "\tsentence1_parse\tsentence2_parse\tsentence1\tsentence2"
 )
+IDS, ASKED = "#1 ID\t#2 ID\t#1 String\t#2 String", "question1\tquestion2"
 STS = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"
+TWO = "index\tsentence1\tsentence2"
 LAYOUTS = {  # of labelled files and of test files: text, texts, labels
     "CoLA": (
-        (
-            "gj04\t1\t\tOur friends won.\ngj04\t0\t*\tThe box rolled ran.\n",
-            "Our friends won.|The box rolled ran.",
-            (1, 0),
-        ),
+        ("gj04\t1\t\tWe won.\ngj04\t0\t*\tThe box ran.\n", "We won.|The box ran.", (1, 0)),
         ("index\tsentence\n0\tBill ran.\n", "Bill ran.", None),
     ),
     "SST-2": (
-        (
-            "sentence\tlabel\nhide new secretions \t0\nthat loves \t1\n",
-            "hide new secretions |that loves ",
-            (0, 1),
-        ),
+        ("sentence\tlabel\nhide new \t0\nthat loves \t1\n", "hide new |that loves ", (0, 1)),
         ("index\tsentence\n0\tuneasy mishmash .\n", "uneasy mishmash .", None),
     ),
     "MRPC": (
-        (
-            "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t70\t71\tA ran .\tA fled .\n",
-            "A ran .+A fled .",
-            (1,),
-        ),
-        ("index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t10\t11\tB .\tC .\n", "B .+C .", None),
+        (f"Quality\t{IDS}\n1\t70\t71\tA ran .\tA fled .\n", "A ran .+A fled .", (1,)),
+        (f"index\t{IDS}\n0\t10\t11\tB .\tC .\n", "B .+C .", None),
     ),
     "STS-B": (
         (
@@ -55,12 +47,8 @@ LAYOUTS = {  # of labelled files and of test files: text, texts, labels
         (f"{STS}\n0\tnews\tMSR\t2012\t1\tx\ty\tA dog.\tA cat.\n", "A dog.+A cat.", None),
     ),
     "QQP": (
-        (
-            "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n7\t1\t2\tWhy?\tHow?\t0\n",
-            "Why?+How?",
-            (0,),
-        ),
-        ("id\tquestion1\tquestion2\n0\tWho?\tWhat?\n", "Who?+What?", None),
+        (f"id\tqid1\tqid2\t{ASKED}\tis_duplicate\n7\t1\t2\tWhy?\tHow?\t0\n", "Why?+How?", (0,)),
+        (f"id\t{ASKED}\n0\tWho?\tWhat?\n", "Who?+What?", None),
     ),
     "MNLI": (
         (
@@ -82,23 +70,16 @@ LAYOUTS = {  # of labelled files and of test files: text, texts, labels
         ("index\tquestion\tsentence\n0\tWhen?\tNow.\n", "When?+Now.", None),
     ),
     "RTE": (
-        (
-            "index\tsentence1\tsentence2\tlabel\n0\tRain.\tWet.\tnot_entailment\n",
-            "Rain.+Wet.",
-            (1,),
-        ),
-        ("index\tsentence1\tsentence2\n0\tRain.\tWet.\n", "Rain.+Wet.", None),
+        (f"{TWO}\tlabel\n0\tRain.\tWet.\tnot_entailment\n", "Rain.+Wet.", (1,)),
+        (f"{TWO}\n0\tRain.\tWet.\n", "Rain.+Wet.", None),
     ),
     "WNLI": (
-        (
-            "index\tsentence1\tsentence2\tlabel\n0\tIt is big.\tA is big.\t1\n",
-            "It is big.+A is big.",
-            (1,),
-        ),
-        ("index\tsentence1\tsentence2\n0\tIt.\tA.\n", "It.+A.", None),
+        (f"{TWO}\tlabel\n0\tIt is big.\tA is big.\t1\n", "It is big.+A is big.", (1,)),
+        (f"{TWO}\n0\tIt.\tA.\n", "It.+A.", None),
     ),
 }
 RTE = "index\tsentence1\tsentence2\tlabel\n"
+SCORE = "sentence1\tsentence2\tscore\n"
 
 
 def put(folder, task, side, content):
@@ -138,29 +119,19 @@ def test_each_task_is_read_as_it_is_laid_out(task, test, tmp_path):
             np.testing.assert_array_equal(found.labels, np.array(labels, found.labels.dtype))
 
 
-@pytest.mark.parametrize(
-    ("content", "texts"),
-    [
-        (b"\xef\xbb\xbf" + RTE.encode() + b"0\ta\tb\tentailment\n", "a+b"),
-        (RTE.replace("\n", "\r\n") + "0\ta\tb\tentailment\r\n", "a+b"),
-        (RTE + "0\ta\tb\tentailment", "a+b"),
-        (RTE + "0\ta\tb\tentailment\n\n\n", "a+b"),
-        (RTE + '0\t"a\tb" c"\tentailment\n', '"a+b" c"'),
-        (RTE + "0\ta\u2028a\x0b\x85\tb\rb\tentailment\n", "a\u2028a\x0b\x85+b\rb"),
-        ("label\tsentence2\tmore\tsentence1\nentailment\tb\tx\ta\n", "a+b"),
-        (RTE + "0\t\tb\tentailment\n", "+b"),
-    ],
-    ids=[
-        "BOM",
-        "CRLF",
-        "no last break",
-        "empty lines",
-        "quotes",
-        "other breaks",
-        "other order",
-        "empty text",
-    ],
-)
+A_FILE_MAY_HAVE = {
+    "BOM": (b"\xef\xbb\xbf" + RTE.encode() + b"0\ta\tb\tentailment\n", "a+b"),
+    "CRLF": (RTE.replace("\n", "\r\n") + "0\ta\tb\tentailment\r\n", "a+b"),
+    "no last break": (RTE + "0\ta\tb\tentailment", "a+b"),
+    "empty lines": (RTE + "0\ta\tb\tentailment\n\n\n", "a+b"),
+    "quotes": (RTE + '0\t"a\tb" c"\tentailment\n', '"a+b" c"'),
+    "other breaks": (RTE + "0\ta\u2028a\x0b\x85\tb\rb\tentailment\n", "a\u2028a\x0b\x85+b\rb"),
+    "other order": ("label\tsentence2\tmore\tsentence1\nentailment\tb\tx\ta\n", "a+b"),
+    "empty text": (RTE + "0\t\tb\tentailment\n", "+b"),
+}
+
+
+@pytest.mark.parametrize(("content", "texts"), A_FILE_MAY_HAVE.values(), ids=A_FILE_MAY_HAVE)
 def test_what_a_file_may_have(content, texts, tmp_path):
     found = read(tmp_path, content)
     assert list(found.texts) == expected(texts)
@@ -171,83 +142,40 @@ def test_what_a_file_may_have(content, texts, tmp_path):
 @pytest.mark.parametrize(
     ("task", "content", "message"),
     [
-        (
-            "RTE",
-            "",
-            r"data\.path: .*/RTE/train\.tsv is empty; allowed: a row of names, then examples",
-        ),
-        ("RTE", RTE, r"/RTE/train\.tsv has no examples; allowed: at least one row"),
-        ("CoLA", "", r"/CoLA/train\.tsv has no examples"),
-        (
-            "RTE",
-            "index\tsentence1\tsentence2\n0\ta\tb\n",
-            r"train\.tsv, line 1: got 0 columns 'label' among index, sentence1, sentence2; allow",
-        ),
-        ("RTE", "label\tlabel\tsentence1\tsentence2\n", r"line 1: got 2 columns 'label' among"),
-        (
-            "RTE",
-            RTE + "0\ta\tb\tentailment\n\n1\ta\tentailment\n",
-            r"train\.tsv, line 4: got 3 fields; allowed: 4, separated by tabs: index, sent",
-        ),
-        ("RTE", RTE + "0\ta\tb\tc\tentailment\n", r"line 2: got 5 fields; allowed: 4"),
-        (
-            "CoLA",
-            "gj04\t1\tOur friends won.\n",
-            r"line 1: got 3 fields; allowed: 4, .*: source, label, mark, sentence",
-        ),
-        (
-            "RTE",
-            RTE + "0\ta\tb\tyes\n",
-            r"line 2: got 'yes' for label; allowed: one of entailment, not_entailment",
-        ),
-        ("RTE", RTE + "0\ta\tb\t\n", r"line 2: got '' for label"),
-        ("CoLA", "gj04\t2\t\ta\n", r"line 1: got '2' for label; allowed: one of 0, 1"),
+        ("RTE", "", "RTE/train.tsv is empty"),
+        ("RTE", RTE, "RTE/train.tsv has no examples"),
+        ("CoLA", "", "CoLA/train.tsv has no examples"),
+        ("RTE", "index\tsentence1\tsentence2\n0\ta\tb\n", "line 1: got 0 columns 'label'"),
+        ("RTE", "label\tlabel\tsentence1\tsentence2\n", "line 1: got 2 columns 'label'"),
+        ("RTE", RTE + "0\ta\tb\tentailment\n\n1\ta\tentailment\n", "line 4: got 3 fields"),
+        ("RTE", RTE + "0\ta\tb\tc\tentailment\n", "line 2: got 5 fields; allowed: 4"),
+        ("CoLA", "gj04\t1\tOur friends won.\n", "line 1: got 3 fields; allowed: 4"),
+        ("RTE", RTE + "0\ta\tb\tyes\n", "line 2: got 'yes' for label; allowed: one of entailment"),
+        ("RTE", RTE + "0\ta\tb\t\n", "line 2: got '' for label"),
+        ("CoLA", "gj04\t2\t\ta\n", "line 1: got '2' for label; allowed: one of 0, 1"),
         (
             "STS-B",
-            "sentence1\tsentence2\tscore\na\tb\t5.1\n",
-            r"line 2: got '5\.1' for score; allowed: a number from 0 to 5",
+            SCORE + "a\tb\t5.1\n",
+            "line 2: got '5.1' for score; allowed: a number from 0 to 5",
         ),
-        ("STS-B", "sentence1\tsentence2\tscore\na\tb\tnan\n", r"line 2: got 'nan' for score"),
-        ("STS-B", "sentence1\tsentence2\tscore\na\tb\thigh\n", r"line 2: got 'high' for score"),
-        (
-            "QQP",
-            "question1\tquestion2\tis_duplicate\na\tb\t0\tx\n",
-            r"line 2: got 4 fields; allowed: 3",
-        ),
-        (
-            "RTE",
-            RTE.encode() + b"0\ta\tb\tentailment\n1\tcaf\xe9\tb\tentailment\n",
-            r"line 3: got the byte 0xe9, which is not UTF-8; allowed: UTF-8",
-        ),
-        (
-            "RTE",
-            (RTE + "0\ta\tb\tentailment\n").encode("utf-16"),
-            r"line 1: got the byte 0xff, which is not UTF-8",
-        ),
+        ("STS-B", SCORE + "a\tb\tnan\n", "line 2: got 'nan' for score"),
+        ("STS-B", SCORE + "a\tb\thigh\n", "line 2: got 'high' for score"),
+        ("RTE", RTE.encode() + b"1\tcaf\xe9\tb\tentailment\n", "line 2: got the byte 0xe9"),
+        ("RTE", RTE.encode("utf-16"), "line 1: got the byte 0xff, which is not UTF-8"),
     ],
 )
 def test_what_is_no_glue_file_is_told_with_its_line(task, content, message, tmp_path):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=re.escape(message)):
         read(tmp_path, content, task)
 
 
 def test_what_is_not_there_is_told(tmp_path):
-    with pytest.raises(
-        InputError,
-        match=r"data\.path: got '.*/none', which is no folder; allowed: the folder of the GLUE",
-    ):
+    with pytest.raises(InputError, match=r"got '.*/none', which is no folder; allowed: the folder"):
         glue_data.read(str(tmp_path / "none"), "RTE", "train")
-    with pytest.raises(
-        InputError, match=r"data\.path: got '.*', which has no folder RTE, but none; allowed"
-    ):
-        glue_data.read(str(tmp_path), "RTE", "train")
     read(tmp_path, LAYOUTS["RTE"][0][0])
     with pytest.raises(InputError, match=r"which has no folder MNLI, but RTE"):
         glue_data.read(str(tmp_path), "MNLI", "train")
-    with pytest.raises(
-        InputError,
-        match=r"data\.path: cannot read .*/RTE/dev\.tsv: No such file or directory; allowed",
-    ):
+    with pytest.raises(InputError, match=r"cannot read .*/RTE/dev\.tsv: No such file"):
         glue_data.read(str(tmp_path), "RTE", "dev")
 
 
@@ -347,27 +275,3 @@ def test_committed_configs_are_valid_and_say_how_to_run_them(path):
         load(path.stem, [f"data.task={task}"], GlueConfig)
     for way in ("scan", "in_place", "multi_steps", "adama", "released"):
         load(path.stem, [f"optimizer.accumulation={way}"], GlueConfig)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("data.task=RTT", r"data\.task: got 'RTT'; did you mean RTE\?; allowed: one of 'CoLA'"),
-        ("data.path=''", r"data\.path: got ''; allowed: a text that is not empty"),
-        ("model.vocab=257", r"model\.vocab: got 257; allowed: at least 260"),
-        ("model.kind=gpt", r"model\.kind: got 'gpt'"),
-        ("train.sequence=7", r"train\.sequence: got 7; allowed: at least 8"),
-        ("train.loss_chunk=4", r"train\.loss_chunk: unknown key"),
-        (
-            "train.microbatches=5",
-            r"train\.microbatches: got 5; allowed: a divisor of train\.batch, 32",
-        ),
-        (
-            "model.loop=scan",
-            r"model\.loop: got 'scan'; allowed with optimizer\.accumulation = 'released': 'stack'",
-        ),
-    ],
-)
-def test_a_mistake_in_the_settings_is_told(override, message):
-    with pytest.raises(InputError, match=message):
-        load("bert_glue", [override], GlueConfig)

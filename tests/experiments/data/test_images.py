@@ -19,42 +19,6 @@ def test_committed_configs_are_valid_and_say_how_to_run_them(path):
     assert f"--out runs/{path.stem}" in header
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model.depth=18"], r"model\.depth: got 18; allowed: one of 14, 26 or 50"),
-        (
-            ["model.widht=8"],
-            r"model\.widht: unknown key, got 8; did you mean model\.width\?; allowed: depth, width",
-        ),
-        (
-            ["plan.budget=1"],
-            r"plan: unknown key, got \{'budget': 1\}.*; allowed: train, optimizer, model, data",
-        ),
-        (
-            ["train.microbatches=5"],
-            r"train\.microbatches: got 5; allowed: a divisor of train\.batch, 64",
-        ),
-        (
-            ["train.microbatches=64"],
-            r"train\.microbatches: got 64; allowed: at most half of train\.batch, 64",
-        ),
-        (["optimizer.accumulation=none"], r"train\.microbatches: got 4; allowed with .* 'none': 1"),
-        (
-            ["optimizer.final_ratio=1.5"],
-            r"optimizer\.final_ratio: got 1\.5; allowed: at most 1",
-        ),
-        (
-            ["optimizer.warmup=999"],
-            r"optimizer\.warmup: got 999; allowed: at most train\.steps, 300",
-        ),
-    ],
-)
-def test_a_mistake_in_the_settings_is_told(overrides, message):
-    with pytest.raises(InputError, match=message):
-        load("resnet50_digits", overrides, ImageConfig)
-
-
 def test_digits_are_the_default():
     images = image_data.read(None)
     assert (len(images.train), len(images.validation)) == (1438, 359)

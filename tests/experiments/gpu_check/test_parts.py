@@ -1,5 +1,6 @@
 """The GPU's check, rehearsed on a CPU: each part's rows and summary, and what it refuses."""
 
+import itertools
 import json
 
 import pytest
@@ -11,6 +12,9 @@ from experiments.gpu_check.settings import Settings
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("child_paths")]
 
 
+PLANS = ("everything", "recompute")
+
+
 def run(out, *arguments) -> int:
     return command.main(["--out", str(out), "--small", *arguments])
 
@@ -19,6 +23,7 @@ def read(out, part: str) -> dict:
     return json.loads((out / f"{part}.json").read_text())
 
 
+@pytest.mark.slow
 def test_ceilings_and_codecs(tmp_path, capsys):
     assert run(tmp_path, "--part", "ceilings", "--part", "codecs") == 0
     rows = read(tmp_path, "ceilings")["rows"]
@@ -69,11 +74,8 @@ def test_adama_runs_beside_accumulation(tmp_path):
     assert run(tmp_path, "--part", "adama_117m") == 0
     data = read(tmp_path, "adama_117m")
     found = data["summary"]["to accumulation in place"]
-    assert found.keys() == {
-        f"{way} {plan}"
-        for way in ("in_place", "released", "released_by_row")
-        for plan in ("everything", "recompute")
-    }
+    ways = itertools.product(("in_place", "released", "released_by_row"), PLANS)
+    assert found.keys() == {f"{way} {plan}" for way, plan in ways}
     assert found["released recompute"]["bytes"] < 0.95
     for way in ("released", "released_by_row"):
         first, *_, last = data["summary"]["losses"][way]
@@ -108,36 +110,15 @@ def test_the_parts_that_plan(part, tmp_path):
 def test_quality_trains_both_and_goes_on_from_what_was_saved(tmp_path, capfd):
     text = tmp_path / "text.txt"
     text.write_text("".join(f"a line, number {i}\n" for i in range(500)))
-    assert (
-        run(
-            tmp_path / "out",
-            "--part",
-            "quality",
-            "--data",
-            str(text),
-            "--cache",
-            str(tmp_path / "cache"),
-        )
-        == 0
-    )
+    line = ["--part", "quality", "--data", str(text), "--cache", str(tmp_path / "cache")]
+    assert run(tmp_path / "out", *line) == 0
     data = read(tmp_path / "out", "quality")
     assert data["rows"].keys() == {"unplanned", "compressed"}
     assert [number for number, *_ in data["rows"]["unplanned"]["step_loss_seconds"]] == [2, 4, 6]
     assert abs(data["summary"]["relative_difference"]) < 0.05
     assert data["rows"]["compressed"]["text"] == "text.txt"
     (tmp_path / "out" / "quality.json").unlink()
-    assert (
-        run(
-            tmp_path / "out",
-            "--part",
-            "quality",
-            "--data",
-            str(text),
-            "--cache",
-            str(tmp_path / "cache"),
-        )
-        == 0
-    )
+    assert run(tmp_path / "out", *line) == 0
     again = read(tmp_path / "out", "quality")["rows"]["unplanned"]["step_loss_seconds"]
     first = data["rows"]["unplanned"]["step_loss_seconds"]
     assert again[:2] == first[:2]  # read, not run: the seconds too

@@ -79,6 +79,7 @@ def test_a_failing_point_is_recorded_and_the_rest_goes_on(settings):
     assert calls(settings)[5:] == ["raises", "dies"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_where_it_stopped(settings, tmp_path):
     settings.path.parent.mkdir()
     hang = settings.path.with_name("hang")

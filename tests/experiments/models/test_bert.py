@@ -73,6 +73,7 @@ def plain_loss(params, model, batch):
     return -logs[rows, batch["positions"], batch["targets"]].mean()
 
 
+@pytest.mark.quick("fused")
 @pytest.mark.core
 @pytest.mark.parametrize("attention", ["materialized", "fused"])
 def test_the_loss_is_the_plain_spelling(attention):

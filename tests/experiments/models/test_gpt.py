@@ -19,18 +19,12 @@ from experiments.models.loss import cross_entropy
 from experiments.steps.accumulate import gradient
 from experiments.steps.optimizer import learning_rate, matrices, optimizer
 from experiments.steps.step import abstract, init_state, make_loss, make_step
-from jaxmem.plans import Action, Assignment, Choice
-from tests.experiments.states import first_state, user_numerics
+from tests.experiments.states import first_state
 
 pytestmark = pytest.mark.jax_defaults
 
-MICRO = (
-    "model.layers=2",
-    "model.width=32",
-    "train.batch=4",
-    "train.sequence=16",
-    "train.loss_chunk=4",
-)
+SMALL = "model.layers=2", "model.width=32"
+MICRO = (*SMALL, "train.batch=4", "train.sequence=16", "train.loss_chunk=4")
 DROPS = ("model.dropout=0.2", "model.attention_dropout=0.2")
 TAGS = {"resid_in", "ln1", "qkv", "probs", "attn", "mid", "ln2", "up", "gelu"}
 MASKS = {"attn_mask", "attn_out_mask", "mlp_out_mask"}
@@ -60,15 +54,7 @@ def test_sizes_are_gpt_2s_and_nothing_is_allocated_to_know_them(name, count):
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [
-        ("gpt_1b", 1),
-        ("gpt_10b", 10),
-        ("gpt_20b", 20),
-        ("gpt_30b", 30),
-        ("gpt_40b", 40),
-        ("gpt_175b", 175),
-        ("opt_30b", 29.9745),
-    ],
+    [*((f"gpt_{n}b", n) for n in (1, 10, 20, 30, 40, 175)), ("opt_30b", 29.9745)],
 )
 def test_sizes_of_larger_ones_are_those_that_they_are_named_after(name, billions):
     state, _ = abstract(load(name))
@@ -126,6 +112,7 @@ def hidden_states(config, params, text):
     return nnx.merge(norm, nnx.State(params["final"]))(x)
 
 
+@pytest.mark.quick("model.attention=fused")
 @pytest.mark.core
 @pytest.mark.parametrize(
     "setting",
@@ -153,12 +140,8 @@ def test_no_position_sees_a_later_one(attention):
 
 
 def test_tags_are_those_of_adaccs_table():
-    names = lambda config: set(
-        re.findall(
-            r"jaxmem_tag\[[^\]]*?name=(\w+)",
-            str(jax.make_jaxpr(make_step(config))(*abstract(config))),
-        )
-    )
+    traced = lambda config: str(jax.make_jaxpr(make_step(config))(*abstract(config)))
+    names = lambda config: set(re.findall(r"jaxmem_tag\[[^\]]*?name=(\w+)", traced(config)))
     assert names(micro(*DROPS)) == TAGS | MASKS
     assert names(micro()) == TAGS
     assert names(micro("model.attention=fused")) == TAGS - {"probs"}
@@ -177,6 +160,7 @@ def test_the_chunk_of_the_loss_does_not_matter(chunk):
     )
 
 
+@pytest.mark.quick("float32")
 @pytest.mark.core
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_keeping_everything_is_no_checkpoint_bit_for_bit(dtype, monkeypatch, optimized):
@@ -203,39 +187,6 @@ def test_dropout_is_a_function_of_its_key_and_recomputation_repeats_it():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), grads, same)
 
 
-def recomputing(*, but=()):
-    """Every tag recomputed, in two groups of layers; those of `but` kept in the second."""
-    return Assignment({"block[0:1]": {}, "block[1:2]": {tag: Choice(Action.KEEP) for tag in but}})
-
-
-@pytest.fixture(scope="module")
-def scan_step():
-    """A step with both dropouts, its layers in a scan, everything kept."""
-    with user_numerics():
-        return jax.jit(make_step(micro(*DROPS))).lower(*abstract(micro(*DROPS))).compile()
-
-
-@pytest.mark.core
-def test_the_stack_is_the_scan_and_a_plan_may_change_in_mid_training(scan_step):
-    config = micro(*DROPS)
-    on_stack = config.model_copy(
-        update={"model": config.model.model_copy(update={"loop": "stack"})}
-    )
-    plans = (recomputing(), recomputing(but=TAGS))
-    state = other = first_state(config)
-    for number, plan in enumerate(plans):
-        text = tokens(config, number)
-        state, metrics = scan_step(state, text)
-        other, same = jax.jit(make_step(on_stack, plan))(other, text)
-        assert metrics["loss"] == same["loss"] or number, "the first loss is bit-equal"
-        np.testing.assert_allclose(metrics["loss"], same["loss"], rtol=1e-6)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-        state.params,
-        other.params,
-    )
-
-
 def test_layers_and_masks_have_keys_of_their_own():
     x = jnp.ones((64, 64))
     keys = jax.random.split(jax.random.key(0))
@@ -245,13 +196,14 @@ def test_layers_and_masks_have_keys_of_their_own():
     assert abs(float((a == 0).mean()) - 0.25) < 0.03
 
 
-def test_a_step_draws_new_masks_every_step(scan_step):
+def test_a_step_draws_new_masks_every_step():
     state, text = first_state(micro(*DROPS)), tokens(micro(*DROPS))
-    after, first = scan_step(state, text)
+    step = jax.jit(make_step(micro(*DROPS)))
+    after, first = step(state, text)
     assert int(after.step) == 1
-    _, second = scan_step(dataclasses.replace(state, step=after.step), text)
+    _, second = step(dataclasses.replace(state, step=after.step), text)
     assert abs(float(first["loss"] - second["loss"])) > 1e-4
-    _, again = scan_step(state, text)
+    _, again = step(state, text)
     assert first["loss"] == again["loss"]
 
 

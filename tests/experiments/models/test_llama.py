@@ -80,6 +80,9 @@ def test_sizes_are_the_published_ones_and_nothing_is_allocated_to_know_them(name
     assert f"({published:,} parameters)" in header
 
 
+@pytest.mark.quick(
+    "model.kv_heads=1 model.tied=true model.rope_base=1e6", "model.kv_heads=2 model.attention=fused"
+)
 @pytest.mark.core
 @pytest.mark.parametrize("overrides", SHAPES, ids=" ".join)
 def test_a_layer_and_the_loss_are_numpys(overrides, in_64_bits):
@@ -110,6 +113,7 @@ def untagged(monkeypatch):
     monkeypatch.setattr(jax, "checkpoint", lambda f, **_: f)
 
 
+@pytest.mark.quick("None", "kept2")
 @pytest.mark.core
 @pytest.mark.standard_promotion
 @pytest.mark.parametrize("kept", [None, (), tuple(KINDS), ("q", "sigmoid", "glu")])
@@ -178,19 +182,6 @@ def test_tags_are_the_operands_that_the_backward_reads():
         for one in re.findall(r"jaxmem_tag\[[^\]]*\]", text)
     }
     assert found == KINDS
-
-
-def test_the_stack_is_the_scan():
-    config = micro()
-    on_stack = micro("model.loop=stack")
-    some = {tag: Choice(Action.KEEP) for tag in ("q", "gate", "mid")}
-    plan = Assignment({"block[0:1]": {}, "block[1:2]": some})
-    state, text = first_state(config, shaken=0.1), tokens(config)
-    one, metrics = jax.jit(make_step(config))(state, text)
-    other, same = jax.jit(make_step(on_stack, plan))(state, text)
-    assert metrics["loss"] == same["loss"]
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
-    jax.tree.map(close, one.params, other.params)
 
 
 def test_computed_in_bfloat16_the_loss_stays_near():

@@ -81,6 +81,7 @@ def plain_norm(x_BHWC, p):
     return (x_BHWC - mean) / std * p["scale"] + p["bias"]
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("stride", [1, 2])
 def test_a_bottleneck_is_the_plain_spelling(stride):
     into = 12 if stride == 1 else 8  # 12 channels out: with and without a projection

@@ -4,7 +4,6 @@ run leaves its files.
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +22,7 @@ from experiments.models import glue as glue_model
 from experiments.models.blocks import attention
 from experiments.running.glue import GLUE, glue_experiment
 from experiments.running.planning import Ready
-from experiments.steps.step import make_step
-from tests.experiments.states import first_state
+from tests.experiments.states import first_state, read_run
 
 pytestmark = pytest.mark.jax_defaults
 TINY = (
@@ -101,6 +99,7 @@ def test_padding_does_not_change_the_output(kind):
     assert np.ptp(got[:, 0]) > 1e-3  # of texts that differ
 
 
+@pytest.mark.quick("False-fused", "True-materialized")
 @pytest.mark.parametrize("kind", ["materialized", "fused"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_mask_that_hides_nothing_changes_nothing(kind, causal):
@@ -123,55 +122,15 @@ def test_the_second_text_is_told_from_the_first():
     np.testing.assert_array_equal(seen_BS, batch["tokens"] != PAD)
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("rate", [0.0, pytest.param(0.2, marks=pytest.mark.slow)])
-def test_released_adama_is_adama(rate):
-    jax.config.update("jax_enable_x64", True)
-    dropped = f"model.dropout={rate}", f"model.attention_dropout={rate}"
-    exact = "model.dtype=float64", "optimizer.clip_at=0.01", *dropped
-
-    def trained(config):
-        state, step = first_state(config), jax.jit(make_step(config))
-        for i in (1, 2):
-            state, metrics = step(state, batch_of(config, i))
-        return state, metrics
-
-    (whole, whole_metrics), (released, metrics) = (
-        trained(config_of(way, *exact)) for way in ("adama", "released")
-    )
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12)
-    jax.tree.map(close, released.params, whole.params)
-    jax.tree.map(close, released.moments, whole.moments)
-    close(metrics["loss"], whole_metrics["loss"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["scan", "in_place", "multi_steps"])  # AdamA's: in the runs below
-def test_each_way_learns_what_can_be_told_apart(way):
-    config = config_of(way)
-    state, step = first_state(config), jax.jit(make_step(config), donate_argnums=0)
-    losses = []
-    for i in range(1, 31):
-        state, metrics = step(state, batch_of(config, i))
-        losses.append(float(metrics["loss"]))
-    assert losses[0] == pytest.approx(np.log(2), abs=0.05)
-    assert losses[-1] < 0.2
-
-
 def run(folder, out, *overrides):
     return train_glue.main(
         ["bert_glue", *TINY, f"data.path={folder}", *overrides, "--out", str(out)]
     )
 
 
-def found(out):
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return json.loads((out / "summary.json").read_text()), rows
-
-
 def test_a_run_leaves_what_glue_measures(folder, tmp_path, capsys):
     assert run(folder, tmp_path / "out", "data.task=SST-2") == 0
-    summary, rows = found(tmp_path / "out")
+    summary, rows = read_run(tmp_path / "out")
     assert [row["step"] for row in rows] == list(range(1, 31))
     assert summary["validation"].keys() == {"dev"}
     assert summary["validation"]["dev"]["accuracy"] == 1.0
@@ -191,7 +150,7 @@ def test_scores_are_regressed(folder, tmp_path):
         run(folder, tmp_path, "data.task=STS-B", "optimizer.accumulation=adama", "train.steps=60")
         == 0
     )
-    summary, rows = found(tmp_path)
+    summary, rows = read_run(tmp_path)
     assert summary["validation"]["dev"].keys() == {"loss", "pearson", "spearman"}
     assert summary["validation"]["dev"]["pearson"] > 0.99
     assert summary["val_loss"] < 1 < 5 < rows[0]["loss"]
@@ -217,7 +176,7 @@ def losses(monkeypatch):
 
 def test_mnli_is_measured_on_both_its_files(losses, folder, tmp_path):
     assert run(folder, tmp_path, "data.task=MNLI", "train.steps=3") == 0
-    summary, _ = found(tmp_path)
+    summary, _ = read_run(tmp_path)
     assert summary["validation"].keys() == {"dev_matched", "dev_mismatched"}
     for measured in summary["validation"].values():
         assert measured["loss"] == pytest.approx(np.log(3), abs=0.05)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import re
 
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from experiments.models import resnet
 from experiments.running.images import IMAGES
 from experiments.running.planning import Ready
 from experiments.steps.images import State, optimizer
-from tests.experiments.states import parameters
+from tests.experiments.states import parameters, read_run
 
 pytestmark = pytest.mark.jax_defaults
 SMALL = (
@@ -32,17 +31,12 @@ def run(out, *overrides):
     return train_images.main(["resnet50_digits", *SMALL, *overrides, "--out", str(out)])
 
 
-def read(out):
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return json.loads((out / "summary.json").read_text()), rows
-
-
 def test_a_run_leaves_its_files(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(resnet.STAGES, 14, (1,))  # the compiler takes most of the time
     experiment = dataclasses.replace(IMAGES, first_state=first_state)
     monkeypatch.setattr(train_images, "IMAGES", experiment)
     assert run(tmp_path / "new" / "out") == 0
-    summary, rows = read(tmp_path / "new" / "out")
+    summary, rows = read_run(tmp_path / "new" / "out")
     assert {p.name for p in (tmp_path / "new" / "out").iterdir()} == {
         "checkpoints",
         "metrics.jsonl",

@@ -43,6 +43,7 @@ def scores(config, params, seen):
     return last(params, np.array([[*seen, 0]], np.int32))
 
 
+@pytest.mark.quick("llama")
 @pytest.mark.parametrize("kind", OF)
 def test_at_temperature_0_each_byte_is_the_likeliest(kind):
     short = "train.sequence=4", "train.loss_chunk=4", "sample.length=6"
@@ -69,14 +70,7 @@ def test_it_is_drawn_by_the_seed_and_the_temperature():
     assert len(set(of("sample.temperature=100.0"))) > 15, "nearly even"
 
 
-def test_states_in_host_memory_write_the_same():
-    way = "model.loop=stack", "optimizer.accumulation=released", "optimizer.clip=component"
-    here, there = (
-        config_of("llama", "sample.length=10", *way, *more) for more in ((), ("states.persist=1",))
-    )
-    assert sample(here, first_state(here).params) == sample(there, first_state(there).params)
-
-
+@pytest.mark.quick("22")
 @pytest.mark.parametrize("length", [0, 22])
 def test_a_run_ends_with_what_it_learned(tmp_path, length, capsys):
     (tmp_path / "text").write_text(LINE * 200)

@@ -81,6 +81,13 @@ def tight(way):
     return jaxmem.plan(build, *args, target=TARGET, budget=budget)
 
 
+@pytest.mark.quick(
+    "kept-by its arguments",
+    "tight-by its jit",
+    "kept-by shard_map",
+    "tight-by shard_map, and types",
+    "kept-by their types",
+)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("plan_for", [kept, tight])
 def test_the_table_has_one_devices_bytes(way, plan_for):

@@ -117,6 +117,7 @@ def test_without_sizes_the_last_multiple_that_fits_is_found():
     assert any(f"the next size, {plan.batch + 4}, needs" in note for note in plan.notes)
 
 
+@pytest.mark.slow
 def test_a_size_takes_its_best_number_of_microbatches():
     plan = chosen(budget="2MiB", batch="max", microbatches=(1, 3), sizes=(6, 60))
     assert plan.batch == 6
@@ -129,6 +130,7 @@ def test_what_no_power_of_two_can_be_traced_for_asks_for_sizes():
         jaxmem.plan(three, state(), tokens, batch="max")
 
 
+@pytest.mark.slow
 def test_states_are_placed_for_the_size_that_is_found():
     both = ("actions", "states")
     plan = chosen(batch="max", budget="8MiB", sizes=(48, 192), decide=both)
@@ -136,6 +138,7 @@ def test_states_are_placed_for_the_size_that_is_found():
     assert plan.places is not None
 
 
+@pytest.mark.slow
 def test_a_context_length_is_chosen_alike():
     lengths = lambda n: tokens(4, sequence=n)
     sizes = (128, 256, 512, 1024, 2048)

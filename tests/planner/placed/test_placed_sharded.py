@@ -17,7 +17,8 @@ from tests.shared import children, tiny_lm
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 ALL = ("actions", "states", "sharding")
-SLOW = pytest.mark.slow
+
+
 ROOMY, TIGHT = "2MB", "750KB"
 
 
@@ -107,6 +108,7 @@ def test_what_cannot_be_divided_is_refused():
         refuse(build, shapes(), tokens(30))
 
 
+@pytest.mark.slow
 def test_a_way_to_divide_that_xla_refuses_takes_nothing_from_the_others(monkeypatch):
     compile_ = PlacedSteps.compile
     refused = []

@@ -1,0 +1,86 @@
+"""The small model of released steps whose states lie in host memory, and what its runs are
+compared by.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmem._model.states.layout import Stacks
+from tests.shared import tiny_lm
+
+LAYERS = 4
+# The suite has jaxlib 0.10 make code of fusions in another way, which rounds the same operations
+# differently from program to program. Bits are compared as a user's programs compute them.
+ALIKE = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else None
+
+
+def parameters():
+    return tiny_lm.parameters(np.float32, layers=LAYERS, width=32, vocab=64)
+
+
+def apart(params):
+    """A function of a layer's number to its parameters, and those outside the layers."""
+    outer = {k: v for k, v in params.items() if k != "blocks"}
+    return lambda i: jax.tree.map(lambda a: a[i], params["blocks"]), outer
+
+
+def tokens(seed):
+    return tiny_lm.tokens(8, seed, vocab=64).astype(jnp.int32)
+
+
+def train(step, state, steps, key=None, options=None):
+    """State and metrics after some steps, the state joined, as NumPy's arrays; and its places."""
+    call, found = jax.jit(step, donate_argnums=0, compiler_options=options), []
+    for seed in range(steps):
+        state, metrics = call(state, tokens(seed), *(() if key is None else (key,)))
+        found.append(metrics)
+    kinds = places(state)
+    return jax.tree.map(np.asarray, (step.joined(state), found)), kinds
+
+
+def places(state) -> list[set[str]]:
+    """In which memories the layers' arrays of each stack lie, a set for each; moments too if they
+    are Adam's.
+    """
+    params, moments = state
+    adam = (moments.mu, moments.nu) if hasattr(moments, "mu") else ()
+    trees = [t["blocks"] for t in (params, *adam)]
+    stacks = zip(*(t.parts if isinstance(t, Stacks) else (t,) for t in trees))
+    return [{a.sharding.memory_kind for a in jax.tree.leaves(stack)} for stack in stacks]
+
+
+def split_at(persist) -> list[set[str]]:
+    """The places of layers of which the first `persist` are resident and the others stream."""
+    return [{"device"}, {"pinned_host"}][persist == 0 :]
+
+
+def on_device(tree):
+    """The arrays in device memory, split as they are."""
+    return jax.tree.map(lambda a: jax.device_put(a, a.sharding.with_memory_kind("device")), tree)
+
+
+def no_bit_depends(step, persist, steps):
+    """A state that streams trains as the same split does in device memory, to the last bit; the
+    mean of microbatches' losses may round otherwise.
+    """
+    state = lambda: step.split(step.init(parameters()), persist)
+    (found, metrics), kinds = train(step, state(), steps, options=ALIKE)
+    assert kinds == split_at(persist)
+    near = step.init(parameters()) if persist == 0 else on_device(state())
+    (same, others), kinds = train(step, near, steps, options=ALIKE)
+    assert set().union(*kinds) == {"device"}
+    jax.tree.map(np.testing.assert_array_equal, found, same)
+    close(metrics, others)
+
+
+def moved(params) -> float:
+    """By how much that array moved which moved least."""
+    by = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - b).max(), params, parameters())
+    return min(jax.tree.leaves(by))
+
+
+def close(got, want, rtol=1e-6):
+    """Within `rtol` of each array's largest value."""
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=rtol * max(1e-3, np.abs(b).max()))

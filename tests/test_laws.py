@@ -1,0 +1,46 @@
+"""tests/LAWS.md names tests that exist, and for each law one that `make test` runs."""
+
+import ast
+import functools
+import pathlib
+import re
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+ROWS = [
+    line.strip("|").split("|")
+    for line in (HERE / "LAWS.md").read_text("utf-8").splitlines()
+    if "::" in line and line.count("|") == 4
+]
+
+
+@functools.cache
+def defined_in(path: str) -> dict[str, bool]:
+    """The tests of a file, and whether all variants of each are slow."""
+    return {
+        node.name: any(ast.unparse(d) == "pytest.mark.slow" for d in node.decorator_list)
+        for node in ast.parse((HERE / path).read_text("utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+def named(cell: str) -> list[tuple[str, str]]:
+    return re.findall(r"`([\w/]+\.py)::(\w+)`", cell)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].strip())
+def test_a_law_has_a_quick_test_and_names_tests_that_exist(row):
+    _, quick, variants = row
+    assert named(quick)
+    assert quick.count("::") == len(named(quick))
+    for path, test in named(quick) + named(variants):
+        assert test in defined_in(path), f"{path}::{test}"
+    assert not [test for path, test in named(quick) if defined_in(path)[test]], "they are slow"
+
+
+def test_there_are_laws_of_every_room():
+    assert len(ROWS) > 80
+    text = (HERE / "LAWS.md").read_text("utf-8")
+    rooms = [p.parent.name for p in (HERE.parent / "jaxmem").glob("_*/__init__.py")]
+    assert [room for room in rooms if f"`{room}`" not in text] == []
