@@ -1,5 +1,5 @@
 """Checks the policies of a traced step: whether they come from the plan that `build` was given, and
-whether any of them was combined with another policy.
+whether jaxmem can find each of them.
 
 Whether `build` passes its plan on is read from the policies of two traces: the trace under
 `Assignment.nothing()` and the trace under `Assignment.unchanged()`. Both are made in any case: the
@@ -11,8 +11,10 @@ That is not needed, and a step without policies as it is written, as under `jaxm
 import functools
 from collections.abc import Callable, Iterator
 
+from jaxmem._model.tags.combined import parts
+from jaxmem._model.tags.named import is_block, is_tag, policies_of
 from jaxmem._model.tags.policy import Policy
-from jaxmem._trace.jaxpr import Jaxpr, equations, place_of
+from jaxmem._trace.jaxpr import Jaxpr, JaxprEqn, equations, place_of
 from jaxmem._trace.primitives import REMAT
 from jaxmem.errors import StepError, TagError
 
@@ -46,29 +48,42 @@ def has_policies(jaxpr: Jaxpr) -> bool:
 
 def own_checkpoints(jaxpr: Jaxpr) -> list[str]:
     """The user's files and lines of the checkpoints that have no policy of jaxmem."""
-    found = (
-        place_of(e)
-        for e in equations(jaxpr)
-        if e.primitive.name in REMAT and not isinstance(e.params.get("policy"), Policy)
-    )
+    found = (place_of(e) for e in _checkpoints(jaxpr) if not is_block(e))
     return list(dict.fromkeys(found))
 
 
-def refuse_combined(jaxpr: Jaxpr) -> None:
-    """Raises TagError for a checkpoint whose policy is a function of a jaxmem policy, such as
-    `jax.checkpoint_policies.save_from_both_policies` makes: blocks are found by their policy.
+def saved_names(jaxpr: Jaxpr) -> set[str]:
+    """Returns the names of the tags that are saved by policies with which blocks combine the plan's
+    policy. The names are saved under every plan.
     """
-    for policy in _checkpoints(jaxpr):
-        if not isinstance(policy, Policy) and _holds_ours(policy, set()):
-            name = getattr(policy, "__qualname__", type(policy).__name__)
+    combined = (parts(e.params["policy"]) for e in _checkpoints(jaxpr) if is_block(e))
+    others = [part for found in combined for part in found if not isinstance(part, Policy)]
+    saves = lambda e: any(p(e.primitive, e.invars[0].aval, **e.params) is True for p in others)
+    return {e.params["name"] for e in equations(jaxpr) if is_tag(e) and saves(e)}
+
+
+def refuse_ambiguous(jaxpr: Jaxpr) -> None:
+    """Raises TagError for a checkpoint whose jaxmem policy is hidden in a function, and for a
+    checkpoint that combines several jaxmem policies. A block is found by its one jaxmem policy.
+    """
+    for eqn in _checkpoints(jaxpr):
+        policies = policies_of(eqn)
+        if len(policies) > 1:
+            labels = ", ".join(sorted({repr(policy.block) for policy in policies}))
             raise TagError(
-                f"profile: the policy of a checkpoint is {name}, a function that combines"
-                " jaxmem.remat_policy(plan) with another policy, as"
-                " jax.checkpoint_policies.save_from_both_policies does; then no plan can decide"
-                " the block, and codes are lost. Expected jaxmem.remat_policy(plan) itself; name"
-                " what the other policy saves by jaxmem.tag, or jax.ad_checkpoint.checkpoint_name,"
-                " so that the plan decides it too"
+                "profile: the policy of a checkpoint combines several jaxmem policies, of the"
+                f" labels {labels}; expected at most one, since one plan decides a block: give"
+                " each block jaxmem.remat_policy(plan, block=...) once"
             )
+        for other in parts(eqn.params.get("policy")):
+            if not isinstance(other, Policy) and _holds_ours(other, set()):
+                name = getattr(other, "__qualname__", type(other).__name__)
+                raise TagError(
+                    f"profile: the policy of a checkpoint is {name}, a function that calls"
+                    " jaxmem.remat_policy(plan); then no plan can decide the block, and codes are"
+                    " lost. Expected jaxmem.remat_policy(plan) itself, or"
+                    " jax.checkpoint_policies.save_from_both_policies of it and another policy"
+                )
 
 
 def _cause(policies: set[Policy]) -> str:
@@ -91,12 +106,12 @@ def _cause(policies: set[Policy]) -> str:
 
 def _policies(jaxpr: Jaxpr) -> set[Policy]:
     """The jaxmem policies in a program."""
-    return {policy for policy in _checkpoints(jaxpr) if isinstance(policy, Policy)}
+    return {policy for eqn in _checkpoints(jaxpr) for policy in policies_of(eqn)}
 
 
-def _checkpoints(jaxpr: Jaxpr) -> Iterator:
-    """The policy of each checkpoint, None where it has none."""
-    return (e.params.get("policy") for e in equations(jaxpr) if e.primitive.name in REMAT)
+def _checkpoints(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """The checkpoints in a program."""
+    return (e for e in equations(jaxpr) if e.primitive.name in REMAT)
 
 
 def _holds_ours(value, seen: set[int]) -> bool:

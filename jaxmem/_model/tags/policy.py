@@ -79,8 +79,7 @@ def _verdict(choice: Choice):
     """Returns a policy's answer for a tag with this choice: True keeps the tensor, and False
     recomputes it. Raises KeyError for an action that has no answer.
 
-    JAX's own policies give the same answers. So a policy that combines a `Policy` with another
-    policy can be traced, and is refused with an explanation.
+    JAX's own policies give the same answers, and `save_from_both_policies` accepts no others.
     """
     if choice.action.compresses or choice.action.offloads:
         return _Stored(choice)
@@ -107,7 +106,8 @@ class Policy:
         layers: int = 0,
     ):
         self._content = block, choices, layers
-        if any(choice.action.compresses for _, choice in choices or ()):
+        actions = {choice.action for _, choice in choices or ()}
+        if any(action.compresses or action.offloads for action in actions):
             let_names_be_encoded()
 
     @property
