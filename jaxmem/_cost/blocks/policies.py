@@ -9,7 +9,7 @@ That is not needed, and a step without policies as it is written, as under `jaxm
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from jaxmem._model.tags.combined import parts
 from jaxmem._model.tags.named import is_block, is_tag, policies_of
@@ -32,12 +32,16 @@ def check_plan_is_passed_on(recomputed: Jaxpr, kept: Jaxpr) -> None:
     if not same:
         return
     names = ", ".join(map(repr, sorted({policy.block for policy in same})))
+    places = _places(e for e in _checkpoints(kept) if not same.isdisjoint(policies_of(e)))
     raise StepError(
         "plan: `build` does not pass its plan on to every block: it was called with a plan that"
         " recomputes every tag and with one that keeps everything, and blocks of label"
-        f" {names} have the same policy in both steps: {_cause(same)}. Expected"
+        f" {names} have the same policy in both steps, at {places[0]}: {_cause(same)}. Expected"
         " policy=jaxmem.remat_policy(plan) with the plan that `build` is given, in a step that is"
-        " made anew in each call; a block that is not to be planned takes no jaxmem policy"
+        " made anew in each call; a block that is not to be planned takes no jaxmem policy. If a"
+        " library wraps a class once and keeps the policy of its first model, as EasyDeL's"
+        " auto_remat does, restore the class's own `__call__` in `build`, or make the model"
+        " without checkpoints and plan jaxmem.auto(step)"
     )
 
 
@@ -48,8 +52,7 @@ def has_policies(jaxpr: Jaxpr) -> bool:
 
 def own_checkpoints(jaxpr: Jaxpr) -> list[str]:
     """The user's files and lines of the checkpoints that have no policy of jaxmem."""
-    found = (place_of(e) for e in _checkpoints(jaxpr) if not is_block(e))
-    return list(dict.fromkeys(found))
+    return _places(e for e in _checkpoints(jaxpr) if not is_block(e))
 
 
 def saved_names(jaxpr: Jaxpr) -> set[str]:
@@ -91,17 +94,18 @@ def _cause(policies: set[Policy]) -> str:
     choices = next(iter(sorted(policies, key=lambda p: p.block))).choices
     if choices is None:
         return (
-            "it keeps everything, as remat_policy(None) does, or a step that an earlier"
-            " build(None) made and that is cached"
+            "it keeps everything, as remat_policy(None) does, or a step, a model or a class that an"
+            " earlier build(None) made and that is cached"
         )
     if not choices:
         return (
-            "it is the first call's, unless a fixed plan recomputes everything: the model or the"
-            " step is cached, by functools.cache, or by a jax.jit function made outside `build`,"
-            " which keeps what it traced first although a global that it closes over changed"
+            "it is the first call's, unless a fixed plan recomputes everything: the class, the"
+            " model or the step is cached, by a library, by functools.cache, or by a jax.jit"
+            " function made outside `build`, which keeps what it traced first although a global"
+            " that it closes over changed"
         )
     told = ", ".join(f"{tag}: {choice}" for tag, choice in choices[:3])
-    return f"it is of another plan ({told}{', ...' if len(choices) > 3 else ''})"
+    return f"it is of another plan than the given one ({told}{', ...' if len(choices) > 3 else ''})"
 
 
 def _policies(jaxpr: Jaxpr) -> set[Policy]:
@@ -112,6 +116,11 @@ def _policies(jaxpr: Jaxpr) -> set[Policy]:
 def _checkpoints(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     """The checkpoints in a program."""
     return (e for e in equations(jaxpr) if e.primitive.name in REMAT)
+
+
+def _places(checkpoints: Iterable[JaxprEqn]) -> list[str]:
+    """The user's file and line of each checkpoint, without repetitions."""
+    return list(dict.fromkeys(map(place_of, checkpoints)))
 
 
 def _holds_ours(value, seen: set[int]) -> bool:
