@@ -28,7 +28,7 @@ def parts(policy) -> list:
     return [part for i, part in enumerate(found) if part not in found[:i]]
 
 
-def answer(policy, primitive, *avals, **params):
+def answer(policy, primitive, *avals, **params) -> Any:
     """Returns a policy's answer for an operation. The answer of a combination is True if one of its
     policies answers True, else the answer of the jaxmem policy if it compresses or offloads.
     """
