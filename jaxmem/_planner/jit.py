@@ -28,6 +28,7 @@ from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.running import ran_out_of_memory
 from jaxmem._target.devices.target import Target
+from jaxmem._target.processes.channel import joined
 from jaxmem._trace.filtered import jitted_for
 from jaxmem._trace.signature import Adapted, Signature, is_traced
 from jaxmem.errors import BudgetError, NoLayersError, StepError
@@ -53,8 +54,8 @@ def jit(step: Callable | None = None, budget=None, **options):
     If the step runs out of memory at its first run, it is planned again for 90 % of its bytes.
 
     step: a function of arrays, of Flax NNX modules (as for `nnx.jit`) or of Equinox modules (as for
-      `eqx.filter_jit`), or a `jax.jit` or `nnx.jit` function, which keeps its options. None returns
-      a decorator.
+      `eqx.filter_jit`), or a function that `jax.jit` or `nnx.jit` made, which keeps its donation
+      and shardings, or a function of `eqx.filter_jit` without donation. None returns a decorator.
     budget: bytes of the whole step on one device: a number, a text such as "12GiB", or a share of
       the device's usable memory such as "90%". None means all usable memory.
     options: `host_budget`, `actions`, `codecs`, `outliers`, `measure` and `fresh` are options of
@@ -66,9 +67,10 @@ def jit(step: Callable | None = None, budget=None, **options):
     `lower`. While jaxmem plans, a terminal shows the progress. Afterwards one line summarizes the
     plan. Both go through the logger "jaxmem".
 
-    Raises StepError if `step` is not callable, for options of a step that is jitted already, and
-    for options of `jaxmem.plan` that need other arguments than the step's. A call raises the errors
-    of `jaxmem.plan`, such as BudgetError if no plan fits.
+    Raises StepError if `step` is not callable, for options of a step that is jitted already, for a
+    step of `eqx.filter_jit` that donates, and for options of `jaxmem.plan` that need other
+    arguments than the step's. A call raises StepError for a jitted step with static arguments, and
+    the errors of `jaxmem.plan`, such as BudgetError if no plan fits.
     """
     if step is None:
         return functools.partial(jit, budget=budget, **options)
@@ -81,6 +83,12 @@ def jit(step: Callable | None = None, budget=None, **options):
             f"jit: got the option `{wrong[0]}`; expected a step that runs here, with the arguments"
             " that it is called with: make a plan by jaxmem.plan(jaxmem.auto(step), ...), and run"
             " jaxmem.auto(step, plan)"
+        )
+    if getattr(step, "donate_first", False) or getattr(step, "donate_rest", False):
+        raise StepError(
+            "jit: `step` is jitted by eqx.filter_jit with donation, which is lost inside another"
+            " jit; expected the function itself with donate_argnums, as in"
+            " jaxmem.jit(function, donate_argnums=0)"
         )
     planning = {name: options.pop(name) for name in PLANNING if name in options}
     if options and hasattr(step, "trace"):
@@ -267,9 +275,9 @@ class PlannedFunction:
         """Raises StepError if a jitted step has static arguments: JAX has no public name for which
         arguments they are, and the executable is called without them.
         """
-        if not hasattr(self._step, "trace") or not isinstance(executable, jax.stages.Compiled):
+        if not hasattr(self._step, "trace"):
             return
-        args, kwargs = executable.args_info
+        args, kwargs = getattr(executable, "compiled", executable).args_info  # nnx.jit wraps JAX's
         if len(args) + len(kwargs) != len(values):
             raise StepError(
                 "jit: `step` is jitted already, with static arguments; expected the function itself"
@@ -280,16 +288,22 @@ class PlannedFunction:
         """The step as it is, in which jaxmem finds no layer. Raises BudgetError if it does not
         fit.
         """
-        target = Target.parse("local")
-        with backend_for(target) as backend:
-            compiled = StepCompiler(jitted, values, backend).compile(AS_WRITTEN)[0].compiled
+        target, compiled = Target.parse("local"), None
         limit = parse_budget(self._planning["budget"], target.usable_bytes)
-        if compiled.total_bytes > limit:
-            raise BudgetError(
-                f"jit: the step takes {show_bytes(compiled.total_bytes)} as it is, over the budget"
-                f" of {show_bytes(limit)}, and cannot be planned: {error}",
-                least_bytes=compiled.total_bytes,
-            ) from error
+
+        def compile_within_limit() -> None:
+            nonlocal compiled
+            with backend_for(target) as backend:
+                compiled = StepCompiler(jitted, values, backend).compile(AS_WRITTEN)[0].compiled
+            if compiled.total_bytes > limit:
+                raise BudgetError(
+                    f"jit: the step takes {show_bytes(compiled.total_bytes)} as it is, over the"
+                    f" budget of {show_bytes(limit)}, and cannot be planned: {error}",
+                    least_bytes=compiled.total_bytes,
+                ) from error
+
+        joined().agreed(compile_within_limit)  # if it raises in one process, it raises in all
+        assert compiled is not None
         warn(f"jit: the step runs as it is, and is not planned: {error}")
         return Compilation(jitted, None, compiled.executable, self._signature.shapes(values))
 

@@ -31,6 +31,7 @@ from jaxmem._planner.traced_step import read_step
 from jaxmem._target.compile.backend import Local, backend_for
 from jaxmem._target.compile.protocol import Backend, Pricing
 from jaxmem._target.devices.target import Target
+from tests.golden import cases
 from tests.shared.foreign.size import Size
 from tests.shared.programs import program
 
@@ -50,7 +51,7 @@ class Case(NamedTuple):
     make: returns what `jaxmem.plan` takes: the `build` and the arguments.
     target: for which it is planned.
     share: of the bytes with everything kept, as the budget; None for the device's memory.
-    options: others of `jaxmem.plan`.
+    options: others of `jaxmem.plan`, with `budget` in bytes where `share` is None.
     """
 
     make: Callable[[], tuple]
@@ -98,6 +99,15 @@ STEPS = {
     "Equinox": _case(foreign, "Equinox, a scan", "h200", 0.6),
     "gpt_nano": _case(ours, "gpt_nano", "h200", 0.5),
     "gpt_nano, here": _case(ours, "gpt_nano", "local", 0.6),
+    "states placed, v5e": Case(
+        cases.released, "v5e", None, {"decide": ("actions", "states"), "budget": 12_500_000}
+    ),
+    "states divided, v5e:4": Case(
+        functools.partial(cases.released, "data"), "v5e:4", None,
+        {"decide": ("actions", "states", "sharding"), "budget": 5_500_000},
+    ),
+    "groups of layers": Case(cases.stacked, "h200", None, {"budget": 60_000_000}),
+    "measured": Case(cases.measured, "local", 0.8, {"measure": 3.0}),
 }  # fmt: skip
 PROFILED = (
     "gemma", "gemma, unrolled", "gemma, v5e", "chunked loss", "names twice", "experts",
@@ -184,23 +194,23 @@ def _answer(answer) -> dict[str, Any] | None:
 
 def planned(case: Case) -> dict[str, Any]:
     """A plan's file, and a hash of its program, where the device is here. Nothing that was measured
-    or compiled before is read, and times of the device at hand are computed from its rates.
+    or compiled before is read. Times of the device at hand are computed from its rates, and with
+    `measure=` the times of whole steps from their bytes.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as patched:
         patched.enter_context(mock.patch.dict(os.environ, XDG_CACHE_HOME=folder))
         patched.enter_context(mock.patch.object(Local, "times", Pricing.times))
-        patched.enter_context(mock.patch.object(Local, "run", Backend.run))
+        run = cases.seconds_by_bytes if "measure" in case.options else Backend.run
+        patched.enter_context(mock.patch.object(Local, "run", run))
         return _planned(case)
 
 
 def _planned(case: Case) -> dict[str, Any]:
     build, *args = case.make()
     how = {"target": case.target} | case.options
-    budget = None
     if case.share is not None:
-        kept = jaxmem.plan(build, *args, **how).baseline_bytes
-        budget = int(case.share * kept)
-    made = jaxmem.plan(build, *args, budget=budget, **how)
+        how["budget"] = int(case.share * jaxmem.plan(build, *args, **how).baseline_bytes)
+    made = jaxmem.plan(build, *args, **how)
     data = {key: value for key, value in made.to_json().items() if key not in VOLATILE}
     if case.target == "local":
         data = without_seconds(data)

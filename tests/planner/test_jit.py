@@ -153,11 +153,16 @@ def test_as_a_decorator_and_as_a_method():
     assert_equal(Trainer().train(copied(PARAMS), BATCH), step(PARAMS, BATCH, 0.3))
 
 
-def test_a_jitted_step_keeps_its_options():
-    made = jaxmem.jit(jax.jit(step, donate_argnums=0), BUDGET)
-    params = copied(PARAMS)
-    made(params, BATCH)
-    assert params["embedding"].is_deleted()
+@pytest.mark.parametrize(
+    ("options", "named"), [({"donate_argnums": 0}, False), ({"donate_argnames": "params"}, True)]
+)
+def test_a_jitted_step_keeps_its_donation(options, named):
+    made = jaxmem.jit(jax.jit(step, **options), BUDGET)
+    for _ in range(2):
+        params = copied(PARAMS)
+        got = made(params=params, batch=BATCH) if named else made(params, BATCH)
+        assert_equal(got, step(PARAMS, BATCH))
+        assert params["embedding"].is_deleted()
     assert made.plan.compiled_bytes <= BUDGET
 
 
@@ -178,14 +183,20 @@ def test_inside_another_function_it_is_the_step_under_its_plan(planned):
         jax.eval_shape(fresh, PARAMS, BATCH)
 
 
-@pytest.mark.parametrize("scanned", [True, False])
-def test_equinox_modules(scanned):
+def equinox_train(scanned: bool):
+    """A step of an Equinox module, and its arguments."""
     loss, model, rest = equinox_transformer(SMALL, scanned=scanned)
 
     def train(model, *rest):
         value, gradients = eqx.filter_value_and_grad(loss)(model, *rest)
         return eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, gradients)), value
 
+    return train, model, rest
+
+
+@pytest.mark.parametrize("scanned", [True, False])
+def test_equinox_modules(scanned):
+    train, model, rest = equinox_train(scanned)
     made = jaxmem.jit(train, "1GiB", donate_argnums=0)
     want, expected = eqx.filter_jit(train)(model, *rest)
     got, value = made(model, *rest)
@@ -194,6 +205,26 @@ def test_equinox_modules(scanned):
     assert made.plan.compiled_bytes
     made(got, *rest)
     assert len(made._known) == 1
+
+
+@pytest.mark.filterwarnings("ignore:plan. the step replaces")  # it donates nothing
+def test_a_step_of_filter_jit_without_donation_is_planned():
+    train, model, rest = equinox_train(True)
+    jitted = eqx.filter_jit(train)
+    want, expected = jitted(model, *rest)  # what filter_jit traced before is no plan's
+    found = jitted.lower(model, *rest).compile().compiled.memory_analysis()
+    whole = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
+    made = jaxmem.jit(jitted, int(0.9 * whole))
+    got, value = made(model, *rest)
+    assert_equal(eqx.filter(got, eqx.is_array), eqx.filter(want, eqx.is_array), 1e-6)
+    assert float(value) == pytest.approx(float(expected))
+    assert made.plan.compiled_bytes <= made.plan.budget_bytes < whole
+
+
+@pytest.mark.parametrize("donate", ["all", "all-except-first", "warn", "warn-except-first"])
+def test_a_step_of_filter_jit_that_donates_is_refused(donate):
+    with pytest.raises(StepError, match="donation, which is lost inside another jit.*argnums=0"):
+        jaxmem.jit(eqx.filter_jit(step, donate=donate))
 
 
 class Block(nnx.Module):
@@ -235,6 +266,21 @@ def test_nnx_modules_are_updated():
     assert len(made._known) == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "named"), [({"donate_argnums": 0}, False), ({"donate_argnames": "model"}, True)]
+)
+def test_a_step_of_nnx_jit_keeps_its_donation(options, named):
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((8, 32)))
+    ours, theirs = Model(32, 4, nnx.Rngs(0)), Model(32, 4, nnx.Rngs(0))
+    made, jitted = jaxmem.jit(nnx.jit(nnx_train, **options), "1GiB"), nnx.jit(nnx_train)
+    for _ in range(2):
+        before = jax.tree.leaves(nnx.state(ours, nnx.Param))
+        value = made(model=ours, x=x) if named else made(ours, x)
+        assert float(value) == pytest.approx(float(jitted(theirs, x)), rel=1e-12)
+        assert all(array.is_deleted() for array in before)
+    assert_equal(nnx.state(ours), nnx.state(theirs))
+
+
 def test_a_step_without_layers_runs_as_it_is_if_it_fits():
     def regression(w, x):
         return w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
@@ -254,6 +300,15 @@ def test_static_arguments_of_a_jitted_step_are_refused():
     jitted = jax.jit(step, static_argnames="power", donate_argnums=0)
     with pytest.raises(StepError, match="static arguments"):
         jaxmem.jit(jitted)(copied(PARAMS), BATCH, power=2)
+
+
+@pytest.mark.parametrize("options", [{"static_argnums": 2}, {"static_argnames": "power"}], ids=str)
+def test_static_arguments_of_a_step_of_nnx_jit_are_refused(options):
+    train = lambda model, x, power: nnx_train(model, x**power)
+    jitted = nnx.jit(train, donate_argnums=0, **options)
+    args = Model(32, 4, nnx.Rngs(0)), jnp.ones((8, 32)), 2
+    with pytest.raises(StepError, match="static arguments"):
+        jaxmem.jit(jitted)(*args)
 
 
 class OutOfMemory(Exception):

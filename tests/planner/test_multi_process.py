@@ -16,6 +16,7 @@ from jaxmem.errors import BudgetError, PlanFileError, RunError, TagError
 from tests.shared import children, plans
 from tests.shared.processes import together
 
+CACHES = "fresh", "stored", "elsewhere"
 MINE = threading.local()  # the channel of a thread's process
 
 
@@ -186,3 +187,47 @@ def test_what_cannot_be_planned_is_refused_in_all_of_them(reports):
     note = "nothing was run for `measure`: it runs on several processes"
     assert note in first["measured"]
     assert first["measured"] == second["measured"]
+
+
+@pytest.fixture(scope="module")
+def jitted(tmp_path_factory):
+    """What two processes of two devices each report of one step under `jaxmem.jit`. In the end
+    process 1 reads the cache in which process 0 stored a plan, and process 0 reads an empty one.
+    """
+    first, second, empty = (tmp_path_factory.mktemp(name) for name in ("first", "second", "empty"))
+    each = [(first, empty), (second, first)]
+    environment = children.with_cpus(2)
+    return children.two(environment, 480, "tests.programs.jitted_together", each=each), second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("caches", CACHES)
+def test_processes_run_one_program_under_jit_whatever_is_stored_where(jitted, caches):
+    (first, second), _ = jitted
+    ours, theirs = first[caches], second[caches]
+    assert ours["plan"] == theirs["plan"]
+    assert ours["program"] == theirs["program"]
+    assert ours["plan"]["compiled_bytes"] <= first["budget"] == second["budget"]
+    assert ours["losses"] == theirs["losses"] == pytest.approx(first["want"], rel=1e-5)
+    assert first["want"][1] < first["want"][0]
+
+
+@pytest.mark.slow
+def test_the_first_process_alone_searches_and_recalls(jitted):
+    (first, second), cache = jitted
+    calls = {name: (first[name]["calls"], second[name]["calls"]) for name in CACHES}
+    assert calls == {
+        "fresh": (["recall_plan", "__wrapped__"], []),
+        "stored": (["recall_plan"], []),
+        "elsewhere": (["recall_plan", "__wrapped__"], []),
+    }
+    assert not any(cache.rglob("*")), "process 1 stores nothing"
+
+
+@pytest.mark.slow
+def test_a_step_without_layers_runs_in_all_processes_or_in_none(jitted):
+    (first, second), _ = jitted
+    assert (first["unplanned"], second["unplanned"]) == ("", "")
+    assert (first["too large in one"], second["too large in one"]) == ("RunError", "BudgetError")
+    found = first["too large in the first"], second["too large in the first"]
+    assert found == ("BudgetError", "RunError")

@@ -1,16 +1,19 @@
-"""A `build` that does not give its plan to every block is refused, and so is a policy that combines
-a plan's with another.
+"""A `build` that does not give its plan to every block is refused, and so is a function that hides
+a plan's policy.
 """
 
 import functools
+import pathlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
 
 import jaxmem
 from jaxmem.errors import StepError, TagError
-from tests.shared import models
+from tests.shared import models, plans
 
 pytestmark = [
     pytest.mark.core,
@@ -20,6 +23,7 @@ SHAPES = jax.eval_shape(
     lambda: (models.parameters(2, 16, jnp.float32), models.batch(2, 8, 16, jnp.float32))
 )
 FIXED = jaxmem.plans.Assignment({"block": {"up": "keep", "mask": "keep"}})
+SOURCE = pathlib.Path(__file__)
 narrow = functools.partial(models.scanned, block=models.narrow)
 build = models.build_with(narrow)
 
@@ -76,7 +80,10 @@ def jitted_layer_with_a_global():
     ("builder", "cause"),
     [
         (lambda plan: build(None), r"it keeps everything, as remat_policy(None) does"),
-        (lambda plan: build(FIXED), "it is of another plan (mask: keep, up: keep)"),
+        (
+            lambda plan: build(FIXED),
+            "it is of another plan than the given one (mask: keep, up: keep)",
+        ),
         (cached_step(), "it is the first call's"),
         (jitted_with_a_global(), "a jax.jit function made outside `build`"),
         (jitted_layer_with_a_global(), "which keeps what it traced first"),
@@ -132,22 +139,21 @@ def either(ours, other):
 @pytest.mark.parametrize(
     "combine",
     [
-        jax.checkpoint_policies.save_from_both_policies,
         either,
         lambda ours, other: functools.partial(lambda a, *args, **params: a(*args, **params), ours),
         lambda ours, other: (
             lambda *args, policies=(other, ours), **params: policies[1](*args, **params)
         ),
     ],
-    ids=["jax", "by hand", "partial", "default"],
+    ids=["by hand", "partial", "default"],
 )
 @pytest.mark.parametrize("call", [jaxmem.plan, jaxmem.explain], ids=["plan", "explain"])
-def test_a_combined_policy_is_named(combine, call):
+def test_a_hidden_policy_is_named(combine, call):
     def builder(plan):
         other = jax.checkpoint_policies.dots_saveable
         return models.build_with(lambda _: narrow(combine(jaxmem.remat_policy(plan), other)))(None)
 
-    with pytest.raises(TagError, match="combines jaxmem.remat_policy.plan. with another policy"):
+    with pytest.raises(TagError, match="a function that calls jaxmem.remat_policy.plan."):
         call(builder, *SHAPES)
 
 
@@ -157,3 +163,100 @@ def test_another_policy_is_no_block_of_ours():
     )
     with pytest.raises(StepError, match="the step has no block"):
         jaxmem.plan(models.build_with(lambda _: narrow(other)), *SHAPES)
+
+
+def wrapped_once(module, policy):
+    """EasyDeL's `auto_remat`: replaces a class's `__call__` once, and keeps the first policy."""
+    if getattr(module.__call__, "_auto_remat_wrapped", False):
+        return module
+    call = nnx.remat(f=module.__call__, prevent_cse=True, static_argnums=(), policy=policy)
+    call._auto_remat_wrapped = True
+    module.__call__ = call
+    return module
+
+
+@pytest.fixture
+def library():
+    """`build` of a step whose layers a library wraps by their class; the class; the arguments."""
+
+    class Layer(nnx.Module):
+        def __init__(self, rngs):
+            self.up = nnx.Linear(8, 16, rngs=rngs)
+            self.down = nnx.Linear(16, 8, rngs=rngs)
+
+        def __call__(self, x):
+            return x + self.down(jnp.tanh(jaxmem.tag(self.up(x), "up")))
+
+    class Model(nnx.Module):
+        def __init__(self, policy, rngs):
+            layer = Layer if policy is None else wrapped_once(Layer, policy)
+            self.layers = nnx.List([layer(rngs) for _ in range(3)])
+
+        def __call__(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    def step_of(policy):
+        graph, _ = nnx.split(Model(policy, nnx.Rngs(0)))
+
+        def step(state, x):
+            loss = lambda state: (nnx.merge(graph, state)(x) ** 2).mean()
+            return jax.tree.map(lambda p, g: p - 0.1 * g, state, jax.grad(loss)(state))
+
+        return step
+
+    args = nnx.split(Model(None, nnx.Rngs(0)))[1], jnp.ones((4, 8))
+    return step_of, Layer, args
+
+
+@pytest.mark.parametrize(
+    ("earlier", "cause"),
+    [
+        ((), "it is the first call's"),
+        ((None,), "it keeps everything, as remat_policy(None) does"),
+        ((FIXED,), "it is of another plan than the given one (mask: keep, up: keep)"),
+    ],
+    ids=["fresh", "kept", "planned"],
+)
+def test_a_class_that_keeps_its_first_models_policy_is_named(library, earlier, cause):
+    step_of, _, args = library
+    for plan in earlier:
+        step_of(jaxmem.remat_policy(plan))
+    for call in (jaxmem.plan, functools.partial(jaxmem.verify, plans.plan(target="local"))):
+        with pytest.raises(StepError, match="does not pass its plan on to every block") as caught:
+            call(lambda plan: step_of(jaxmem.remat_policy(plan)), *args)
+        text = str(caught.value)
+        assert cause in text
+        assert "blocks of label 'block'" in text
+        lines = SOURCE.read_text().splitlines()
+        assert f"{SOURCE.name}:{1 + lines.index('                x = layer(x)')}" in text
+        assert "restore the class's own `__call__` in `build`" in text
+        assert "plan jaxmem.auto(step)" in text
+
+
+def assert_equal(got, want, before):
+    for a, b, c in zip(*map(jax.tree.leaves, (got, want, before)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+        assert np.abs(b - c).max() > 1e-5, "the gradient is not zero"
+
+
+def test_a_class_that_is_restored_for_each_model_is_planned(library):
+    step_of, layer, args = library
+    own = layer.__call__
+
+    def build(plan):
+        layer.__call__ = own
+        return step_of(jaxmem.remat_policy(plan))
+
+    assert jaxmem.plan(build, *args).keeps_everything
+    recomputed = build(jaxmem.plans.Assignment({"block": {"up": "recompute"}}))(*args)
+    layer.__call__ = own
+    assert_equal(recomputed, step_of(None)(*args), args[0])
+
+
+def test_a_model_without_the_librarys_checkpoints_is_planned_by_auto(library):
+    step_of, _, args = library
+    plan = jaxmem.plan(jaxmem.auto(step_of(None)), *args)
+    want = step_of(None)(*args)
+    assert_equal(plan.step(*jax.tree.map(jnp.copy, args)), want, args[0])

@@ -17,8 +17,15 @@ from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
-from jaxmem._cost.blocks.policies import refuse_combined
-from jaxmem._model.tags.named import forward_names, holds_tag, is_block, is_tag, names_in
+from jaxmem._cost.blocks.policies import refuse_ambiguous, saved_names
+from jaxmem._model.tags.named import (
+    forward_names,
+    holds_tag,
+    is_block,
+    is_tag,
+    names_in,
+    policies_of,
+)
 from jaxmem._trace.arguments import on_host
 from jaxmem._trace.jaxpr import (
     Jaxpr,
@@ -83,12 +90,14 @@ class Blocks:
 
     instances: the block equations of the backward pass, in program order.
     tag_names: names of every tag and `checkpoint_name` of the step, inside and outside blocks.
+    saved_names: names of the tags that a policy saves with which a block's policy is combined.
     plain_labels: labels of the blocks outside the backward pass: forward passes of blocks, and
       blocks without a gradient.
     """
 
     instances: list[Instance]
     tag_names: set[str]
+    saved_names: set[str]
     plain_labels: set[str]
 
     @property
@@ -109,9 +118,9 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
     always in memory (arguments, constants, and views of these), "stacked" was saved by a loop over
     layers, "carry" is carried by a loop, "local" is anything else.
 
-    Raises TagError for a checkpoint whose policy combines ours with another.
+    Raises TagError for a checkpoint whose policy hides a jaxmem policy, or combines several.
     """
-    refuse_combined(jaxpr)
+    refuse_ambiguous(jaxpr)
     instances: list[Instance] = []
     plain_labels: set[str] = set()
     names = forward_names(jaxpr)
@@ -148,7 +157,7 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
                 origin.update(dict.fromkeys(eqn.outvars, "free"))
             if is_block(eqn):
                 if not eqn.params.get("differentiated"):  # a forward: its backward comes later
-                    plain_labels.add(eqn.params["policy"].block)
+                    plain_labels.update(policy.block for policy in policies_of(eqn))
                     continue
                 # Cotangents are the last inputs. What was read before the last one was born belongs
                 # to the forward; what several blocks read from it is shared, such as a mask.
@@ -210,7 +219,7 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
         return [here(v) for v in jaxpr.outvars]
 
     walk(jaxpr, dict.fromkeys(jaxpr.invars, "free"), (), False)
-    return Blocks(instances, names, plain_labels)
+    return Blocks(instances, names, saved_names(jaxpr), plain_labels)
 
 
 def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
@@ -237,7 +246,7 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
     charged = tuple(n for n, k in zip(flat.inputs, kinds) if k != "free" and n not in cotangents)
     names = set().union(*(names_in(e.eqn) for e in flat.nodes[:boundary]))
     layers, home, loops, runs = _repeats(names, frames)
-    policy = eqn.params["policy"]
+    (policy,) = policies_of(eqn)
     return Instance(
         label=policy.block,
         flat=flat,

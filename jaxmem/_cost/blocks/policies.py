@@ -1,5 +1,5 @@
 """Checks the policies of a traced step: whether they come from the plan that `build` was given, and
-whether any of them was combined with another policy.
+whether jaxmem can find each of them.
 
 Whether `build` passes its plan on is read from the policies of two traces: the trace under
 `Assignment.nothing()` and the trace under `Assignment.unchanged()`. Both are made in any case: the
@@ -9,10 +9,12 @@ That is not needed, and a step without policies as it is written, as under `jaxm
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
+from jaxmem._model.tags.combined import parts
+from jaxmem._model.tags.named import is_block, is_tag, policies_of
 from jaxmem._model.tags.policy import Policy
-from jaxmem._trace.jaxpr import Jaxpr, equations, place_of
+from jaxmem._trace.jaxpr import Jaxpr, JaxprEqn, equations, place_of
 from jaxmem._trace.primitives import REMAT
 from jaxmem.errors import StepError, TagError
 
@@ -30,12 +32,16 @@ def check_plan_is_passed_on(recomputed: Jaxpr, kept: Jaxpr) -> None:
     if not same:
         return
     names = ", ".join(map(repr, sorted({policy.block for policy in same})))
+    places = _places(e for e in _checkpoints(kept) if not same.isdisjoint(policies_of(e)))
     raise StepError(
         "plan: `build` does not pass its plan on to every block: it was called with a plan that"
         " recomputes every tag and with one that keeps everything, and blocks of label"
-        f" {names} have the same policy in both steps: {_cause(same)}. Expected"
+        f" {names} have the same policy in both steps, at {places[0]}: {_cause(same)}. Expected"
         " policy=jaxmem.remat_policy(plan) with the plan that `build` is given, in a step that is"
-        " made anew in each call; a block that is not to be planned takes no jaxmem policy"
+        " made anew in each call; a block that is not to be planned takes no jaxmem policy. If a"
+        " library wraps a class once and keeps the policy of its first model, as EasyDeL's"
+        " auto_remat does, restore the class's own `__call__` in `build`, or make the model"
+        " without checkpoints and plan jaxmem.auto(step)"
     )
 
 
@@ -46,29 +52,41 @@ def has_policies(jaxpr: Jaxpr) -> bool:
 
 def own_checkpoints(jaxpr: Jaxpr) -> list[str]:
     """The user's files and lines of the checkpoints that have no policy of jaxmem."""
-    found = (
-        place_of(e)
-        for e in equations(jaxpr)
-        if e.primitive.name in REMAT and not isinstance(e.params.get("policy"), Policy)
-    )
-    return list(dict.fromkeys(found))
+    return _places(e for e in _checkpoints(jaxpr) if not is_block(e))
 
 
-def refuse_combined(jaxpr: Jaxpr) -> None:
-    """Raises TagError for a checkpoint whose policy is a function of a jaxmem policy, such as
-    `jax.checkpoint_policies.save_from_both_policies` makes: blocks are found by their policy.
+def saved_names(jaxpr: Jaxpr) -> set[str]:
+    """Returns the names of the tags that are saved by policies with which blocks combine the plan's
+    policy. The names are saved under every plan.
     """
-    for policy in _checkpoints(jaxpr):
-        if not isinstance(policy, Policy) and _holds_ours(policy, set()):
-            name = getattr(policy, "__qualname__", type(policy).__name__)
+    combined = (parts(e.params["policy"]) for e in _checkpoints(jaxpr) if is_block(e))
+    others = [part for found in combined for part in found if not isinstance(part, Policy)]
+    saves = lambda e: any(p(e.primitive, e.invars[0].aval, **e.params) is True for p in others)
+    return {e.params["name"] for e in equations(jaxpr) if is_tag(e) and saves(e)}
+
+
+def refuse_ambiguous(jaxpr: Jaxpr) -> None:
+    """Raises TagError for a checkpoint whose jaxmem policy is hidden in a function, and for a
+    checkpoint that combines several jaxmem policies. A block is found by its one jaxmem policy.
+    """
+    for eqn in _checkpoints(jaxpr):
+        policies = policies_of(eqn)
+        if len(policies) > 1:
+            labels = ", ".join(sorted({repr(policy.block) for policy in policies}))
             raise TagError(
-                f"profile: the policy of a checkpoint is {name}, a function that combines"
-                " jaxmem.remat_policy(plan) with another policy, as"
-                " jax.checkpoint_policies.save_from_both_policies does; then no plan can decide"
-                " the block, and codes are lost. Expected jaxmem.remat_policy(plan) itself; name"
-                " what the other policy saves by jaxmem.tag, or jax.ad_checkpoint.checkpoint_name,"
-                " so that the plan decides it too"
+                "profile: the policy of a checkpoint combines several jaxmem policies, of the"
+                f" labels {labels}; expected at most one, since one plan decides a block: give"
+                " each block jaxmem.remat_policy(plan, block=...) once"
             )
+        for other in parts(eqn.params.get("policy")):
+            if not isinstance(other, Policy) and _holds_ours(other, set()):
+                name = getattr(other, "__qualname__", type(other).__name__)
+                raise TagError(
+                    f"profile: the policy of a checkpoint is {name}, a function that calls"
+                    " jaxmem.remat_policy(plan); then no plan can decide the block, and codes are"
+                    " lost. Expected jaxmem.remat_policy(plan) itself, or"
+                    " jax.checkpoint_policies.save_from_both_policies of it and another policy"
+                )
 
 
 def _cause(policies: set[Policy]) -> str:
@@ -76,27 +94,33 @@ def _cause(policies: set[Policy]) -> str:
     choices = next(iter(sorted(policies, key=lambda p: p.block))).choices
     if choices is None:
         return (
-            "it keeps everything, as remat_policy(None) does, or a step that an earlier"
-            " build(None) made and that is cached"
+            "it keeps everything, as remat_policy(None) does, or a step, a model or a class that an"
+            " earlier build(None) made and that is cached"
         )
     if not choices:
         return (
-            "it is the first call's, unless a fixed plan recomputes everything: the model or the"
-            " step is cached, by functools.cache, or by a jax.jit function made outside `build`,"
-            " which keeps what it traced first although a global that it closes over changed"
+            "it is the first call's, unless a fixed plan recomputes everything: the class, the"
+            " model or the step is cached, by a library, by functools.cache, or by a jax.jit"
+            " function made outside `build`, which keeps what it traced first although a global"
+            " that it closes over changed"
         )
     told = ", ".join(f"{tag}: {choice}" for tag, choice in choices[:3])
-    return f"it is of another plan ({told}{', ...' if len(choices) > 3 else ''})"
+    return f"it is of another plan than the given one ({told}{', ...' if len(choices) > 3 else ''})"
 
 
 def _policies(jaxpr: Jaxpr) -> set[Policy]:
     """The jaxmem policies in a program."""
-    return {policy for policy in _checkpoints(jaxpr) if isinstance(policy, Policy)}
+    return {policy for eqn in _checkpoints(jaxpr) for policy in policies_of(eqn)}
 
 
-def _checkpoints(jaxpr: Jaxpr) -> Iterator:
-    """The policy of each checkpoint, None where it has none."""
-    return (e.params.get("policy") for e in equations(jaxpr) if e.primitive.name in REMAT)
+def _checkpoints(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """The checkpoints in a program."""
+    return (e for e in equations(jaxpr) if e.primitive.name in REMAT)
+
+
+def _places(checkpoints: Iterable[JaxprEqn]) -> list[str]:
+    """The user's file and line of each checkpoint, without repetitions."""
+    return list(dict.fromkeys(map(place_of, checkpoints)))
 
 
 def _holds_ours(value, seen: set[int]) -> bool:

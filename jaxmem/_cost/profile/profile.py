@@ -75,7 +75,7 @@ def profile(
         link_bytes_per_second=target.link,
         step_seconds=step_seconds,
         time_source=times.source,
-        idle_tags=_idle_tags(blocks, found.tag_names - hidden),
+        idle_tags=_idle_tags(blocks, found.tag_names - hidden, found.saved_names),
         idle_blocks=found.idle,
         unrolled=unrolled,
         disturbed=times.disturbed,
@@ -143,14 +143,18 @@ def _warn_of_loops(graphs: Iterable[Opened]) -> None:
         )
 
 
-def _idle_tags(blocks: Sequence[BlockClass], names: set[str]) -> tuple[str, ...]:
+def _idle_tags(blocks: Sequence[BlockClass], names: set[str], saved: set[str]) -> tuple[str, ...]:
     """Returns names of tags that no block's backward reads, with a warning: but for tags that
-    `jaxmem.auto` chose, which the user cannot move.
+    `jaxmem.auto` chose, which the user cannot move, and tags that another policy saves.
+
+    names: the names of all tags.
+    saved: names of tags that a policy saves with which a block's policy is combined.
     """
     idle = tuple(sorted(names - {t.name for b in blocks for t in b.tags}))
-    if idle and not all(is_auto(b.name) for b in blocks):
+    warned = [name for name in idle if name not in saved]
+    if warned and not all(is_auto(b.name) for b in blocks):
         warn(
-            f"jaxmem: no block's backward reads the tags {', '.join(map(repr, idle))}: they stand"
+            f"jaxmem: no block's backward reads the tags {', '.join(map(repr, warned))}: they stand"
             " outside every block, or only linear operations follow them; what a plan says of them"
             " changes nothing"
         )

@@ -1,5 +1,6 @@
 """Recognises the equations of a jaxpr that name tensors, and the equations that are blocks."""
 
+from jaxmem._model.tags.combined import parts
 from jaxmem._model.tags.policy import Policy
 from jaxmem._model.tags.tag import name_p, tag_p
 from jaxmem._trace.jaxpr import Jaxpr, JaxprEqn, equations, inside
@@ -21,9 +22,18 @@ def names_in(eqn: JaxprEqn) -> set[str]:
     return {e.params["name"] for e in (eqn, *inside(eqn)) if is_tag(e)}
 
 
+def policies_of(eqn: JaxprEqn) -> list[Policy]:
+    """Returns the jaxmem policies of a `jax.checkpoint`: its policy, or the parts of a combination
+    that are jaxmem policies. The list is empty for any other equation.
+    """
+    if eqn.primitive.name not in REMAT:
+        return []
+    return [part for part in parts(eqn.params.get("policy")) if isinstance(part, Policy)]
+
+
 def is_block(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a `jax.checkpoint` with a `Policy`."""
-    return eqn.primitive.name in REMAT and isinstance(eqn.params.get("policy"), Policy)
+    """Whether an equation is a `jax.checkpoint` with a jaxmem policy."""
+    return bool(policies_of(eqn))
 
 
 def forward_names(jaxpr: Jaxpr) -> set[str]:

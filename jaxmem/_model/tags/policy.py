@@ -26,8 +26,7 @@ def _verdict(choice: Choice):
     """Returns a policy's answer for a tag with this choice: True keeps the tensor, and False
     recomputes it.
 
-    JAX's own policies give the same answers. So a policy that combines a `Policy` with another
-    policy can be traced, and is refused with an explanation.
+    JAX's own policies give the same answers, and `save_from_both_policies` accepts no others.
     """
     action = choice.action
     return Storage(choice) if action.encodes or action.offloads else action.stores
@@ -53,7 +52,8 @@ class Policy:
         layers: int = 0,
     ):
         self._content = block, choices, layers
-        if any(choice.action.encodes for _, choice in choices or ()):
+        actions = {choice.action for _, choice in choices or ()}
+        if any(action.encodes or action.offloads for action in actions):
             let_names_be_encoded()
 
     @property

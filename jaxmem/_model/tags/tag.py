@@ -21,6 +21,7 @@ from jax.interpreters import partial_eval as pe
 
 from jaxmem._model.codecs.registry import default_for, parse
 from jaxmem._model.states.places import HOST
+from jaxmem._model.tags.combined import answer
 from jaxmem.errors import TagError
 
 # An identity, except in partial evaluation. Its derivative tags the value and not the tangent: only
@@ -131,7 +132,7 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
     (unknown,), (inst,), (x,), (y,) = unknown_in, inst_in, eqn.invars, eqn.outvars
     if unknown:  # the tag belongs to the backward alone
         return None, eqn, [True], [True], [] if inst else [x]
-    verdict = policy(eqn.primitive, x.aval, **eqn.params)
+    verdict = answer(policy, eqn.primitive, x.aval, **eqn.params)
     if isinstance(verdict, Offloadable):  # from a user's policy, or from `Policy` on a named value
         verdict = _Offloaded(verdict)
     if jnp.issubdtype(x.aval.dtype, jnp.complexfloating):
@@ -223,11 +224,11 @@ def _space(kind: str):
 
 def let_names_be_encoded() -> None:
     """Registers the tag's rule for values that `checkpoint_name` names, so that a policy may answer
-    with a codec.
+    with a codec, and so that a policy that offloads may be combined with another policy.
 
     With policies that save or recompute, the rule does not change programs. With a policy that
     offloads, the copies are inside a call, which XLA inlines. Therefore the rule is registered only
-    when a policy compresses.
+    when a policy compresses or offloads.
     """
     pe.partial_eval_jaxpr_custom_rules.setdefault(name_p, _partial_eval)
 

@@ -40,7 +40,7 @@ from jaxmem._model.states.layout import joined_shapes, masters_of, one_layer, pa
 from jaxmem._model.states.layout import like as as_layers
 from jaxmem._model.states.store import brought, streams
 from jaxmem._optim.adama.rule import Moments, Rule
-from jaxmem._optim.adama.transform import AdamA, AdamAState
+from jaxmem._optim.adama.transform import AdamA, AdamAState, RowState, State
 from jaxmem._optim.released.backward import backward
 from jaxmem._optim.released.fold import Clip, Fold, Folds, Gathering, entries
 from jaxmem._optim.released.form import check_shapes
@@ -71,7 +71,7 @@ class Accumulated:
         placement.
         """
         state: Any = self.tx.init(params)
-        if state.square is None:
+        if isinstance(state, AdamAState):
             return state
         # A stack of scalars has a row for each layer, as all other stacks have.
         is_number = jax.tree.map(lambda a: jnp.ndim(a) == 1, params[model.layers])
@@ -85,7 +85,7 @@ class Accumulated:
 
     def created(
         self, model: Model, outer, layer: Callable, count: int, stacked: Callable, specs
-    ) -> AdamAState:
+    ) -> State:
         stacks = lambda a: jax.ShapeDtypeStruct((count, *a.shape), a.dtype)
         one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
         first = jax.tree.map(lambda a: layout.moved(a, layout.DEVICE), self.tx.init(outer))
@@ -101,7 +101,7 @@ class Accumulated:
             made[name] = {**getattr(first, name), model.layers: layers}
         return first._replace(**made)
 
-    def opened(self, model: Model, params, state: AdamAState):
+    def opened(self, model: Model, params, state: State):
         stacks = {name: getattr(state, name)[model.layers] for name in MOVED}
         others = {name: model.outer(getattr(state, name)) for name in MOVED}
 
@@ -112,11 +112,11 @@ class Accumulated:
         return stacks, others, state._replace(mu=None, nu=None), closed
 
     def check(self, model: Model, params, state) -> None:
-        if isinstance(state, AdamAState):
+        if isinstance(state, AdamAState | RowState):
             self.tx.rule.check_rows(state.moments)
         check_shapes(model, functools.partial(self.init, model), (params, state))
 
-    def specs(self, model: Model, params, parts, divided: str) -> AdamAState:
+    def specs(self, model: Model, params, parts, divided: str) -> State:
         everything = PartitionSpec()
         everywhere = jax.tree.map(lambda _: everything, params)
         moments = dict(everywhere if divided == "nothing" else parts)
@@ -131,14 +131,14 @@ class Accumulated:
         of_rows = jax.tree.map(
             lambda rows, spec: PartitionSpec(*spec[: rows.ndim]), numbered, stack_of
         )
-        return AdamAState(everything, everything, moments, moments, of_rows, of_rows)
+        return RowState(everything, everything, moments, moments, of_rows, of_rows)
 
     def minibatch(
         self, model: Model, clip: Clip, like, state, batch, key, by_layer: bool = False
     ) -> tuple[tuple[Any, Any], dict[str, Any]]:
         params, old = state
         rule, n = self.tx.rule, self.tx.rule.accumulation_steps
-        if old.square is not None:
+        if isinstance(old, RowState):
             square, sketch = (model.parted(params, rows) for rows in (old.square, old.sketch))
             old = old._replace(square=square, sketch=sketch)
         # Divided moments are recognised by their shapes; the state stores no layout.
@@ -206,7 +206,7 @@ class Accumulated:
 def _stored(model: Model, new, old):
     """Returns the new state with the rows of all layers in one array, in the dtypes of `old`."""
     params, state = new
-    if state.square is not None:
+    if isinstance(state, RowState):
         square, sketch = map(model.united, (state.square, state.sketch))
         state = state._replace(square=square, sketch=sketch)
     return jax.tree.map(lambda a, b: a.astype(b.dtype), (params, state), old)
