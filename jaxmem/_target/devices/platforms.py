@@ -14,8 +14,9 @@ class Platform:
 
     host_is_apart: whether host memory is another memory than the device's, and copies between the
       two can overlap with compute.
-    offloads_everywhere: whether XLA moves to host memory whatever an offload policy names; else
-      only tensors that a single loop over layers saves, outside loops of the layers themselves.
+    offloads_everywhere: whether XLA moves to host memory whatever an offload policy names, but for
+      tensors that a loop in a loop stacks; else only tensors that a single loop over layers saves,
+      outside loops of the layers themselves.
     tiled: whether arrays take the bytes of whole tiles.
     cheap_random_bits: whether threefry's bits are written once, and not as dozens of arrays.
     as_gpu: whether XLA fuses and schedules as for a GPU, which liveness estimates follow.
