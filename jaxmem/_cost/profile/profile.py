@@ -19,6 +19,7 @@ from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.price import block_class, with_prices
 from jaxmem._cost.profile.times import job_times
 from jaxmem._cost.profile.whole import whole
+from jaxmem._target.devices.platforms import Platform
 
 
 def profile(
@@ -43,21 +44,22 @@ def profile(
     target = backend.target
     found = find_blocks(whole(jaxpr).jaxpr)
     classes = classes_of(found)
-    everywhere = target.traits.offloads_everywhere
-    jobs = Jobs(target.local, target.traits.tiled)
-    unrolled, nested = _unrolled(classes), _nested(classes)
+    traits = target.traits
+    jobs = Jobs(target.local, traits.tiled)
+    unrolled, nested = _unrolled(classes), () if traits.offloads_nested else _nested(classes)
     offloads = any(a.offloads for a in allowed.actions)
-    left_out = {*(() if everywhere else unrolled), *nested} if offloads else set()
+    on_device = () if traits.offloads_unrolled else unrolled
+    left_out = {*on_device, *nested} if offloads else set()
     # First build all classes, whose prices are jobs; then time all jobs at once; then price.
     graphs = [_opened(graph, jobs, axes) for graph in classes]
     unpriced = [
-        block_class(g, k, _allowed(allowed, g, left_out, everywhere), jobs)
+        block_class(g, k, _allowed(allowed, g, left_out, traits), jobs)
         for k, g in enumerate(graphs)
     ]
     if offloads:
-        _warn_of_offload(() if everywhere else unrolled, nested)
+        _warn_of_offload(on_device, nested)
         _warn_of_loops(
-            g for g in graphs if g.label not in left_out and not _offloads_in_loops(g, everywhere)
+            g for g in graphs if g.label not in left_out and not _offloads_in_loops(g, traits)
         )
     hidden = hidden_tags(graphs)
     times = job_times(jobs.jobs, backend, database)
@@ -91,24 +93,24 @@ def block_classes(jaxpr, axes: Mapping[str, int] = MappingProxyType({})) -> list
     return [with_prices(block, lambda _: 0.0) for block in blocks]
 
 
-def _allowed(allowed: Allowed, graph: Opened, left_out: set[str], everywhere: bool) -> Allowed:
+def _allowed(allowed: Allowed, graph: Opened, left_out: set[str], traits: Platform) -> Allowed:
     """Returns the actions for the tags of one block.
 
     allowed: the actions of the plan.
     left_out: labels of blocks without offload.
-    everywhere: the target's `offloads_everywhere`.
     """
     if graph.label in left_out:
         allowed = allowed.without_offload()
-    in_loops = allowed if _offloads_in_loops(graph, everywhere) else allowed.without_offload()
+    in_loops = allowed if _offloads_in_loops(graph, traits) else allowed.without_offload()
     return dataclasses.replace(allowed, looped=in_loops.actions)
 
 
-def _offloads_in_loops(graph: Opened, everywhere: bool) -> bool:
+def _offloads_in_loops(graph: Opened, traits: Platform) -> bool:
     """Whether tags inside loops of a block can be offloaded. If a loop runs the block, a loop in a
-    loop would stack the offloaded tensors.
+    loop stacks the offloaded tensors.
     """
-    return everywhere and not any(i.loops for i in graph.graph.instances)
+    is_in_loop = any(i.loops for i in graph.graph.instances)
+    return traits.offloads_nested or (traits.offloads_unrolled and not is_in_loop)
 
 
 def _opened(graph: BlockGraph, jobs: Jobs, axes: Mapping[str, int]) -> Opened:
