@@ -158,8 +158,8 @@ def _warn_of_loops(graphs: Iterable[Opened]) -> None:
     if names:
         warn(
             f"jaxmem: offload is left out for the tags {', '.join(map(repr, sorted(names)))}: they"
-            " stand inside a loop of their block, and XLA does not compile what such a loop offloads;"
-            " tag what the loop returns to have it offloaded"
+            " stand inside a loop of their block, and XLA does not compile what such a loop"
+            " offloads; tag what the loop returns to have it offloaded"
         )
 
 

@@ -29,7 +29,8 @@ DEFAULTS = {"decoder_layer_input": "remat"}
 def flags(plan: Any, names: Collection[str] | None = None) -> dict[str, str]:
     """Returns MaxText's flags for a plan; see `Plan.to_maxtext`."""
     known = TENSORS if names is None else frozenset(names)
-    if (why := _obstacle(plan, known)) is not None:
+    why = _obstacle(plan, known)
+    if why is not None:
         raise TagError(f"Plan.to_maxtext: {why}")
     decided = {n: LOCATIONS[c.action] for tags in plan.actions.values() for n, c in tags.items()}
     decided.pop(REST, None)

@@ -79,8 +79,8 @@ def offload_obstacle(target: Target) -> str | None:
 
 
 def host_loop_fault(target: OnPlatform) -> str | None:
-    """Returns, as a clause with a remedy, why loops of a target's programs may transfer wrong values
-    between host memory and the device; None if no such fault is known.
+    """Returns why loops of a target's programs may transfer wrong values between host memory and
+    the device, as a clause with a remedy. None if no such fault is known.
     """
     if target.platform in ("cpu", "tpu"):
         return None

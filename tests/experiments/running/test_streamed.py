@@ -25,7 +25,8 @@ from tests.shared.marks import slow
 
 pytestmark = pytest.mark.jax_defaults
 MISREADS = pytest.mark.skipif(
-    host_loop_fault(Target.parse("h200")) is not None, reason="jaxlib reads host stacks wrongly on GPUs"
+    host_loop_fault(Target.parse("h200")) is not None,
+    reason="jaxlib reads host stacks wrongly on GPUs",
 )
 
 SETTINGS = (
