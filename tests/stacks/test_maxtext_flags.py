@@ -107,7 +107,7 @@ def test_maxtext_under_the_flags_of_a_plan_takes_the_bytes_of_the_plan(tmp_path)
     assert compiled.host_bytes == plan.host_bytes
 
 
-OFFLOADS = {"query_proj": "offload", "mlpwi_0": "offload", "key_proj": "keep", "context": "keep"}
+OFFLOADS = {"query_proj": "offload", "mlpwi_0": "offload", "key_proj": "keep", "out_proj": "keep"}
 
 
 def test_offload_by_flags_is_offload_by_a_policy():

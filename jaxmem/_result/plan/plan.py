@@ -303,7 +303,7 @@ class Plan:
         flags.
 
         names: the tensors of your MaxText's policy `custom`. None means the tensors of MaxText
-          0.2.5. MaxText ignores a tensor that it does not know in silence.
+          0.2.5. MaxText also accepts flags that the policy does not read, such as `engram`.
 
         Raises TagError, a ValueError, for a plan that these flags cannot express. Such a plan
         compresses, keeps everything, leaves the step as written, places or divides model states,
