@@ -6,6 +6,10 @@ out codecs for them unless `actions` requests codecs. For the advice, the same p
 with these codecs. The advice says that codecs would have met the budget only if such a plan
 compiled within the budget.
 
+Schedules: if XLA's schedule of unrolled layers on a GPU holds far more than the liveness estimate,
+the advice names both sizes. The rule compares with the estimate, and not with a compiled scan: a
+scan of the same layers would be another program of the user's.
+
 Arguments: if the arguments alone exceed the budget, the advice names changes that would make them
 smaller, and the bytes that each change saves.
 """
