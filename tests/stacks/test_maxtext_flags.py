@@ -21,6 +21,7 @@ from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 from jaxmem.plans import Assignment, Choice
+from tests.shared import plans
 
 sys.path.insert(0, os.path.dirname(__file__))  # a package of MaxText's is called `tests` too
 from maxtext_step import maxtext_step, settings
@@ -108,6 +109,23 @@ def test_maxtext_under_the_flags_of_a_plan_takes_the_bytes_of_the_plan(tmp_path)
 
 
 OFFLOADS = {"query_proj": "offload", "mlpwi_0": "offload", "key_proj": "keep", "out_proj": "keep"}
+
+
+def test_the_flags_and_the_policy_of_a_plan_are_one_program():
+    program = lambda step, made: (
+        step.trace(*made.args).lower(lowering_platforms=("cuda",)).as_text()
+    )
+    made = small_step("full", extra=SMALL)
+    decided = {n: Choice(action) for n, action in OFFLOADS.items()}
+    plan = plans.plan(actions={"block": decided})
+    own = under(plan.to_maxtext())
+    with made.entered():
+        planned = program(build_of(made)(plan), made)
+        full = program(made.jitted(made.step), made)
+    with own.entered():
+        flagged = program(own.jitted(own.step), own)
+    assert "pinned_host" in planned
+    assert planned == flagged != full
 
 
 def test_offload_by_flags_is_offload_by_a_policy():
