@@ -15,6 +15,7 @@ from jaxmem._target.deviceless.wheels import (
     plugin_command,
     require_wheels,
 )
+from jaxmem._target.devices.support import PIPELINED, pipelines_host_transfers
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import TargetError
 
@@ -133,6 +134,13 @@ def settings(environment: Mapping[str, str], gpu: bool) -> list[Check]:
             flags,
             "with the latency-hiding scheduler unrolled layers keep on the device what they"
             " offload: scan over them",
+        ),
+        (
+            pipelines_host_transfers(environment),
+            "XLA_FLAGS",
+            flags,
+            "with the pipelining of host transfers a training run did not converge, so jaxmem never"
+            f" offloads on a GPU: set --{PIPELINED}=false",
         ),
         (
             "xla_disable_hlo_passes=rematerialization" in flags.replace(" ", ""),

@@ -6,6 +6,10 @@ out codecs for them unless `actions` requests codecs. For the advice, the same p
 with these codecs. The advice says that codecs would have met the budget only if such a plan
 compiled within the budget.
 
+Schedules: if XLA's schedule of unrolled layers on a GPU holds far more than the liveness estimate,
+the advice names both sizes. The rule compares with the estimate, and not with a compiled scan: a
+scan of the same layers would be another program of the user's.
+
 Arguments: if the arguments alone exceed the budget, the advice names changes that would make them
 smaller, and the bytes that each change saves.
 """
@@ -95,6 +99,30 @@ def _lossless(profile: Profile) -> set[tuple[str, str]]:
         for tag in block.tags
         if not any(o.choice.action.encodes for o in tag.options)
     }
+
+
+# A step whose temporaries exceed their liveness estimate by this factor. For eight unrolled layers
+# with a checkpoint each, divided over eight H200, the factor is 4.9; under a scan, it is 1.2.
+HELD = 2.0
+
+
+def held_by_schedule(search: Search, trial: Trial) -> tuple[str, ...]:
+    """A sentence about a compiled step whose layers a Python loop repeats on a GPU, and whose
+    temporaries exceed their liveness estimate by a factor of `HELD`: XLA orders operations of such
+    layers freely, and may hold tensors of many layers at the same time.
+    """
+    if not search.profile.unrolled or not search.compiler.backend.target.traits.as_gpu:
+        return ()
+    held, expected = trial.step.compiled.temp_bytes, search.estimates.estimate(trial.actions)
+    if expected is None or held < HELD * expected:
+        return ()
+    labels = ", ".join(map(repr, search.profile.unrolled))
+    return (
+        f"the layers of block {labels} follow each other without a loop, and XLA's schedule holds"
+        f" {show_bytes(held)} of temporaries, where their order in the program needs"
+        f" {show_bytes(expected)} (openxla/xla #45753): loop over the layers with jax.lax.scan, or"
+        " try XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=false",
+    )
 
 
 # The number of devices in the example of divided states, if the target is a single device.

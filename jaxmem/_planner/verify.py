@@ -17,9 +17,10 @@ from jaxmem._planner.placement.steps import placed_steps
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._result.plan.plan import Plan, check_fingerprint, other_model
 from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.support import host_loop_fault
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import with_microbatches
-from jaxmem.errors import BudgetError
+from jaxmem.errors import BudgetError, TargetError
 
 
 def verify(plan: Plan, build, *args) -> Plan:
@@ -34,7 +35,8 @@ def verify(plan: Plan, build, *args) -> Plan:
 
     Raises PlanFileError if the plan was made for another model or other shapes; the message names
     the field. Raises StepError if `build` does not pass its plan to every block. Raises BudgetError
-    if the compiled step exceeds the plan's budget.
+    if the compiled step exceeds the plan's budget. Raises TargetError if the plan stores tensors in
+    host memory, and loops may transfer wrong values there.
     """
     build, placed = with_microbatches(build, plan.microbatches), None
     with backend_for(Target.parse(plan.target)) as backend:
@@ -59,7 +61,10 @@ def compiled_under(plan: Plan, steps: StepCompiler) -> Plan:
     """
     actions = AS_WRITTEN if plan.as_written else plan.actions
     compiled = steps.compile_fully(*steps.compile(actions)).compiled
+    fault = host_loop_fault(Target.parse(plan.target))
     total, host = compiled.total_bytes, compiled.host_bytes
+    if host and fault is not None:
+        raise TargetError(f"verify: the plan stores tensors in host memory, and {fault}")
     if total > plan.budget_bytes:
         raise BudgetError(
             f"verify: the step compiles to {show_bytes(total)} under this plan, over its budget of"

@@ -63,6 +63,14 @@ def test_the_doctor_misses_rich():
     assert (without.level, without.remedy) == ("note", "pip install 'jaxmem[cli]'")
 
 
+def test_the_doctor_knows_flags_under_which_jaxmem_never_offloads():
+    flag = "--xla_gpu_enable_pipelined_host_offloading"
+    (check,) = settings({"XLA_FLAGS": flag}, gpu=False)
+    assert (check.level, check.found) == ("note", flag)
+    assert check.remedy is not None
+    assert f"{flag}=false" in check.remedy
+
+
 def test_the_doctor_is_content_with_what_goes_together():
     assert [
         c.level for c in combinations({"jax": "0.11.2", "jaxlib": "0.11.2", "flax": "0.12.12"})

@@ -77,6 +77,35 @@ def test_before_it_is_left_out_and_the_version_is_named(jaxlib, version):
         support.allowed_actions([Action.OFFLOAD], Target.parse("h200"))
 
 
+FLAG = "--xla_gpu_enable_pipelined_host_offloading"
+
+
+@pytest.mark.parametrize(
+    ("flags", "pipelined"),
+    [
+        (FLAG, True),
+        (f"--xla_dump_to=a {FLAG}=true --xla_b=1", True),
+        (f"{FLAG}=1", True),
+        (f"{FLAG}=true {FLAG}=false", False),
+        (f"{FLAG}=false", False),
+        (f"{FLAG}_depth=2", False),
+        ("", False),
+    ],
+)
+def test_pipelined_host_transfers_leave_offload_out_on_gpus(jaxlib, monkeypatch, flags, pipelined):
+    jaxlib("0.11.2")
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    for gpu in ("h200", "a100-80gb:8"):
+        target = Target.parse(gpu)
+        actions, notes = support.allowed_actions(ALL, target)
+        assert (Action.OFFLOAD in actions) == (not pipelined)
+        if pipelined:
+            assert f"{FLAG}=false" in notes[0], "the remedy"
+            with pytest.raises(TargetError, match="45393"):
+                support.allowed_actions("offload", target)
+    assert support.allowed_actions(ALL, Target.parse("v5e")) == (ALL, ())
+
+
 @pytest.mark.parametrize(("name", "place"), [("local", "on this machine"), ("t4:2", "on 't4'")])
 def test_a_budget_beyond_the_memory_is_said(name, place):
     target = Target.parse(name)

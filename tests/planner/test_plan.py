@@ -12,6 +12,8 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import KEEP, REST, keeps_everything
+from jaxmem._planner import verify
+from jaxmem._planner.search.compile import StepCompiler
 from tests.shared import models
 
 pytestmark = [
@@ -194,6 +196,23 @@ def test_save_load_verify(halved, plainly, tmp_path):
     assert verified.compiled_bytes == halved.compiled_bytes
     assert verified.step(*arrays())[1] == plainly[1]
     assert json.loads(path.read_text()).keys() >= {"schema", "budget_bytes", "actions", "target"}
+
+
+def test_a_plan_that_stores_tensors_in_host_memory_is_refused_under_a_known_fault(
+    halved, monkeypatch
+):
+    """As on a GPU whose XLA_FLAGS pipeline host transfers, with a plan from another machine."""
+    monkeypatch.setattr(verify, "host_loop_fault", lambda target: "loops there read wrong values")
+    assert jaxmem.verify(halved, build, *SHAPES).is_compiled, "no tensor is in host memory"
+    compile_fully = StepCompiler.compile_fully
+
+    def on_host(self, step):
+        step = compile_fully(self, step)
+        return dataclasses.replace(step, compiled=dataclasses.replace(step.compiled, host_bytes=1))
+
+    monkeypatch.setattr(StepCompiler, "compile_fully", on_host)
+    with pytest.raises(jaxmem.errors.TargetError, match="loops there read wrong values"):
+        jaxmem.verify(halved, build, *SHAPES)
 
 
 def test_a_plan_for_another_model_is_refused(halved):

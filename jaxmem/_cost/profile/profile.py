@@ -19,6 +19,7 @@ from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.price import block_class, with_prices
 from jaxmem._cost.profile.times import job_times
 from jaxmem._cost.profile.whole import whole
+from jaxmem._target.devices.platforms import Platform
 
 
 def profile(
@@ -43,24 +44,23 @@ def profile(
     target = backend.target
     found = find_blocks(whole(jaxpr).jaxpr)
     classes = classes_of(found)
-    actions = allowed.actions
-    everywhere = target.traits.offloads_everywhere
-    looped = [a for a in actions if everywhere or not a.offloads]
-    allowed = dataclasses.replace(allowed, looped=looped)
-    jobs = Jobs(target.local, target.traits.tiled)
-    unrolled, nested = _unrolled(classes), _nested(classes)
-    offloads = not everywhere and any(a.offloads for a in actions)
-    left_out = {*unrolled, *nested} if offloads else set()
-    if offloads:
-        _warn_of_offload(unrolled, nested)
+    traits = target.traits
+    jobs = Jobs(target.local, traits.tiled)
+    unrolled, nested = _unrolled(classes), () if traits.offloads_nested else _nested(classes)
+    offloads = any(a.offloads for a in allowed.actions)
+    on_device = () if traits.offloads_unrolled else unrolled
+    left_out = {*on_device, *nested} if offloads else set()
     # First build all classes, whose prices are jobs; then time all jobs at once; then price.
     graphs = [_opened(graph, jobs, axes) for graph in classes]
     unpriced = [
-        block_class(g, k, allowed.without_offload() if g.label in left_out else allowed, jobs)
+        block_class(g, k, _allowed(allowed, g, left_out, traits), jobs)
         for k, g in enumerate(graphs)
     ]
-    if len(looped) < len(actions):
-        _warn_of_loops(g for g in graphs if g.label not in left_out)
+    if offloads:
+        _warn_of_offload(on_device, nested)
+        _warn_of_loops(
+            g for g in graphs if g.label not in left_out and not _offloads_in_loops(g, traits)
+        )
     hidden = hidden_tags(graphs)
     times = job_times(jobs.jobs, backend, database)
     price = jobs.prices(times.seconds)
@@ -91,6 +91,26 @@ def block_classes(jaxpr, axes: Mapping[str, int] = MappingProxyType({})) -> list
     graphs = [_opened(graph, jobs, axes) for graph in classes_of(find_blocks(jaxpr.jaxpr))]
     blocks = [block_class(graph, k, Allowed(), jobs) for k, graph in enumerate(graphs)]
     return [with_prices(block, lambda _: 0.0) for block in blocks]
+
+
+def _allowed(allowed: Allowed, graph: Opened, left_out: set[str], traits: Platform) -> Allowed:
+    """Returns the actions for the tags of one block.
+
+    allowed: the actions of the plan.
+    left_out: labels of blocks without offload.
+    """
+    if graph.label in left_out:
+        allowed = allowed.without_offload()
+    in_loops = allowed if _offloads_in_loops(graph, traits) else allowed.without_offload()
+    return dataclasses.replace(allowed, looped=in_loops.actions)
+
+
+def _offloads_in_loops(graph: Opened, traits: Platform) -> bool:
+    """Whether tags inside loops of a block can be offloaded. If a loop runs the block, a loop in a
+    loop stacks the offloaded tensors.
+    """
+    is_in_loop = any(i.loops for i in graph.graph.instances)
+    return traits.offloads_nested or (traits.offloads_unrolled and not is_in_loop)
 
 
 def _opened(graph: BlockGraph, jobs: Jobs, axes: Mapping[str, int]) -> Opened:
@@ -127,7 +147,7 @@ def _warn_of_offload(unrolled: Sequence[str], nested: Sequence[str]) -> None:
     if nested:
         warn(
             f"jaxmem: offload is left out for block {named(nested)}: a loop in a loop holds what it"
-            " saves, and XLA:GPU does not compile that in host memory; take the gradient inside the"
+            " saves, and XLA does not compile that in host memory; take the gradient inside the"
             " outer loop, where it is one over microbatches"
         )
 
@@ -138,7 +158,7 @@ def _warn_of_loops(graphs: Iterable[Opened]) -> None:
     if names:
         warn(
             f"jaxmem: offload is left out for the tags {', '.join(map(repr, sorted(names)))}: they"
-            " stand inside a loop of their block, and XLA:GPU does not compile what such a loop"
+            " stand inside a loop of their block, and XLA does not compile what such a loop"
             " offloads; tag what the loop returns to have it offloaded"
         )
 

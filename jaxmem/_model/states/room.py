@@ -9,7 +9,7 @@ import jax
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._target.devices.platforms import OnPlatform, platform_of
-from jaxmem._target.devices.support import misreading
+from jaxmem._target.devices.support import host_loop_fault
 from jaxmem._target.devices.target import free_host_bytes
 from jaxmem._trace.arguments import shard_bytes
 from jaxmem.errors import TargetError
@@ -23,11 +23,10 @@ def check_pool(device: OnPlatform | None, wanted: int) -> None:
     if not has_host_memory(device) or not wanted:
         return
     assert device is not None
-    if (version := misreading(device)) is not None:
+    if (why := host_loop_fault(device)) is not None:
         raise TargetError(
-            f"released_step: jaxlib {version} reads a loop's layers in host memory at wrong offsets"
-            " on a GPU (fixed in 0.11.1); expected 0.11.1 or later: install it, or leave all layers"
-            " in device memory"
+            f"released_step: states of layers are to lie in host memory, and {why}; mend this, or"
+            " leave all layers in device memory"
         )
     # XLA has read the variable when its backend started: a change now would have no effect.
     text = os.environ.get(POOL_VARIABLE, "")

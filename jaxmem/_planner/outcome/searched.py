@@ -10,6 +10,7 @@ import jax
 
 from jaxmem._core.actions import AS_WRITTEN, KEEP, REST, keeps_everything
 from jaxmem._core.bytes import show_bytes
+from jaxmem._planner.advice import held_by_schedule
 from jaxmem._planner.outcome.pareto import curve, whole_actions
 from jaxmem._planner.outcome.table import rows
 from jaxmem._planner.search.candidates import solve_fastest
@@ -93,7 +94,7 @@ def outcome(
             step_time.uncertainty_of,
             baseline.total,
         ),
-        notes=notes + option_notes(best.step.compiled.options),
+        notes=notes + held_by_schedule(search, best) + option_notes(best.step.compiled.options),
         compiler_options=best.step.compiled.options,
         measured=tuple(_measured(run, run.trial is best) for run in runs),
         as_written=best is search.trial_as_written,
@@ -190,6 +191,7 @@ def infeasible(search: Search, unnamed: str = "", hint: str = "") -> BudgetError
     )
     if unnamed and holder == SAVED:
         message += f"; the largest tensors that no tag names are {unnamed}"
+    message += "".join(f"; {sentence}" for sentence in held_by_schedule(search, least))
     if least.host_bytes:
         message += f"; host memory needed: {show_bytes(least.host_bytes)}"
     return BudgetError(message + hint, least_bytes=least.total)

@@ -35,7 +35,7 @@ from jaxmem._planner.solve.memory import working_bytes
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solution import ActionSolution, priced
 from jaxmem._planner.solve.solve import least_bytes
-from jaxmem._target.devices.support import misreading
+from jaxmem._target.devices.support import host_loop_fault
 from jaxmem.errors import BudgetError, StepError
 
 
@@ -122,12 +122,11 @@ def _compile_as_written(search: Search) -> Trial | None:
         (step,) = search.try_compile(AS_WRITTEN, least=search.baseline.total)
     if isinstance(step, StepError):
         return None
-    if step.host_bytes and (version := misreading(search.compiler.backend.target)):
+    if step.host_bytes and (why := host_loop_fault(search.compiler.backend.target)):
         warn(
-            "plan: the step as written offloads tensors by checkpoints of its own, and jaxlib"
-            f" {version} reads offloaded tensors of a loop at wrong offsets on this target (fixed"
-            " in 0.11.1), so that its gradients are wrong; it is left out of the plan: update"
-            " jaxlib, or run the step under the plan"
+            f"plan: the step as written offloads tensors by checkpoints of its own, and {why}; its"
+            " gradients may be wrong on this target, and it is left out of the plan: mend this, or"
+            " run the step under the plan"
         )
         return None
     cost = cost_as_written(search.profile, search.baseline, step)

@@ -4,17 +4,20 @@ whole step's bytes and times. `file.py` has its JSON form.
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
+
+import jax
+from jax.experimental.serialize_executable import serialize
 
 from jaxmem._core import assignment
 from jaxmem._core.actions import Actions, Choice, keeps_everything
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.files import write_json
+from jaxmem._core.files import write_json, write_whole
 from jaxmem._core.groups import ranges
 from jaxmem._core.reader import Count, Name, one_of
 from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS, Places
-from jaxmem._result.plan import file, html
+from jaxmem._result.plan import file, html, maxtext
 from jaxmem._result.plan.rows import Bytes, Measured, Point, Row, WrittenStep
 from jaxmem._result.plan.timeline import Timeline
 from jaxmem._target.devices.target import Target
@@ -263,6 +266,51 @@ class Plan:
         Raises OSError if the file cannot be written.
         """
         write_json(path, self.to_json())
+
+    def save_compiled(self, path: str | os.PathLike) -> None:
+        """Writes the plan's executable as MaxText's `compiled_trainstep_file`.
+
+        The file holds the bytes of `jax.experimental.serialize_executable.serialize`. MaxText loads
+        the file with the same versions of JAX and XLA, on the same kind and number of devices. The
+        file is a pickle: loading a file from somebody else can run any code.
+
+        path: the file. It appears whole or not at all.
+
+        Raises StepError if the plan has no executable, because it was loaded, or compiled for
+        another device, and if the executable is from nnx.jit. Raises OSError if the file cannot be
+        written.
+        """
+        if self._step is None:
+            raise StepError(
+                "Plan.save_compiled: this plan holds no executable: it was loaded, or compiled for"
+                f" target {self.target!r}, which is not this device; plan or verify it where it"
+                " trains, or give MaxText's train_compile the flags of plan.to_maxtext()"
+            )
+        if not isinstance(self._step, jax.stages.Compiled):
+            raise StepError(
+                f"Plan.save_compiled: the executable is {type(self._step).__name__}, whose modules"
+                " MaxText does not read; expected a plan of a jax.jit step or of a plain function"
+            )
+        write_whole(path, serialize(self._step)[0])
+
+    def to_maxtext(self, names: Collection[str] | None = None) -> dict[str, str]:
+        """Returns the plan as flags of MaxText: flag -> value.
+
+            " ".join(f"{flag}={value}" for flag, value in plan.to_maxtext().items())
+
+        The flags select MaxText's remat policy `custom`, and name the location of each tensor that
+        the plan decides: device, offload or remat. `microbatches` and `batch` are not among the
+        flags.
+
+        names: the tensors of your MaxText's policy `custom`. None means the tensors of MaxText
+          0.2.5. MaxText also accepts flags that the policy does not read, such as `engram`.
+
+        Raises TagError, a ValueError, for a plan that these flags cannot express. Such a plan
+        compresses, keeps everything, leaves the step as written, places or divides model states,
+        decides groups of layers apart, decides a name differently in two blocks, or decides a
+        tensor that is not in `names`.
+        """
+        return maxtext.flags(self, names)
 
     @staticmethod
     def load(path: str | os.PathLike) -> "Plan":

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxmem._target.devices.rates import Rates
-from jaxmem._target.devices.support import misreading
+from jaxmem._target.devices.support import host_loop_fault
 from jaxmem._target.devices.target import Target
 from jaxmem._target.hlo.costs import hlo_costs
 from jaxmem._target.hlo.transfers import Transfer, fault, misplaced, transfers
@@ -133,16 +133,15 @@ def read_compiled(
 
 
 def check_arguments(target: Target, traced: jax.stages.Traced) -> None:
-    """Raises TargetError if a step has arguments in host memory, and is compiled for a GPU by a
-    jaxlib that reads them wrongly.
+    """Raises TargetError if a step has arguments in host memory, and its loops may transfer wrong
+    values on the target.
     """
     if not any(map(on_host, traced.jaxpr.in_avals)):
         return
-    if (version := misreading(target)) is not None:
+    if (why := host_loop_fault(target)) is not None:
         raise TargetError(
-            f"the step has arguments in host memory, and jaxlib {version} reads such arrays at"
-            f" wrong offsets in a loop on target {str(target)!r} (fixed in 0.11.1); expected 0.11.1"
-            " or later: install it, or leave all layers in device memory"
+            f"the step has arguments in host memory, and on target {str(target)!r} {why}; mend"
+            " this, or leave all layers in device memory"
         )
 
 

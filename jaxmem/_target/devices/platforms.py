@@ -14,15 +14,18 @@ class Platform:
 
     host_is_apart: whether host memory is another memory than the device's, and copies between the
       two can overlap with compute.
-    offloads_everywhere: whether XLA moves to host memory whatever an offload policy names; else
-      only tensors that a single loop over layers saves, outside loops of the layers themselves.
+    offloads_unrolled: whether XLA moves to host memory the offloaded tensors of layers that no loop
+      repeats.
+    offloads_nested: whether XLA compiles offloaded tensors that a loop in a loop stacks. libtpu of
+      JAX 0.10.2 and 0.11.2 does not.
     tiled: whether arrays take the bytes of whole tiles.
     cheap_random_bits: whether threefry's bits are written once, and not as dozens of arrays.
     as_gpu: whether XLA fuses and schedules as for a GPU, which liveness estimates follow.
     """
 
     host_is_apart: bool = True
-    offloads_everywhere: bool = True
+    offloads_unrolled: bool = True
+    offloads_nested: bool = True
     tiled: bool = False
     cheap_random_bits: bool = True
     as_gpu: bool = False
@@ -37,9 +40,9 @@ class OnPlatform(Protocol):
 
 PLATFORMS = {
     "cpu": Platform(host_is_apart=False),
-    "cuda": Platform(offloads_everywhere=False, as_gpu=True),
+    "cuda": Platform(offloads_unrolled=False, offloads_nested=False, as_gpu=True),
     "rocm": Platform(),
-    "tpu": Platform(tiled=True, cheap_random_bits=False),
+    "tpu": Platform(offloads_nested=False, tiled=True, cheap_random_bits=False),
 }
 
 

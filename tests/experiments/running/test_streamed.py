@@ -14,7 +14,7 @@ from experiments.command.load import load
 from experiments.running import planning
 from experiments.running.planning import new_plan, prepare
 from experiments.steps.step import abstract
-from jaxmem._target.devices.support import misreading
+from jaxmem._target.devices.support import host_loop_fault
 from jaxmem._target.devices.target import Target
 from jaxmem.plans import Plan
 from tests.experiments.states import user_numerics
@@ -22,7 +22,8 @@ from tests.shared.marks import slow
 
 pytestmark = pytest.mark.jax_defaults
 MISREADS = pytest.mark.skipif(
-    misreading(Target.parse("h200")) is not None, reason="jaxlib reads host stacks wrongly on GPUs"
+    host_loop_fault(Target.parse("h200")) is not None,
+    reason="jaxlib reads host stacks wrongly on GPUs",
 )
 
 SETTINGS = (

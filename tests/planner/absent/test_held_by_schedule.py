@@ -1,0 +1,114 @@
+"""Layers that a Python loop repeats, divided over GPUs: XLA's schedule holds gathered weights of
+many layers at once, and the plan says so.
+"""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxmem
+from jaxmem._core.bytes import show_bytes
+from jaxmem._planner.advice import HELD, held_by_schedule
+from jaxmem._target.devices.target import Target
+from jaxmem.errors import JaxmemWarning
+from jaxmem.plans import Assignment
+
+pytestmark = pytest.mark.jax_defaults
+
+LAYERS, WIDTH, ROWS, DEVICES = 8, 1024, 8192, 8
+MESH = AbstractMesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
+
+
+def build(plan):
+    """Returns a step whose layers are a list. Each device stores an eighth of each weight."""
+
+    def layer(h, w):
+        return h + jax.nn.relu(jaxmem.tag(h @ w[0], "up")) @ w[1]
+
+    run = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan))
+
+    def loss(ws, x):
+        h = x
+        for w in ws:
+            h = run(h, w)
+        return (h.astype(jnp.float32) ** 2).mean()
+
+    return lambda ws, x: jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(loss)(ws, x))
+
+
+def scanned(plan):
+    """Returns the step of `build` with its layers in a scan."""
+
+    def layer(h, w):
+        return h + jax.nn.relu(jaxmem.tag(h @ w[0], "up")) @ w[1]
+
+    run = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan), prevent_cse=False)
+
+    def loss(ws, x):
+        h, _ = jax.lax.scan(lambda h, w: (run(h, w), None), x, ws)
+        return (h.astype(jnp.float32) ** 2).mean()
+
+    return lambda ws, x: jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(loss)(ws, x))
+
+
+def arguments(stacked: bool):
+    def weight(*sizes):
+        spec = P(None, "data") if stacked else P("data")
+        sizes = (LAYERS, *sizes) if stacked else sizes
+        return jax.ShapeDtypeStruct(sizes, jnp.bfloat16, sharding=NamedSharding(MESH, spec))
+
+    one = weight(WIDTH, 4 * WIDTH), weight(4 * WIDTH, WIDTH)
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.bfloat16, sharding=NamedSharding(MESH, P("data")))
+    return (one if stacked else [one] * LAYERS), x
+
+
+@pytest.mark.slow
+def test_the_schedule_of_unrolled_layers_is_named_and_a_scan_takes_half():
+    price = lambda *step: jaxmem.plans.price(
+        step[0], Assignment.nothing(), *step[1], target=f"h200:{DEVICES}"
+    )
+    with pytest.warns(JaxmemWarning, match="unrolled in Python"):  # for offload
+        unrolled = price(build, arguments(False))
+    in_a_scan = price(scanned, arguments(True))
+    assert [n for n in unrolled.notes if "follow each other without a loop" in n]
+    assert not [n for n in in_a_scan.notes if "follow each other without a loop" in n]
+    temporaries = lambda plan: plan.compiled_bytes - plan.parts.arguments
+    assert temporaries(unrolled) > HELD * temporaries(in_a_scan)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("held", "expected", "unrolled", "target", "said"),
+    [
+        (162, 33, ("block",), "h200:8", True),  # as measured on the step above
+        (68, 57, (), "h200:8", False),
+        (210, 166, ("block",), "h200:8", False),
+        (264, 264, ("block",), "h200", False),
+        (290_000, 62_000, ("block",), "h200:8", True),  # openxla/xla #45753
+        (290_000, 62_000, (), "h200:8", False),
+        (162, 33, ("block",), "v5e:8", False),
+        (162, None, ("block",), "h200:8", False),
+    ],
+)
+def test_the_note_names_the_bytes_and_the_remedies(held, expected, unrolled, target, said):
+    size = None if expected is None else expected * 2**20
+    search = types.SimpleNamespace(
+        profile=types.SimpleNamespace(unrolled=unrolled),
+        compiler=types.SimpleNamespace(
+            backend=types.SimpleNamespace(target=Target.parse(target)),
+        ),
+        estimates=types.SimpleNamespace(estimate=lambda actions: size),
+    )
+    compiled = types.SimpleNamespace(temp_bytes=held * 2**20)
+    trial = types.SimpleNamespace(actions={}, step=types.SimpleNamespace(compiled=compiled))
+    notes = held_by_schedule(search, trial)  # pyright: ignore[reportArgumentType]
+    assert len(notes) == said
+    for note in notes:
+        assert show_bytes(held * 2**20) in note
+        assert show_bytes(size) in note
+        assert "jax.lax.scan" in note
+        assert "latency_hiding_scheduler=false" in note
