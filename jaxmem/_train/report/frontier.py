@@ -29,7 +29,7 @@ def frontier_figure(frontier: Frontier) -> str:
     sizes = [cell.bytes for cell in cells] + [plan.compiled_bytes for _, plan in plans]
     rates = [c.throughput for c in cells] + [c.compiled_throughput for c, _ in plans]
     budgets = [b for b in frontier.budgets if near_scale(b, max(sizes)) is not None]
-    x, y = bytes_axis(*padded([*sizes, *budgets])), axis(0, 1.06 * frontier.rate(max(rates)))
+    x, y = bytes_axis(*padded([*sizes, *budgets])), axis(*padded(map(frontier.rate, rates)))
 
     def mark(css: str, batch: int, size: int, throughput: float) -> str:
         said = f"batch {batch}: {show_bytes(size)}, {frontier.rates(throughput)}"

@@ -122,11 +122,12 @@ def report_frontier(frontier: Frontier, path: str | os.PathLike) -> None:
     name = lambda cell: f"batch {cell.batch} in {show_bytes(cell.budget_bytes)}"
     runs = [Run(name(cell), checked(cell.plan, path)) for cell in cells if cell.plan is not None]
     sizes, budgets = len(frontier.batches), len(frontier.budgets)
-    said = f"{sizes} sizes of the batch and {budgets} budgets on {frontier.target}."
+    units, *_, largest = frontier.summary()
+    said = f"{sizes} sizes of the batch and {budgets} budgets on {frontier.target}. {largest}."
     sections = [
         _section("Throughput against bytes", frontier_figure(frontier), THROUGHPUT),
         _section("The best size for each budget", best_table(frontier), BEST),
-        _section("Every size and budget", frontier_table(frontier), frontier.summary()[0]),
+        _section("Every size and budget", frontier_table(frontier), units.strip("()")),
     ]
     again = f"jaxmem.plans.report_frontier(frontier, {str(path)!r})"
     title = f"frontier for {frontier.target}"
