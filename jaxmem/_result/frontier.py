@@ -208,14 +208,15 @@ class Frontier:
         ]
         for budget in self.budgets:
             cell = self.best_cell(budget)
-            if cell is None or (plan := cell.plan) is None:
+            if cell is None or (plan := cell.plan) is None or cell.seconds is None:
                 least = show_bytes(self.least_bytes(budget))
                 lines.append(f"{show_bytes(budget)}: no size fits, the least needs {least}")
                 continue
             lines.append(
                 f"{show_bytes(budget)}: batch {cell.batch}, compiled to"
-                f" {show_bytes(plan.compiled_bytes)}, {show_ms(1e3 * plan.predicted_seconds)} a"
-                f" step, {self.rates(cell.compiled_throughput)}"
+                f" {show_bytes(plan.compiled_bytes)} (estimated {show_bytes(cell.bytes)}),"
+                f" {show_ms(1e3 * plan.predicted_seconds)} a step (estimated"
+                f" {show_ms(1e3 * cell.seconds)}), {self.rates(cell.compiled_throughput)}"
             )
         return lines
 

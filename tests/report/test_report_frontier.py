@@ -44,7 +44,8 @@ def test_the_page_has_the_table_and_the_plans(tmp_path):
         "needs 20.0 MiB",
         "200.0 ms, 4,000/s, 30.0 MiB *",
         "100.0 ms, 16,000/s, 70.0 MiB *",
-        "none: the least needs 20.0 MiB",
+        "10.0 MiB: no size fits, the least needs 20.0 MiB",
+        "compiled to 72.0 MiB (estimated 70.0 MiB), 128.0 ms a step (estimated 100.0 ms)",
         "125 examples/s, 12,500 tokens/s",
         "batch 8 in 40.0 MiB",
         "batch 16 in 80.0 MiB",
@@ -78,7 +79,7 @@ def test_a_frontier_without_tokens_and_with_a_single_plan(tmp_path):
     text = page_of(tmp_path, dataclasses.replace(alone, cells=cells))
     assert "tokens" not in text.split("The best size")[0]
     assert "200.0 ms, 40.0/s, 30.0 MiB *" in text
-    assert "none: the least needs 30.0 MiB" in text
+    assert "40.0 MiB: no size fits, the least needs 30.0 MiB" in text
 
 
 def test_hostile_names_are_escaped(tmp_path):

@@ -1,4 +1,4 @@
-"""Draws a frontier: the throughput against bytes for each size of the batch, and its tables."""
+"""Draws a frontier: the throughput against bytes for each size of the batch, and the table."""
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._result.frontier import Frontier
@@ -13,7 +13,6 @@ from jaxmem._result.svg import (
     line,
     near_scale,
     padded,
-    show_ms,
     table,
     upright,
 )
@@ -56,22 +55,4 @@ def frontier_figure(frontier: Frontier) -> str:
 def frontier_table(frontier: Frontier) -> str:
     """The estimates, with a row for each size and a column for each budget."""
     head, *rows = frontier.table()
-    return table(head, ([escape(text) for text in row] for row in rows), "frontier")
-
-
-def best_table(frontier: Frontier) -> str:
-    """The estimates and the compiled plan of the best size for each budget."""
-    head = ["budget", "batch", "step, estimated", "step, compiled", "bytes, estimated"]
-    head += ["bytes, compiled", "compiled"]
-    rows = []
-    for budget in frontier.budgets:
-        cell = frontier.best_cell(budget)
-        if cell is None or cell.plan is None or cell.seconds is None:
-            least = f"none: the least needs {show_bytes(frontier.least_bytes(budget))}"
-            rows.append([show_bytes(budget), least, *["–"] * (len(head) - 2)])
-            continue
-        steps = [show_ms(1e3 * s) for s in (cell.seconds, cell.plan.predicted_seconds)]
-        sizes = [show_bytes(size) for size in (cell.bytes, cell.plan.compiled_bytes)]
-        rates = frontier.rates(cell.compiled_throughput)
-        rows.append([show_bytes(budget), str(cell.batch), *steps, *sizes, rates])
     return table(head, ([escape(text) for text in row] for row in rows), "frontier")

@@ -28,7 +28,7 @@ from jaxmem._train.report.facts import (
     tiles,
     without_a_plan,
 )
-from jaxmem._train.report.frontier import best_table, frontier_figure, frontier_table
+from jaxmem._train.report.frontier import frontier_figure, frontier_table
 from jaxmem._train.report.memory import live_figure, memory_figure, runs_figure
 from jaxmem._train.report.outliers import decided, outlier_maps
 from jaxmem._train.report.tensors import curve_grid, runs_grid, strip_figure, why
@@ -41,8 +41,8 @@ THROUGHPUT = (
     " where a plan's time is measured."
 )
 BEST = (
-    "The compiled plan of the highest throughput within each budget, with its estimate. The plans"
-    " follow below."
+    "The plan of the highest throughput within each budget, as compiled, with the estimates in"
+    " parentheses. The plans follow below."
 )
 OVER_TIME = (
     "Device bytes in use over the schedule of the compiled step, by XLA's account of it: no"
@@ -122,16 +122,17 @@ def report_frontier(frontier: Frontier, path: str | os.PathLike) -> None:
     name = lambda cell: f"batch {cell.batch} in {show_bytes(cell.budget_bytes)}"
     runs = [Run(name(cell), checked(cell.plan, path)) for cell in cells if cell.plan is not None]
     sizes, budgets = len(frontier.batches), len(frontier.budgets)
-    units, *_, largest = frontier.summary()
-    said = f"{sizes} sizes of the batch and {budgets} budgets on {frontier.target}. {largest}."
+    units, *best_sizes = frontier.summary()
+    items = "".join(element("li", _sentence(text)) for text in best_sizes)
+    lead = f"{sizes} sizes of the batch and {budgets} budgets on {frontier.target}"
     sections = [
         _section("Throughput against bytes", frontier_figure(frontier), THROUGHPUT),
-        _section("The best size for each budget", best_table(frontier), BEST),
+        _section("The best size for each budget", element("ul", items), BEST),
         _section("Every size and budget", frontier_table(frontier), units.strip("()")),
     ]
     again = f"jaxmem.plans.report_frontier(frontier, {str(path)!r})"
     title = f"frontier for {frontier.target}"
-    _write(path, _document(title, _sentence(said), [*sections, *_sections(runs)], again))
+    _write(path, _document(title, _sentence(lead), [*sections, *_sections(runs)], again))
 
 
 def report_runs(runs: Sequence[str], out: pathlib.Path) -> str:
