@@ -125,6 +125,9 @@ TEXT = [
     ("states.copies=1", "states.copies: got 1 without states.persist; allowed beside"),
     ('plan.decide=["states"]', "plan.decide: got ['states']; allowed: ['actions'], or"),
     ('plan.decide=["actions", "places"]', "plan.decide[1]: got 'places'"),
+    ('plan.decide=["actions", "sharding"]', "plan.decide: got ['actions', 'sharding']; allowed"),
+    ("plan.batch=largest", "plan.batch: got 'largest'; did you mean "),
+    ("plan.sizes=[8]", "plan.sizes: got [8] without plan.batch; allowed beside"),
     (
         'plan.decide=["actions", "states"]',
         "optimizer.accumulation: got 'scan' beside plan.decide = ['actions', 'states']; allowed",
