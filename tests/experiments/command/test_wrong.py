@@ -123,10 +123,13 @@ TEXT = [
     ("states.persist=99", "states.persist: got 99; allowed: at most model.layers, "),
     ("states.persist=-1", "states.persist: got -1; allowed: at least 0"),
     ("states.copies=1", "states.copies: got 1 without states.persist; allowed beside"),
-    ('plan.decide=["states"]', "plan.decide: got ['states']; allowed: ['actions'], or"),
+    (
+        'plan.decide=["states"]',
+        "plan.decide: got ['states']; allowed: ['actions'], ['actions', 'states'], or",
+    ),
     ('plan.decide=["actions", "places"]', "plan.decide[1]: got 'places'"),
     ('plan.decide=["actions", "sharding"]', "plan.decide: got ['actions', 'sharding']; allowed"),
-    ("plan.batch=largest", "plan.batch: got 'largest'; did you mean "),
+    ("plan.batch=largest", "plan.batch: got 'largest'; allowed: one of 'max' or 'fastest'"),
     ("plan.sizes=[8]", "plan.sizes: got [8] without plan.batch; allowed beside"),
     (
         'plan.decide=["actions", "states"]',
