@@ -83,10 +83,11 @@ def frontier(
 
     The step is traced, and its pieces are timed, once for each size, and once for each number of
     microbatches. The bytes are liveness estimates, which are neither an upper nor a lower bound.
-    The seconds are the seconds of the step with everything kept, as the sum of its pieces, plus the
-    difference of the plan. Estimates leave out plans that divide layers into groups, and the step's
-    own checkpoints. If a compile shows that a size does not fit although estimates expected it to
-    fit, the next best size is compiled.
+    For a named TPU, the bytes come from libtpu's buffer assignment. The seconds are the seconds of
+    the step with everything kept, as the sum of its pieces, plus the difference of the plan.
+    Estimates leave out plans that divide layers into groups, and the step's own checkpoints. If a
+    compile shows that a size does not fit although estimates expected it to fit, the next best size
+    is compiled.
 
     Raises BudgetError, with the least bytes, if no size fits any budget. Raises StepError for
     invalid sizes and arguments, and in a run of several processes: call `frontier` in a process of
@@ -127,7 +128,7 @@ def frontier(
             build,
             *sized(args, cell.batch),
             budget=cell.budget_bytes,
-            host_budget=host_room,
+            host_budget=host_budget,
             target=target,
             actions=actions,
             codecs=codecs,

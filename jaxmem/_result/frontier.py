@@ -44,8 +44,9 @@ class Cell:
 
     @property
     def compiled_throughput(self) -> float:
-        """`batch / plan.predicted_seconds`; 0 for a cell without a compiled plan."""
-        return 0.0 if self.plan is None else self.batch / self.plan.predicted_seconds
+        """`batch / plan.predicted_seconds`; 0 without a compiled plan, or without a time of it."""
+        seconds = 0.0 if self.plan is None else self.plan.predicted_seconds
+        return self.batch / seconds if seconds else 0.0
 
 
 @dataclasses.dataclass(frozen=True)

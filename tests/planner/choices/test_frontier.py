@@ -307,6 +307,16 @@ def test_the_best_plan_may_be_of_a_smaller_budget():
         found.best(15)
 
 
+def test_a_plan_without_a_time_is_the_best_only_where_it_is_alone():
+    timeless = plans.plan(batch=8, predicted_seconds=0.0)
+    alone = Cell(8, 10, bytes=8, seconds=0.1, plan=timeless)
+    found = Frontier((alone, Cell(8, 20, bytes=8, seconds=0.1)), "h200", 100, "xla")
+    assert found.best(10) == found.best(20) == timeless
+    assert "0.00 examples/s" in str(found)
+    other = Cell(16, 10, bytes=9, seconds=0.1, plan=plans.plan(batch=16))
+    assert Frontier((alone, other), "h200", 100, "xla").best(10).batch == 16
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
