@@ -273,7 +273,9 @@ def _compiled(cells: Sequence[Cell], plan_for: Callable[[Cell], Plan]) -> list[C
     done = list(cells)
     numbers = lambda cell: (cell.batch, cell.microbatches, cell.bytes, cell.seconds)
     for budget in sorted({cell.budget_bytes for cell in cells}):
-        column = [i for i, c in enumerate(done) if c.budget_bytes == budget and c.throughput]
+        column = [
+            i for i, c in enumerate(done) if c.budget_bytes == budget and c.seconds is not None
+        ]
         for i in sorted(column, key=lambda i: -done[i].throughput):
             cell = done[i]
             if numbers(cell) in [numbers(c) for c in done if c.plan is not None]:

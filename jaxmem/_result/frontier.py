@@ -2,17 +2,15 @@
 
 import dataclasses
 import os
-from typing import Annotated, Any
+from typing import Any
 
 from jaxmem._core.bytes import parse_budget, show_bytes
 from jaxmem._core.files import read_json, write_json
-from jaxmem._core.reader import Broken, Count, Name, Reader, Valid, named
+from jaxmem._core.reader import Broken, Count, Name, Reader, named
 from jaxmem._result.plan.file import SCHEMA, plan_of, without_schema
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.svg import show_ms
 from jaxmem.errors import BudgetError, StepError
-
-_SECONDS = Valid("a number above 0", bool)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Cell:
     budget_bytes: Count
     bytes: int
     host_bytes: int = 0
-    seconds: Annotated[float, _SECONDS] | None = None
+    seconds: float | None = None
     microbatches: Count | None = None
     plan: Plan | None = None
 
