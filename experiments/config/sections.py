@@ -95,6 +95,12 @@ class Trained(Section):
     train: Train
     optimizer: Optimizer
 
+    def of_size(self, batch: int | None) -> Self:
+        """This config with another `train.batch`; None leaves it."""
+        if batch is None:
+            return self
+        return self.model_copy(update={"train": self.train.model_copy(update={"batch": batch})})
+
     @pydantic.model_validator(mode="after")
     def _warms_up_in_time(self) -> Self:
         if self.optimizer.warmup > self.train.steps:

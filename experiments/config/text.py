@@ -11,6 +11,7 @@ from experiments.config.sections import Count, Path, Positive, Probability, Sect
 from jaxmem.plans import Action
 
 ActionName = Annotated[Action, Field(strict=False)]  # from its name
+Decision = Literal["actions", "states", "sharding"]
 CAUSAL = "gpt", "llama"  # models that go on with a text
 Size = int | float | Text  # of memory, as `jaxmem.plan` reads it
 CodecNames = Text | Annotated[list[Text], Field(min_length=1)]
@@ -87,8 +88,9 @@ class Plan(Section):
     trains without a plan, everything kept.
 
     `codecs`: a codec for every tag that names none, or for each kind of tensor one or several.
+    `batch`: the plan chooses `train.batch`, the largest that fits or the fastest, among `sizes`.
     `decide`: "actions", and "states" beside it where the plan says which layers' states stay on the
-    device too.
+    device too; "sharding" beside both, where it says what several devices divide.
     `rectify`: count outliers while training, and plan anew where they ask for it.
     `explain`: compile the step and everything kept once more, and show their memory on the page.
     """
@@ -101,12 +103,28 @@ class Plan(Section):
     path: Path | None = None  # train under the plan of this file
     rectify: bool = False
     explain: bool = False
-    decide: list[Literal["actions", "states"]] | None = None  # left out: actions alone
+    batch: Literal["max", "fastest"] | None = None
+    sizes: Annotated[list[Count], Field(min_length=1)] | None = None  # left out: all that divide
+    decide: list[Decision] | None = None  # left out: actions alone
 
     @property
-    def decided(self) -> list[Literal["actions", "states"]]:
+    def decided(self) -> list[Decision]:
         """What the plan decides."""
         return ["actions"] if self.decide is None else self.decide
+
+    @property
+    def divides(self) -> bool:
+        """Whether the plan divides the step over devices."""
+        return "sharding" in self.decided
+
+    @pydantic.model_validator(mode="after")
+    def _chooses_a_size(self) -> Self:
+        if self.sizes is not None and self.batch is None:
+            raise ValueError(
+                f"plan.sizes: got {self.sizes} without plan.batch; allowed beside plan.batch ="
+                " 'max' or 'fastest' only"
+            )
+        return self
 
 
 class Remat(Section):
@@ -199,6 +217,16 @@ class Config(sections.Trained):
         return self
 
     @pydantic.model_validator(mode="after")
+    def _has_a_plan_to_choose_a_size(self) -> Self:
+        if self.plan.batch and (self.remat.policy != "plan" or self.plan.budget == "none"):
+            raise ValueError(
+                f"plan.batch: got {self.plan.batch!r} beside remat.policy = {self.remat.policy!r}"
+                f" and plan.budget = {self.plan.budget!r}; allowed there: nothing, since nothing is"
+                " planned"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
     def _continues(self) -> Self:
         if "length" in self.sample.model_fields_set and self.sample.length > self.sampled:
             raise ValueError(
@@ -210,9 +238,20 @@ class Config(sections.Trained):
     @pydantic.model_validator(mode="after")
     def _is_decided(self) -> Self:
         decide = self.plan.decided
-        if "actions" not in decide:
+        if "actions" not in decide or (self.plan.divides and "states" not in decide):
             raise ValueError(
-                f"plan.decide: got {decide}; allowed: ['actions'], or ['actions', 'states']"
+                f"plan.decide: got {decide}; allowed: ['actions'], ['actions', 'states'], or"
+                " ['actions', 'states', 'sharding']"
+            )
+        alone = {
+            "model.dropout": self.model.dropout,
+            "model.attention_dropout": self.model.attention_dropout,
+            "plan.explain": self.plan.explain,
+        }
+        if self.plan.divides and (key := next((key for key in alone if alone[key]), None)):
+            raise ValueError(
+                f"{key}: got {alone[key]} beside plan.decide = {decide}; allowed there: nothing,"
+                " since the released step alone is divided"
             )
         if "states" not in decide:
             return self

@@ -14,8 +14,10 @@ import jaxmem
 import jaxmem.runs
 from experiments.config.text import Config
 from experiments.errors import InputError, nearest
+from experiments.models import registry as models
 from experiments.models.loops import scanned
 from experiments.running.policies import Candidate, candidates
+from experiments.steps.accumulate import released_step
 from experiments.steps.step import abstract, make_step, step_over
 from jaxmem.plans import (
     LOSSLESS,
@@ -77,10 +79,25 @@ def check(config: Config) -> None:
                 f"plan.actions: got '{action}'; allowed for plan.target = {wanted.target!r}:"
                 f" {allowed}, since a CPU has no host memory apart from its own"
             )
+    if wanted.divides and target.devices == 1:
+        raise InputError(
+            f"plan.decide: got {wanted.decided}; allowed for plan.target = {wanted.target!r}:"
+            " without 'sharding', since it is one device"
+        )
     _check_codecs(config)
     if wanted.path is not None:
         with _told_of("plan.path"):
             Plan.load(wanted.path)
+
+
+def check_run(config: Config) -> None:
+    """Raises InputError as `check` does, and for settings that are planned and not trained with."""
+    if config.plan.divides:
+        raise InputError(
+            f"plan.decide: got {config.plan.decided}; allowed where a model trains: without"
+            " 'sharding', since it trains on one device; experiments.plan plans it"
+        )
+    check(config)
 
 
 def _check_codecs(config: Config) -> None:
@@ -118,17 +135,29 @@ def new_plan(config: Config) -> Plan:
     wanted = config.plan
     with progress():
         try:
-            return jaxmem.plan(
-                functools.partial(make_step, config),
-                *abstract(config),
-                budget=wanted.budget,
-                target=wanted.target,
-                **_asked(config),
-            )
+            build, args = _planned(config)
+            sizes = {"batch": wanted.batch, "sizes": wanted.sizes}
+            among = {"budget": wanted.budget, "target": wanted.target}
+            return jaxmem.plan(build, *args, **among, **sizes, **_asked(config))
         except jaxmem.errors.BudgetError as error:
             raise InputError(f"plan.budget: {error}") from error
         except jaxmem.errors.TargetError as error:
             raise InputError(f"plan.target: {error}") from error
+
+
+def _planned(config: Config) -> tuple[Callable[..., Any], tuple[Any, Any]]:
+    """What `jaxmem.plan` is given: `build`, and the step's arguments as shapes. The batch is a
+    function of its size if the plan chooses `train.batch`. A step that the plan divides over
+    devices is the released step alone, over the axis "data".
+    """
+    build = functools.partial(make_step, config)
+    state, batch = abstract(config)
+    if config.plan.divides:
+        build = functools.partial(released_step, config, axis_name="data")
+        state = jax.eval_shape(build().init, state.params)
+    if config.plan.batch is not None:
+        batch = lambda size: models.batch_shape(config.of_size(size))
+    return build, (state, batch)
 
 
 def _asked(config: Config) -> dict[str, Any]:
@@ -149,16 +178,18 @@ def prepare(config: Config) -> Ready:
     """
     if config.remat.policy != "plan":
         return named(config)
-    build, shapes = functools.partial(make_step, config), abstract(config)
+    given = lambda config: (functools.partial(make_step, config), *abstract(config))
     if config.plan.path is not None:
         with _told_of("plan.path"):
             plan = Plan.load(config.plan.path)
             if plan.target == "local":
-                plan = jaxmem.verify(plan, build, *shapes)
+                plan = jaxmem.verify(plan, *given(config.of_size(plan.batch)))
     elif config.plan.budget == UNPLANNED:
-        return unplanned(build(None), *shapes)
+        return unplanned(make_step(config), *abstract(config))
     else:
         plan = new_plan(config)
+    config = config.of_size(plan.batch)
+    build, *shapes = given(config)
     told: dict[str, Any] = {"explained": explain(config, plan)}
     if config.plan.rectify:
         told["rectifier"] = jaxmem.runs.Rectifier(plan, build, *shapes, **_asked(config))
@@ -237,6 +268,6 @@ def plan_into(config: Config, out: pathlib.Path, overwrite: bool = False) -> Non
         plan = new_plan(config)
         print(plan, flush=True)
         results.plan(plan)
-        if (explained := explain(config, plan)) is not None:
+        if (explained := explain(config.of_size(plan.batch), plan)) is not None:
             results.explained(explained)
     print(f"wrote {out / 'plan.json'}", file=sys.stderr)

@@ -74,6 +74,7 @@ def run(
         said = experiment.says(config, data)
         print(said, file=sys.stderr)
         ready = experiment.step(config, data)
+        config = config.of_size(ready.plan and ready.plan.batch)
         _announce(ready)
         if ready.plan is not None:
             results.plan(ready.plan)

@@ -11,7 +11,7 @@ from experiments.data.text import Text
 from experiments.errors import DivergedError
 from experiments.models import registry as models
 from experiments.models.loops import stacked
-from experiments.running.planning import check, prepare
+from experiments.running.planning import check_run, prepare
 from experiments.running.run import Experiment
 from experiments.running.sample import sample
 from experiments.steps.step import State, first_state, make_loss
@@ -68,7 +68,7 @@ def told(found: dict[str, Any]) -> dict[str, str]:
 
 
 TEXT = Experiment(
-    check=check,
+    check=check_run,
     read=read,
     says=says,
     first_state=lambda config, plan: first_state(config.placed_by(plan)),

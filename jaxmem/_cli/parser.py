@@ -39,6 +39,20 @@ MICROBATCHES = (
     "choose among these numbers of microbatches, such as 1,2,4: build(plan, microbatches=N)"
     " returns the step with N"
 )
+BATCH = (
+    'choose the size of the batch: "max", the largest that fits, or "fastest", of the highest'
+    " throughput; FUNCTION returns lambda n: ... for each argument that depends on the size"
+)
+SIZES = "the sizes to choose from, such as 8,16,32, or 8:4097:8 for range(8, 4097, 8)"
+DECIDE = (
+    "what the plan decides: actions (default), or a list such as actions,states,sharding: where the"
+    " states of a released step are stored, and what several devices divide; microbatches too"
+)
+FRONTIER = (
+    "print step time, throughput and bytes for each of --batches and each of --budgets, from"
+    " estimates, and compile the best size for each budget"
+)
+TOKENS = "with --frontier: tokens of one example, to print tokens a second"
 FRESH = "read nothing that earlier plans timed, compiled or tried; for a machine that was busy then"
 
 
@@ -114,9 +128,16 @@ def _add_plan(command) -> None:
     one.add_argument("--actions", metavar="A", help=ACTIONS)
     one.add_argument("--codecs", metavar="C", action="append", help=CODECS)
     one.add_argument("--microbatches", metavar="N,N", help=MICROBATCHES)
+    one.add_argument("--batch", metavar="GOAL", help=BATCH)
+    one.add_argument("--sizes", metavar="N,N", help=SIZES)
+    one.add_argument("--decide", metavar="D,D", help=DECIDE)
     one.add_argument("--measure", metavar="SECONDS", help=MEASURE)
     one.add_argument("--policy", metavar="FILE", help=POLICY)
     one.add_argument("--fresh", action="store_true", help=FRESH)
+    one.add_argument("--frontier", action="store_true", help=FRONTIER)
+    one.add_argument("--batches", metavar="N,N", help="with --frontier: sizes, as for --sizes")
+    one.add_argument("--budgets", metavar="B,B", help="with --frontier: such as 20GiB,40GiB")
+    one.add_argument("--tokens", type=int, metavar="N", help=TOKENS)
     one.add_argument("--out", metavar="FILE", help="write the plan here, as JSON")
     one.add_argument("--report", metavar="FILE", help="write a page about the plan here, as HTML")
     one.add_argument("--json", action="store_true", help="print the plan as JSON, not as a table")

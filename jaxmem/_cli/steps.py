@@ -9,7 +9,8 @@ import functools
 import math
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from jaxmem._cli.entry import load_entry
 from jaxmem._cli.output import check_outputs, deliver, show_result
@@ -22,6 +23,7 @@ from jaxmem._model.auto.auto import auto
 from jaxmem._model.auto.seen import seen
 from jaxmem._model.codecs.registry import parse
 from jaxmem._planner.explain.explain import explain as make_explanation
+from jaxmem._planner.frontier import frontier as make_frontier
 from jaxmem._planner.plan import plan as make_plan
 from jaxmem._planner.user_assignments import estimate as make_estimate
 from jaxmem._planner.user_assignments import price
@@ -29,8 +31,10 @@ from jaxmem._planner.verify import verify as verify_plan
 from jaxmem._result.memory.explanation import Explanation
 from jaxmem._result.plan.file import read_assignment
 from jaxmem._result.plan.plan import Plan
+from jaxmem._trace.arguments import sized
 from jaxmem._train.report.facts import SOURCES
 from jaxmem._train.report.report import report as write_report
+from jaxmem._train.report.report import report_frontier
 from jaxmem.errors import JaxmemError
 
 
@@ -38,29 +42,65 @@ def plan(args: argparse.Namespace) -> int:
     # Files, codecs and numbers are checked before the user's code runs, which may take long.
     outputs = {"--out": args.out, "--report": args.report}
     check_outputs(outputs, {_code(args): "the step's own code"})
-    codecs, microbatches = _codecs(args.codecs), _microbatches(args.microbatches)
-    measure, policy = _seconds(args.measure), _policy(args)
+    _check_together(args)
+    asked = {
+        "host_budget": args.host_budget,
+        "target": args.target,
+        "actions": args.actions,
+        "codecs": _codecs(args.codecs),
+        "microbatches": _numbers("microbatches", args.microbatches),
+        "decide": ("actions",) if args.decide is None else _words(args.decide),
+        "fresh": args.fresh,
+    }
+    if args.frontier:
+        return _frontier(args, asked)
+    sizes, measure = _numbers("sizes", args.sizes), _seconds(args.measure)
+    asked |= {"budget": args.budget, "batch": args.batch, "sizes": sizes, "measure": measure}
+    policy = _policy(args)
     with _step(args) as (build, arguments):
         if policy is not None:
             made = price(build, policy, *arguments, target=args.target)
         else:
-            made = make_plan(
-                build,
-                *arguments,
-                budget=args.budget,
-                host_budget=args.host_budget,
-                target=args.target,
-                actions=args.actions,
-                fresh=args.fresh,
-                codecs=codecs,
-                microbatches=microbatches,
-                measure=measure,
-            )
+            made = make_plan(build, *arguments, **asked)
+        arguments = _sized(arguments, made)
         explained = _explained(args, made, build, arguments) if args.report else None
     page = functools.partial(write_report, made, explained=explained)
     writes = [("--out", args.out, made.save), ("--report", args.report, page)]
     deliver(lambda: show_result(args, made.to_json(), lambda: show_plan(made)), writes)
     return 0
+
+
+def _frontier(args: argparse.Namespace, asked: dict[str, Any]) -> int:
+    """`plan` with --frontier. `asked` are the arguments that plans and frontiers share."""
+    asked |= {"batches": _numbers("batches", args.batches), "budgets": _words(args.budgets)}
+    with _step(args) as (build, arguments):
+        made = make_frontier(build, *arguments, tokens=args.tokens, **asked)
+    page = functools.partial(report_frontier, made)
+    writes = [("--out", args.out, made.save), ("--report", args.report, page)]
+    deliver(lambda: show_result(args, made.to_json(), lambda: print(made)), writes)
+    return 0
+
+
+def _check_together(args: argparse.Namespace) -> None:
+    """Raises JaxmemError for options that belong to plans beside --frontier, for options that
+    belong to --frontier without it, and for --frontier without sizes and budgets.
+    """
+    required = ("batches", "budgets")
+    of_plans = ("budget", "batch", "sizes", "measure", "policy")
+    for option in of_plans if args.frontier else (*required, "tokens"):
+        if getattr(args, option) is not None:
+            how = "not used with" if args.frontier else "used only with"
+            raise JaxmemError(f"--{option}: it is {how} --frontier; leave it out")
+    if args.frontier and any(getattr(args, option) is None for option in required):
+        raise JaxmemError(
+            "--frontier: expected --batches and --budgets too, such as --batches 8,16,32 --budgets"
+            " 20GiB,40GiB"
+        )
+
+
+def _sized(arguments: tuple, plan: Plan | None) -> tuple:
+    """The arguments for the plan's size of the batch, if the plan has one."""
+    return arguments if plan is None or plan.batch is None else sized(arguments, plan.batch)
 
 
 def _explained(
@@ -84,7 +124,7 @@ def verify(args: argparse.Namespace) -> int:
     loaded = Plan.load(args.plan)
     with _step(args) as (build, arguments):
         LOG.info("compiling the step under the plan")
-        found = verify_plan(loaded, build, *arguments)
+        found = verify_plan(loaded, build, *_sized(arguments, loaded))
     names = ("target", "budget_bytes", "compiled_bytes", "host_bytes")
     figures = {name: getattr(found, name) for name in names}
     figures |= {"planned_bytes": loaded.compiled_bytes}
@@ -124,6 +164,7 @@ def explain(args: argparse.Namespace) -> int:
         inputs[args.plan] = "the plan"
     check_outputs({"--out": args.out}, inputs)
     with _step(args) as (build, arguments):
+        arguments = _sized(arguments, chosen)
         layers = seen(build(None), arguments) if args.auto else ()
         target = args.target or (chosen.target if chosen else "local")
         LOG.info("compiling the step, and reading its buffers")
@@ -154,24 +195,33 @@ def _step(args: argparse.Namespace) -> Iterator[tuple[Callable, tuple]]:
             yield (auto(first) if args.auto else first), arguments
 
 
-def _microbatches(text: str | None) -> list[int] | None:
-    """The numbers that `--microbatches` lists."""
+def _words(text: str) -> list[str]:
+    """The words of a list with commas."""
+    return [word.strip() for word in text.split(",")]
+
+
+def _numbers(option: str, text: str | None) -> Sequence[int] | None:
+    """The whole numbers that an option lists, or the numbers of a range START:STOP:STEP."""
     if text is None:
         return None
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdecimal() for word in words):
+    ends = [word.strip() for word in text.split(":")]
+    words = ends if len(ends) == 3 else _words(text)
+    are_numbers = all(word.isascii() and word.isdecimal() for word in words)
+    if not are_numbers or (words is ends and int(ends[2]) == 0):
         raise JaxmemError(
-            f"--microbatches: got {text!r}; expected whole numbers of at least 1 with commas"
-            " between them, such as 1,2,4"
+            f"--{option}: got {text!r}; expected whole numbers of at least 1 with commas between"
+            " them, such as 1,2,4, or START:STOP:STEP, such as 8:4097:8"
         )
-    return [int(word) for word in words]
+    numbers = [int(word) for word in words]
+    return range(*numbers) if words is ends else numbers
 
 
 def _policy(args: argparse.Namespace) -> Assignment | None:
     """The assignment that `--policy` names, with which nothing is left to choose."""
     if args.policy is None:
         return None
-    for option in ("budget", "host_budget", "actions", "codecs", "microbatches", "measure"):
+    chosen = ("budget", "host_budget", "actions", "codecs", "microbatches", "measure")
+    for option in (*chosen, "batch", "sizes", "decide"):
         if getattr(args, option) is not None:
             name = option.replace("_", "-")
             raise JaxmemError(

@@ -1,7 +1,7 @@
-"""Finds a plan. Users call `plan.py`, `verify.py`, `user_assignments.py` and `explain`. `search` is
-the search over actions, and `solve` its mixed-integer program. `placement` is the search over
-actions and the places of model states, with its mixed-integer program. `outcome` makes the plan or
-the error.
+"""Finds a plan. Users call `plan.py`, `frontier.py`, `verify.py`, `user_assignments.py` and
+`explain`. `search` is the search over actions, and `solve` its mixed-integer program. `placement`
+is the search over actions and the places of model states, with its mixed-integer program. `outcome`
+makes the plan or the error.
 
 A plan is made in six steps, each with one type of object:
 

@@ -142,16 +142,12 @@ def plan(
     check_batch(batch, sizes, args)
     limit = parse_budget(budget, target.usable_bytes)
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
-    able, notes = allowed_actions(ALL if actions is None else actions, target)
-    by_default = actions is None
-    named = tuple(a for a in able if not by_default or not a.encodes)
-    counted = checked_outliers(outliers)
-    allowed = Allowed(able, named, codecs=codecs, outliers=counted, codecs_by_default=by_default)
+    allowed, notes = allowed_choices(actions, codecs, outliers, target)
     notes += budget_notes(limit, target)
     # The database reads no entry that was written before `since`. It always writes.
     database = Database(since=time.time() if fresh else 0.0)
     with backend_for(target, database) as backend:
-        limits = Limits(limit, int(limit * (1 - backend.margin)), host_room)
+        limits = Limits.on(backend, limit, host_room)
 
         def plan_for(args: tuple, measure: float | None, number: int | None) -> Plan:
             step = with_microbatches(build, number)
@@ -183,6 +179,23 @@ def plan(
         assert sized_plan.batch is not None
         timed = plan_at(sized(args, sized_plan.batch), measure)
         return dataclasses.replace(timed, batch=sized_plan.batch)
+
+
+def allowed_choices(
+    actions: Sequence[Action | str] | str | None,
+    codecs,
+    outliers: Mapping[str, Mapping[str, int]] | None,
+    target: Target,
+) -> tuple[Allowed, tuple[str, ...]]:
+    """The actions and codecs that the arguments of `plan` allow on a target, and notes for the user
+    about actions that are left out. Raises TagError, StepError and TargetError as `plan` does.
+    """
+    able, notes = allowed_actions(ALL if actions is None else actions, target)
+    by_default = actions is None
+    named = tuple(a for a in able if not by_default or not a.encodes)
+    counted = checked_outliers(outliers)
+    allowed = Allowed(able, named, codecs=codecs, outliers=counted, codecs_by_default=by_default)
+    return allowed, notes
 
 
 def _plan(

@@ -41,23 +41,32 @@ def check_batch(batch: str | None, sizes: Sequence[int] | None, args: tuple) -> 
             f"plan: `batch` is {batch!r}; expected 'max' for the largest size that fits, or"
             " 'fastest' for the one of the highest throughput; `sizes` says which may be taken"
         )
+    check_sized(args, f"plan: `batch` is {batch!r}")
+    if sizes is not None:
+        checked_sizes(sizes, "plan: `sizes`")
+
+
+def check_sized(args: tuple, what: str) -> None:
+    """Raises StepError if no argument is a function of a size.
+
+    what: the start of the error's sentence, which names the argument of the public function.
+    """
     if not any(map(is_function, args)):
         raise StepError(
-            f"plan: `batch` is {batch!r}, and none of the step's arguments is a function of a size;"
-            " expected one in place of the batch, such as"
-            " lambda n: jax.ShapeDtypeStruct((n, 1024), jnp.int32)"
+            f"{what}, and none of the step's arguments is a function of a size; expected one in"
+            " place of the batch, such as lambda n: jax.ShapeDtypeStruct((n, 1024), jnp.int32)"
         )
-    if sizes is not None:
-        _checked(sizes)
 
 
-def _checked(sizes: Sequence[int]) -> Sequence[int]:
-    """The sizes in ascending order, each once. Raises StepError for invalid sizes."""
+def checked_sizes(sizes: Sequence[int], what: str) -> Sequence[int]:
+    """The sizes in ascending order, each once. Raises StepError for invalid sizes.
+
+    what: the public function and the argument that the error names.
+    """
     is_size = lambda n: isinstance(n, int) and not isinstance(n, bool) and n > 0
     if not isinstance(sizes, Sequence) or not sizes or not all(map(is_size, sizes)):
         raise StepError(
-            f"plan: `sizes` is {sizes!r}; expected whole numbers of at least 1, such as"
-            " range(8, 4097, 8)"
+            f"{what} is {sizes!r}; expected whole numbers of at least 1, such as range(8, 4097, 8)"
         )
     return sorted(set(sizes))
 
@@ -137,7 +146,7 @@ def possible(
     Raises StepError if the step can be traced for none of the first `PROBED` base sizes.
     """
     if sizes is not None:
-        return _checked(sizes)
+        return checked_sizes(sizes, "plan: `sizes`")
     numbers = [1] if microbatches is None else checked_numbers(microbatches)
     each = math.lcm(*numbers, step_sizes.backend.target.devices)
     tried, last = [each << i for i in range(PROBED)], None

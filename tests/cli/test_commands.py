@@ -148,6 +148,48 @@ def test_a_number_of_microbatches_is_chosen_and_a_codec_used(folder, capsys):
     assert codecs <= {"grouped_symmetric(group=32,scale=bfloat16)", None}
 
 
+def test_a_size_is_chosen_and_its_plan_verified_and_explained(folder, capsys):
+    line = "plan steps:rows --budget 300KB --batch max --sizes 64:513:64 --actions lossless"
+    assert run(f"{line} --out sized.json --report sized.html") == 0
+    made = jaxmem.Plan.load("sized.json")
+    assert made.batch in range(64, 513, 64)
+    assert f"batch: {made.batch}" in capsys.readouterr().out
+    assert "Memory over the step" in (folder / "sized.html").read_text()
+    assert run("verify sized.json steps:rows --json") == 0
+    assert json.loads(capsys.readouterr().out)["compiled_bytes"] == made.compiled_bytes
+    assert run("explain steps:rows --plan sized.json --json") == 0
+    assert json.loads(capsys.readouterr().out)["total_bytes"] == made.compiled_bytes
+
+
+def test_decisions_and_sizes_are_the_planners(folder, monkeypatch):
+    given = {}
+    made = lambda *_, **named: given.update(named) or plan()
+    monkeypatch.setattr("jaxmem._cli.steps.make_plan", made)
+    line = "plan steps:tiny --batch fastest --sizes '8, 16'"
+    assert run(f"{line} --decide actions,states,sharding --target h200:8") == 0
+    assert (given["batch"], given["sizes"]) == ("fastest", [8, 16])
+    assert given["decide"] == ["actions", "states", "sharding"]
+    assert run("plan steps:tiny --batch max --sizes 8:4097:8") == 0
+    assert given["sizes"] == range(8, 4097, 8)
+    assert tuple(given["decide"]) == ("actions",)
+
+
+def test_a_frontier_is_printed_and_written(folder, capsys):
+    line = "plan steps:rows --frontier --batches 64,256 --budgets 300KB,1MB --actions lossless"
+    assert run(f"{line} --tokens 3 --out frontier.json --report frontier.html") == 0
+    out = capsys.readouterr().out
+    found = jaxmem.plans.Frontier.load("frontier.json")
+    assert str(found) == out.strip()
+    assert (found.batches, found.budgets) == ((64, 256), (300_000, 1_000_000))
+    assert found.tokens == 3
+    assert found.best("1MB").compiled_bytes <= 1_000_000
+    page = (folder / "frontier.html").read_text()
+    assert f"batch {found.best('1MB').batch}" in page
+    assert run(f"{line} --json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [cell["batch"] for cell in data["cells"]] == [64, 64, 256, 256]
+
+
 def test_what_the_users_code_prints_is_not_among_the_json(folder, capsys):
     assert run("plan steps:talks --json") == 0
     out, err = capsys.readouterr()

@@ -78,7 +78,12 @@ LEAVES: dict[str, tuple[str, ...]] = {
     ),
     "plan.path": (*PATH, '"nowhere/plan.json"', '"."'),
     "plan.explain": FLAG,
-    "plan.decide": ('["states"]', "[]", '["actions", "places"]', '"actions"', "5", "[true]"),
+    "plan.decide": (
+        '["states"]', "[]", '["actions", "places"]', '"actions"', "5", "[true]",
+        '["actions", "sharding"]',
+    ),
+    "plan.batch": (*CHOICE, '"largest"', "8"),
+    "plan.sizes": ("[]", "[0]", "8", '["8"]', "[true]", "[8]"),
     "remat.policy": (*CHOICE, '"nothing_savable"'),
     "remat.every_k": COUNT,
     "states.persist": FROM_0,

@@ -56,6 +56,35 @@ OF_THE_STEP = [
 ]
 
 OF_ITS_OPTIONS = [
+    ("plan steps:tiny --frontier", "--frontier: expected --batches and --budgets too"),
+    ("plan steps:tiny --frontier --batches 8", "--frontier: expected --batches and --budgets"),
+    ("plan steps:tiny --batches 8", "--batches: it is used only with --frontier"),
+    ("plan steps:tiny --budgets 1GB", "--budgets: it is used only with --frontier"),
+    ("plan steps:tiny --tokens 8", "--tokens: it is used only with --frontier"),
+    ("plan steps:tiny --tokens many", "argument --tokens: invalid int value: 'many'"),
+    (
+        "plan steps:rows --frontier --batches 8 --budgets 1GB --budget 1GB",
+        "--budget: it is not used with --frontier",
+    ),
+    (
+        "plan steps:rows --frontier --batches 8 --budgets 1GB --policy steps.py",
+        "--policy: it is not used with --frontier",
+    ),
+    (
+        "plan steps:rows --frontier --batches 0 --budgets 1GB",
+        "frontier: `batches` is .0.; expected",
+    ),
+    ("plan steps:rows --frontier --batches 8 --budgets ''", "`budgets` is ''"),
+    ("plan steps:tiny --frontier --batches 8 --budgets 1GB", "is a function of a size"),
+    ("plan steps:tiny --batch max", "is a function of a size"),
+    ("plan steps:rows --batch most", "`batch` is 'most'; expected 'max'"),
+    ("plan steps:rows --batch max --sizes 8,", "--sizes: got '8,'; expected whole numbers"),
+    ("plan steps:rows --batch max --sizes 8:16", "--sizes: got '8:16'; expected whole numbers"),
+    ("plan steps:rows --batch max --sizes 8:16:0", "--sizes: got '8:16:0'; expected"),
+    ("plan steps:rows --batch max --sizes 9:9:1", "`sizes` is .*; expected whole numbers"),
+    ("plan steps:tiny --decide states", "`decide` is .'states'.; expected"),
+    ("plan steps:tiny --decide actions,all", "`decide` is .*; expected"),
+    ("plan steps:tiny --policy plan.json --decide actions", "--policy: .*--decide"),
     ("plan steps:tiny --budget 0", "`budget` is '0'.*expected a positive number"),
     ("plan steps:tiny --budget 12GX", "`budget` is '12GX'.*expected"),
     ("plan steps:tiny --budget 101%", "`budget` is '101%', more than all"),

@@ -89,21 +89,24 @@ def plan_places(
 
     decide: the names of the plan's decisions, as `check_decide` returns them.
     """
+    every = placement_searches(build, args, backend, limits, allowed, decide)
     if SHARDING not in decide:
-        search = read_places(build, args, backend, limits, allowed)
+        (search,) = every
         if (best := search.run()) is None:
             raise infeasible(search)
         return outcome(search, best, notes)
-    every = _every_sharding(build, args, backend, limits, allowed)
     return _fastest(every, notes)
 
 
-def _every_sharding(
-    build, args, backend: Backend, limits: Limits, allowed: Allowed
+def placement_searches(
+    build, args: tuple, backend: Backend, limits: Limits, allowed: Allowed, decide: Collection[str]
 ) -> list[PlacementSearch]:
-    """The searches for the step under each division that its optimizer supports. Raises
-    OptimizerError if the optimizer supports no division.
+    """The search for the step on one device. If the plan decides the division over devices, a
+    search under each division that the step's optimizer supports. Raises OptimizerError if the
+    optimizer supports no division. The arguments are the arguments of `plan_places`.
     """
+    if SHARDING not in decide:
+        return [read_places(build, args, backend, limits, allowed)]
     target = backend.target
     released, _ = released_of(build(None))
     accumulates = not isinstance(getattr(released, "optimizer", None), Direct)

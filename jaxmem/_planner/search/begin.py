@@ -65,7 +65,7 @@ def begin(search: Search, arguments: int) -> None:
         search.compiler.begin(kept)
         if search.history_as_written is not None and _too_large(search) is None:
             search.compiler.begin(AS_WRITTEN)
-        guess = _first_guess(search, recalled, arguments)
+        guess = first_guess(search, recalled, arguments)
         step, guessed = search.try_compile(kept, guess.actions)
         if isinstance(step, StepError):
             raise step
@@ -83,7 +83,7 @@ def begin(search: Search, arguments: int) -> None:
     # kept.
     if guess is None or guessed is None:
         known_trials = [*search.trials, *recalled]
-        guess = _first_guess(search, known_trials, search.static)
+        guess = first_guess(search, known_trials, search.static)
         (guessed,) = search.try_compile(guess.actions, least=search.baseline.total)
     if isinstance(guessed, StepError):
         search.refused.append(guess.actions)
@@ -142,7 +142,7 @@ def _as_here(profile: Profile, step: CompiledStep) -> CompiledStep:
     return CompiledStep(actions, dataclasses.replace(step.compiled, total_bytes=total))
 
 
-def _first_guess(search: Search, known: list[Trial], static: int) -> ActionSolution:
+def first_guess(search: Search, known: list[Trial], static: int) -> ActionSolution:
     """Returns the fastest plan that estimates expect to fit. If they expect no plan to fit, returns
     the plan that exceeds the room by the fewest bytes.
 

@@ -100,18 +100,18 @@ def step_time_of(profile: Profile, baseline: Trial, target: Target) -> StepTime:
     measured seconds, XLA's estimate, or the sum of pieces.
     """
     seconds = {"measured": baseline.measured_seconds, "xla": baseline.xla_seconds}
-    seconds["pieces"] = _sum_of_pieces(profile, baseline, target)
+    compiled = baseline.step.compiled
+    products, arguments = compiled.matmul_flops, compiled.argument_bytes
+    seconds["pieces"] = sum_of_pieces(profile, products, arguments, target)
     source, base = next((name, s) for name, s in seconds.items() if s is not None)
     return StepTime(base, source, baseline.cost, profile.uncertainty)
 
 
-def _sum_of_pieces(profile: Profile, baseline: Trial, target: Target) -> float:
+def sum_of_pieces(profile: Profile, matmul_flops: float, states: int, target: Target) -> float:
     """Seconds of the step with everything kept: the profile's seconds of the blocks, and the
-    seconds of the work outside the blocks.
+    seconds of the work outside the blocks. The arguments are as for `outside_blocks`.
     """
-    compiled = baseline.step.compiled
-    outside = outside_blocks(profile, compiled.matmul_flops, compiled.argument_bytes, target)
-    return profile.step_seconds + outside
+    return profile.step_seconds + outside_blocks(profile, matmul_flops, states, target)
 
 
 def outside_blocks(profile: Profile, matmul_flops: float, states: int, target: Target) -> float:

@@ -17,6 +17,7 @@ from jaxmem._core.actions import Actions
 from jaxmem._core.profile import Profile
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.solve.cost import Cost, evaluate
+from jaxmem._target.compile.protocol import Backend
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +78,11 @@ class Limits:
     budget: int
     usable_bytes: int
     host_bytes: int
+
+    @staticmethod
+    def on(backend: Backend, budget: int, host_bytes: int) -> "Limits":
+        """The limits on a backend, whose margin no plan may use."""
+        return Limits(budget, int(budget * (1 - backend.margin)), host_bytes)
 
     def allow(self, step: Trial | CompiledStep) -> bool:
         """Whether a compiled step fits on the device and in host memory."""

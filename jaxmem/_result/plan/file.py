@@ -31,7 +31,7 @@ def load(kind: type[T], path: str | os.PathLike) -> T:
     if a field is broken.
     """
     with named("Plan.load:", path, _WROTE, _MEND):
-        return _plan(kind, read_json(path))
+        return plan_of(kind, read_json(path))
 
 
 def read(kind: type[T], data: Any, path: str) -> T:
@@ -42,7 +42,7 @@ def read(kind: type[T], data: Any, path: str) -> T:
     Raises PlanFileError, which names the field, if a field is broken.
     """
     with named("Plan.load:", path, _WROTE, _MEND):
-        return _plan(kind, data)
+        return plan_of(kind, data)
 
 
 def read_assignment(data: Any, path: str) -> dict[str, dict[str, Choice]]:
@@ -63,15 +63,20 @@ def read_assignment(data: Any, path: str) -> dict[str, dict[str, Choice]]:
             raise
 
 
-def _plan(kind: type[T], data: Any) -> T:
-    """Makes a plan of the values of JSON. Raises Broken for another schema, or without actions."""
+def without_schema(data: Any) -> dict[str, Any]:
+    """The values of a file without the number of its schema. Raises Broken for another schema."""
     if not isinstance(data, dict):
         raise Broken(data, "an object")
     # True equals 1 in Python, and is no number here.
     schema = data.get("schema")
     if schema != SCHEMA or isinstance(schema, bool):
         raise Broken(schema, f"{SCHEMA}, the one this jaxmem reads", "schema")
-    found: Any = _READER.read(kind, {k: v for k, v in data.items() if k != "schema"})
+    return {k: v for k, v in data.items() if k != "schema"}
+
+
+def plan_of(kind: type[T], data: Any) -> T:
+    """Makes a plan of the values of JSON. Raises Broken for another schema, or without actions."""
+    found: Any = _READER.read(kind, without_schema(data))
     # Of a step that its own checkpoints decide, a plan has no actions.
     if not found.actions and not found.as_written:
         raise Broken(found.actions, "an object: block -> tag -> action", "actions")

@@ -99,12 +99,16 @@ def _drawn(runs: Sequence[Run], courses: Sequence[Course]) -> Drawn:
     """Runs with a finite number. The index of a run among all, not among these, decides its
     colour: every second round through the colours is dashed.
     """
-    series = lambda i: f"s{i % SERIES}" + (" dashed" if i // SERIES % 2 else "")
     return [
         (run, series(i), course)
         for i, (run, course) in enumerate(zip(runs, courses))
         if any(math.isfinite(value) for _, value in course)
     ]
+
+
+def series(index: int) -> str:
+    """The CSS class of a line among several."""
+    return f"s{index % SERIES}" + (" dashed" if index // SERIES % 2 else "")
 
 
 def _finite(drawn: Drawn) -> list[float]:

@@ -1,5 +1,5 @@
 """report(): writes one HTML file about a plan, a run, or several runs side by side: figures, and
-the texts about them.
+the texts about them. report_frontier() writes one about a frontier.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.files import write_whole
 from jaxmem._core.versions import installed
 from jaxmem._result.action_styles import PATTERNS, STYLE
+from jaxmem._result.frontier import Frontier
 from jaxmem._result.memory.explanation import Explanation
 from jaxmem._result.plan.plan import Plan, of_each, pace
 from jaxmem._result.svg import breakable, element, escape, table
@@ -27,6 +28,7 @@ from jaxmem._train.report.facts import (
     tiles,
     without_a_plan,
 )
+from jaxmem._train.report.frontier import frontier_figure, frontier_table
 from jaxmem._train.report.memory import live_figure, memory_figure, runs_figure
 from jaxmem._train.report.outliers import decided, outlier_maps
 from jaxmem._train.report.tensors import curve_grid, runs_grid, strip_figure, why
@@ -34,6 +36,14 @@ from jaxmem._train.report.timeline import lanes_figure, places_figure
 from jaxmem._train.runs.run import Run, checked, read, results, told_apart
 
 # Texts of the page about its figures.
+THROUGHPUT = (
+    "Estimates of every size and budget, and the plans that were compiled. No measurement, except"
+    " where a plan's time is measured."
+)
+BEST = (
+    "The plan of the highest throughput within each budget, as compiled, with the estimates in"
+    " parentheses. The plans follow below."
+)
 OVER_TIME = (
     "Device bytes in use over the schedule of the compiled step, by XLA's account of it: no"
     " measurement, and not to scale in time."
@@ -94,6 +104,37 @@ def report(
         _write(path, _page([found], _command([str(run)], path)))
 
 
+def report_frontier(frontier: Frontier, path: str | os.PathLike) -> None:
+    """Writes an HTML page about a frontier: a plot of throughput against bytes, the table, and the
+    compiled plans.
+
+    The page is one file that needs no other file. The file appears whole or not at all.
+
+    frontier: the frontier, from `jaxmem.plans.frontier` or `Frontier.load`.
+    path: the file of the page. A missing folder is made.
+
+    Raises OSError if the page cannot be written.
+    """
+    path = pathlib.Path(path)
+    best = [c for budget in frontier.budgets if (c := frontier.best_cell(budget)) is not None]
+    # The best cell of a budget may be the best cell of larger budgets too.
+    cells = {(cell.batch, cell.budget_bytes): cell for cell in best}.values()
+    name = lambda cell: f"batch {cell.batch} in {show_bytes(cell.budget_bytes)}"
+    runs = [Run(name(cell), checked(cell.plan, path)) for cell in cells if cell.plan is not None]
+    sizes, budgets = len(frontier.batches), len(frontier.budgets)
+    units, *best_sizes = frontier.summary()
+    items = "".join(element("li", _sentence(text)) for text in best_sizes)
+    lead = f"{sizes} sizes of the batch and {budgets} budgets on {frontier.target}"
+    sections = [
+        _section("Throughput against bytes", frontier_figure(frontier), THROUGHPUT),
+        _section("The best size for each budget", element("ul", items), BEST),
+        _section("Every size and budget", frontier_table(frontier), units.strip("()")),
+    ]
+    again = f"jaxmem.plans.report_frontier(frontier, {str(path)!r})"
+    title = f"frontier for {frontier.target}"
+    _write(path, _document(title, _sentence(lead), [*sections, *_sections(runs)], again))
+
+
 def report_runs(runs: Sequence[str], out: pathlib.Path) -> str:
     """Writes the page about `runs`, folders of results or plans' files, to `out`; returns its path.
 
@@ -118,24 +159,34 @@ def _write(path: pathlib.Path, text: str) -> None:
 
 def _page(runs: Sequence[Run], command: str) -> str:
     """The whole document. `command` is the command or the call that makes the page anew."""
-    many = len(runs) > 1
-    title = f"{len(runs)} runs" if many else runs[0].name
-    brand, lead = element("p", "jaxmem report", css="brand"), element("p", _lead(runs), css="lead")
-    body = [element("header", brand + element("h1", escape(title)) + lead)]
+    title = f"{len(runs)} runs" if len(runs) > 1 else runs[0].name
+    return _document(title, _lead(runs), _sections(runs), command)
+
+
+def _sections(runs: Sequence[Run]) -> list[str]:
+    """The sections of one run, or of several runs side by side."""
     course = _beside(
         _section("Time of a step", pace_figure(runs), PACE), _section("Loss", loss_figure(runs))
     )
-    if many:
+    if len(runs) > 1:
         text = "Device bytes of the compiled step."
-        body += [_compared(runs), _section("Memory of each run", runs_figure(runs), text), course]
+        body = [_compared(runs), _section("Memory of each run", runs_figure(runs), text), course]
         body.append(_section("The plans", runs_grid(runs), "What becomes of each tensor."))
         for run in runs:
             body += [element("h2", escape(run.name), css="run"), tiles(run)]
             body += [*_memory_and_time(run), *_rest(run)]
-    else:
-        (run,) = runs
-        body += [tiles(run), *_memory_and_time(run), course, *_rest(run)]
-    body.append(_made(command))
+        return body
+    (run,) = runs
+    return [tiles(run), *_memory_and_time(run), course, *_rest(run)]
+
+
+def _document(title: str, lead: str, sections: Sequence[str], command: str) -> str:
+    """The whole document. `lead` is the first sentence of the page as HTML, and `command` is as in
+    `_page`.
+    """
+    brand, told = element("p", "jaxmem report", css="brand"), element("p", lead, css="lead")
+    header = element("header", brand + element("h1", escape(title)) + told)
+    body = [header, *sections, _made(command)]
     style = pathlib.Path(__file__).with_name("style.css").read_text() + STYLE
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -111,6 +111,36 @@ def test_a_planned_run_keeps_its_budget_and_the_unplanned_losses(runs, name):
     assert {p.name for p in outs[name].iterdir()} == files | more
 
 
+def test_a_run_trains_with_the_size_that_its_plan_chose(text, tmp_path):
+    asked = ("plan.batch=max", "plan.sizes=[4,12,4096]", "plan.budget=20MB", "train.steps=2")
+    assert run(text, *asked, "plan.explain=true", out=tmp_path / "out") == 0
+    summary, _ = read_run(tmp_path / "out")
+    plan = jaxmem.Plan.load(tmp_path / "out" / "plan.json")
+    assert plan.batch == summary["settings"]["train"]["batch"] == 12
+    assert summary["compiled_bytes"] == plan.compiled_bytes <= 20_000_000
+    again = f"plan.path={tmp_path / 'out' / 'plan.json'}"
+    assert run(text, again, "train.steps=2", out=tmp_path / "again") == 0
+    replayed, _ = read_run(tmp_path / "again")
+    assert replayed["settings"]["train"]["batch"] == 12
+    assert replayed["final_loss"] == summary["final_loss"]
+
+
+@pytest.mark.slow
+def test_a_step_is_planned_over_devices_and_not_trained(text, tmp_path, capsys):
+    settings = (
+        'plan.decide=["actions", "states", "sharding"]', "optimizer.accumulation=released",
+        "model.loop=stack", "model.dropout=0.0", "optimizer.clip=none", "train.microbatches=2",
+    )  # fmt: skip
+    line = ["gpt_nano", *MICRO, *settings, "--budget", "30MB", "--target", "h200:2"]
+    assert plan.main([*line, "--out", str(tmp_path / "out")]) == 0
+    made = jaxmem.Plan.load(tmp_path / "out" / "plan.json")
+    assert made.divided is not None
+    assert made.compiled_bytes <= 30_000_000
+    capsys.readouterr()
+    assert run(text, *settings, "plan.target=h200:2", out=tmp_path / "run") == 2
+    assert "allowed where a model trains: without 'sharding'" in capsys.readouterr().err
+
+
 def test_a_planned_run_leaves_a_page_about_itself(runs):
     outs, _ = runs
     page = (outs["planned"] / "report.html").read_text()
