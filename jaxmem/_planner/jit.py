@@ -10,7 +10,9 @@ import dataclasses
 import functools
 import threading
 import time
+import types
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -133,7 +135,7 @@ class PlannedFunction:
 
     def __get__(self, instance, owner=None):
         """A bound method, if the step is defined in a class."""
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else types.MethodType(self, instance)
 
     @property
     def plan(self) -> Plan:
@@ -226,15 +228,23 @@ class PlannedFunction:
             raise none from error
 
     def _inside(self, args: tuple, kwargs: dict):
-        """The step inside another transformation, which compiles it: under the latest plan."""
-        if self._last is None or self._last.plan is None:
-            warn(
-                "jit: the step is called inside another function that JAX traces, before it has a"
-                " plan, and runs there as it is; call it by itself first, or pass the outer"
-                " function to jaxmem.jit"
-            )
-            return self._step(*args, **kwargs)
-        return auto(self._step)(self._last.plan)(*args, **kwargs)
+        """The step inside another function that JAX traces, such as a library's own jit: under the
+        latest plan, or a plan for these shapes. Shardings are not known there.
+        """
+        if self._last is None:
+            if jax.sharding.get_abstract_mesh().size > 1:
+                warn(
+                    "jit: the step is called inside another function that JAX traces for several"
+                    " devices, before it has a plan, and runs there as it is; call it by itself"
+                    " first, or pass the outer function to jaxmem.jit"
+                )
+                return self._step(*args, **kwargs)
+            shapes = self._signature.shapes((args, kwargs))
+            key = self._signature.key(*shapes)
+            with ThreadPoolExecutor(1) as thread:  # a trace belongs to its thread
+                planned = thread.submit(self._compilation, *shapes, key)
+                self._last, self._last_key = planned.result(), key
+        return auto(self._step, self._last.plan)(*args, **kwargs)
 
     def _compilation(self, args: tuple, kwargs: dict, key) -> Compilation:
         with self._lock:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -68,9 +68,9 @@ class Signature:
 
         return (*args, *kwargs.values()), called
 
-    def shapes(self, values: tuple) -> tuple:
-        """The values with shapes in place of arrays, so that no memory is held."""
-        return jax.tree.map(_shape, values)
+    def shapes(self, values):
+        """The values with shapes in place of arrays and of tracers, so that no memory is held."""
+        return _with_modules(jax.tree.map(_shape, _without_modules(values)))
 
 
 class Adapted:
@@ -114,13 +114,28 @@ def _tuple(numbers) -> tuple:
     return (numbers,) if isinstance(numbers, int | str) else tuple(numbers)
 
 
+class _Split(NamedTuple):
+    """A Flax NNX module as its graph and its arrays."""
+
+    graph: Any
+    arrays: Any
+
+
 def _without_modules(tree):
     """The tree with Flax's NNX modules split into their graph and their arrays."""
     nnx = sys.modules.get("flax.nnx")
     if nnx is None:
         return tree
     is_module = lambda x: isinstance(x, nnx.Module | nnx.Optimizer)
-    return jax.tree.map(lambda x: nnx.split(x) if is_module(x) else x, tree, is_leaf=is_module)
+    split = lambda x: _Split(*nnx.split(x)) if is_module(x) else x
+    return jax.tree.map(split, tree, is_leaf=is_module)
+
+
+def _with_modules(tree):
+    """The tree with modules made again of their graphs and their arrays."""
+    is_split = lambda x: isinstance(x, _Split)
+    merged = lambda x: sys.modules["flax.nnx"].merge(*x) if is_split(x) else x
+    return jax.tree.map(merged, tree, is_leaf=is_split)
 
 
 def _leaf_key(leaf) -> Any:
@@ -136,6 +151,8 @@ def _leaf_key(leaf) -> Any:
 
 
 def _shape(leaf):
+    if isinstance(leaf, Tracer):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.aval.weak_type)
     if not isinstance(leaf, jax.Array):
         return leaf
     sharding = leaf.sharding if getattr(leaf, "committed", True) else None
