@@ -364,7 +364,7 @@ def train_step(config: Config, rng, state: TrainState, batch):
     state = dataclasses.replace(
         state, step=state.step + 1, params=new, opt_state=opt_state, ema_params=average
     )
-    return state, {"loss": loss, "grad_norm": optax.global_norm(grads)}
+    return state, {"loss": loss, "grad_norm": optax.tree.norm(grads)}
 
 
 def init(config: Config, tx, key) -> TrainState:

@@ -31,6 +31,7 @@ from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.running import ran_out_of_memory
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.filtered import jitted_for
+from jaxmem._trace.settings import settings_of_thread
 from jaxmem._trace.signature import Adapted, Signature, is_traced
 from jaxmem.errors import BudgetError, NoLayersError, StepError
 
@@ -53,6 +54,9 @@ def jit(step: Callable | None = None, budget=None, **options):
     and searches nothing. If several processes call the step, the first process decides.
 
     If the step runs out of memory at its first run, it is planned again for 90 % of its bytes.
+
+    Inside another function that JAX traces, such as a library's own jit, the step is planned for
+    the shapes of its arguments there, for one device.
 
     step: a function of arrays, of Flax NNX modules (as for `nnx.jit`) or of Equinox modules (as for
       `eqx.filter_jit`), or a `jax.jit` or `nnx.jit` function, which keeps its options. None returns
@@ -232,18 +236,23 @@ class PlannedFunction:
         latest plan, or a plan for these shapes. Shardings are not known there.
         """
         if self._last is None:
-            if jax.sharding.get_abstract_mesh().size > 1:
+            if jax.sharding.get_abstract_mesh().axis_names:
                 warn(
-                    "jit: the step is called inside another function that JAX traces for several"
-                    " devices, before it has a plan, and runs there as it is; call it by itself"
-                    " first, or pass the outer function to jaxmem.jit"
+                    "jit: the step is called inside another function that JAX traces under a mesh,"
+                    " before it has a plan, and runs there as it is; call it by itself first, or"
+                    " pass the outer function to jaxmem.jit"
                 )
                 return self._step(*args, **kwargs)
             shapes = self._signature.shapes((args, kwargs))
             key = self._signature.key(*shapes)
+            entered = settings_of_thread()
+
+            def planned():
+                with entered():
+                    return self._compilation(*shapes, key)
+
             with ThreadPoolExecutor(1) as thread:  # a trace belongs to its thread
-                planned = thread.submit(self._compilation, *shapes, key)
-                self._last, self._last_key = planned.result(), key
+                self._last, self._last_key = thread.submit(planned).result(), key
         return auto(self._step, self._last.plan)(*args, **kwargs)
 
     def _compilation(self, args: tuple, kwargs: dict, key) -> Compilation:

@@ -6,11 +6,13 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
+
+from jaxmem._trace.filtered import is_module
 
 
 class Signature:
@@ -70,7 +72,7 @@ class Signature:
 
     def shapes(self, values):
         """The values with shapes in place of arrays and of tracers, so that no memory is held."""
-        return _with_modules(jax.tree.map(_shape, _without_modules(values)))
+        return jax.tree.map(_shape, values, is_leaf=is_module)
 
 
 class Adapted:
@@ -114,28 +116,10 @@ def _tuple(numbers) -> tuple:
     return (numbers,) if isinstance(numbers, int | str) else tuple(numbers)
 
 
-class _Split(NamedTuple):
-    """A Flax NNX module as its graph and its arrays."""
-
-    graph: Any
-    arrays: Any
-
-
 def _without_modules(tree):
     """The tree with Flax's NNX modules split into their graph and their arrays."""
-    nnx = sys.modules.get("flax.nnx")
-    if nnx is None:
-        return tree
-    is_module = lambda x: isinstance(x, nnx.Module | nnx.Optimizer)
-    split = lambda x: _Split(*nnx.split(x)) if is_module(x) else x
+    split = lambda x: sys.modules["flax.nnx"].split(x) if is_module(x) else x
     return jax.tree.map(split, tree, is_leaf=is_module)
-
-
-def _with_modules(tree):
-    """The tree with modules made again of their graphs and their arrays."""
-    is_split = lambda x: isinstance(x, _Split)
-    merged = lambda x: sys.modules["flax.nnx"].merge(*x) if is_split(x) else x
-    return jax.tree.map(merged, tree, is_leaf=is_split)
 
 
 def _leaf_key(leaf) -> Any:
@@ -151,6 +135,9 @@ def _leaf_key(leaf) -> Any:
 
 
 def _shape(leaf):
+    if is_module(leaf):
+        nnx = sys.modules["flax.nnx"]
+        return nnx.merge(*jax.tree.map(_shape, nnx.split(leaf)))
     if isinstance(leaf, Tracer):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.aval.weak_type)
     if not isinstance(leaf, jax.Array):

@@ -114,7 +114,7 @@ def simply(jit=jax.jit, size: Size = SIZE, policy: str = "nothing_saveable") -> 
             return loss, {"tokens": batch.size}
 
         (loss, extra), grads = jax.value_and_grad(loss_fn, has_aux=True)(state["params"])
-        scale = jnp.minimum(1, clip / optax.global_norm(grads)) if clip > 0 else 1.0
+        scale = jnp.minimum(1, clip / optax.tree.norm(grads)) if clip > 0 else 1.0
         moved = jax.tree.map(lambda p, g: p - RATE * scale * g, state["params"], grads)
         state = {"params": moved, "steps": state["steps"] + 1}
         return loss, state, extra if add_log_info else {}

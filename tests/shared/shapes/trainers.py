@@ -135,10 +135,10 @@ def tunix(jit=nnx.jit, size: Size = SIZE, remat: bool = True, rank: int = 2) -> 
         def apply(model, optimizer, grad_accumulator, grads):
             optimizer.update(model, grad_accumulator.mean(grads))
             grad_accumulator.reset()
-            return optax.global_norm(grads)
+            return optax.tree.norm(grads)
 
         def skip(model, optimizer, grad_accumulator, grads):
-            return optax.global_norm(grads)
+            return optax.tree.norm(grads)
 
         norm = nnx.cond(is_update_step, apply, skip, model, optimizer, grad_accumulator, grads)
         return loss, aux, norm
