@@ -235,25 +235,26 @@ class PlannedFunction:
         """The step inside another function that JAX traces, such as a library's own jit: under the
         latest plan, or a plan for these shapes. Shardings are not known there.
         """
-        if self._last is None:
-            if jax.sharding.get_abstract_mesh().axis_names:
-                warn(
-                    "jit: the step is called inside another function that JAX traces under a mesh,"
-                    " before it has a plan, and runs there as it is; call it by itself first, or"
-                    " pass the outer function to jaxmem.jit"
-                )
-                return self._step(*args, **kwargs)
-            shapes = self._signature.shapes((args, kwargs))
-            key = self._signature.key(*shapes)
-            entered = settings_of_thread()
+        latest = self._last
+        if latest is None and jax.sharding.get_abstract_mesh().axis_names:
+            warn(
+                "jit: the step is called inside another function that JAX traces under a mesh,"
+                " before it has a plan, and runs there as it is; call it by itself first, or"
+                " pass the outer function to jaxmem.jit"
+            )
+            return self._step(*args, **kwargs)
+        if latest is None:
+            shapes, named = self._signature.shapes((args, kwargs))
+            key, entered = self._signature.key(shapes, named), settings_of_thread()
 
-            def planned():
+            def planned() -> Compilation:
                 with entered():
-                    return self._compilation(*shapes, key)
+                    return self._compilation(shapes, named, key)
 
             with ThreadPoolExecutor(1) as thread:  # a trace belongs to its thread
-                self._last, self._last_key = thread.submit(planned).result(), key
-        return auto(self._step, self._last.plan)(*args, **kwargs)
+                latest = thread.submit(planned).result()
+            self._last, self._last_key = latest, key
+        return auto(self._step, latest.plan)(*args, **kwargs)
 
     def _compilation(self, args: tuple, kwargs: dict, key) -> Compilation:
         with self._lock:

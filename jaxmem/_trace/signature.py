@@ -139,7 +139,8 @@ def _shape(leaf):
         nnx = sys.modules["flax.nnx"]
         return nnx.merge(*jax.tree.map(_shape, nnx.split(leaf)))
     if isinstance(leaf, Tracer):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.aval.weak_type)
+        weak = getattr(leaf.aval, "weak_type", False)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
     if not isinstance(leaf, jax.Array):
         return leaf
     sharding = leaf.sharding if getattr(leaf, "committed", True) else None
