@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from equimo.vision.models.vit import VisionTransformer
 
-from examples.stacks.training import RATE, Training, main
+from examples.stacks.training import RATE, Training, copied, main
 
 IMAGES = jax.random.normal(jax.random.key(1), (8, 3, 32, 32))
 LABELS = jnp.arange(8) % 10
@@ -34,11 +34,10 @@ def training(policy=None, jit=eqx.filter_jit) -> Training:
         return eqx.apply_updates(model, updates), loss
 
     arrays = lambda tree: eqx.filter(tree, eqx.is_inexact_array)
-    fresh = lambda: jax.tree.map(lambda a: jnp.copy(a) if eqx.is_array(a) else a, model)
     options = {"donate": "all"} if jit is eqx.filter_jit else {"donate_argnums": 0}
     return Training(
         jit(train_step, **options),  # jaxmem.jit(train_step, budget=..., donate_argnums=0)
-        lambda: ((fresh(), IMAGES, LABELS, jax.random.key(3)), {}),
+        lambda: (copied((model, IMAGES, LABELS, jax.random.key(3))), {}),
         lambda args, kwargs, result: (result[1], arrays(result[0])),
         arrays(model),
     )

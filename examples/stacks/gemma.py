@@ -60,7 +60,7 @@ def training(policy=None, jit=None) -> Training:
     moved = lambda p: p + 0.05 * jax.random.normal(next(keys), p.shape, p.dtype)
     state = state.replace(params=jax.tree.map(moved, state.params))
     options = lambda: {"state": copied(state), "batch": DATA, "return_losses": True}
-    loss_of = lambda aux: aux.compute().loss_values["loss"]
+    loss_of = lambda aux: aux.compute().loss_values["losses/loss"]
     return Training(
         step,
         lambda: ((trainer.trainstep,), options()),

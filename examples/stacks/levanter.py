@@ -6,12 +6,11 @@ python -m examples.stacks.levanter [--share 0.6] [--out row.json]
 import equinox as eqx
 import haliax as hax
 import jax
-import jax.numpy as jnp
 from levanter.layers.attention import AttentionBackend
 from levanter.models.llama import LlamaConfig, LlamaLMHeadModel
 from levanter.models.lm_model import LmExample
 
-from examples.stacks.training import RATE, Training, main
+from examples.stacks.training import RATE, Training, copied, main
 
 BATCH, VOCAB = hax.Axis("batch", 4), hax.Axis("vocab", 256)
 
@@ -42,18 +41,13 @@ def training(policy=True, jit=eqx.filter_jit) -> Training:
         return eqx.apply_updates(model, updates), loss
 
     arrays = lambda tree: eqx.filter(tree, eqx.is_inexact_array)
-    fresh = lambda: jax.tree.map(lambda a: jnp.copy(a) if eqx.is_array(a) else a, model)
+    options = {"donate": "all"} if jit is eqx.filter_jit else {"donate_argnums": 0}
     return Training(
-        jit(train_step, **donated(jit)),  # jaxmem.jit(train_step, budget=..., donate_argnums=0)
-        lambda: ((fresh(), tokens), {}),
+        jit(train_step, **options),  # jaxmem.jit(train_step, budget=..., donate_argnums=0)
+        lambda: (copied((model, tokens)), {}),
         lambda args, kwargs, result: (result[1], arrays(result[0])),
         arrays(model),
     )
-
-
-def donated(jit) -> dict:
-    """Equinox's option to donate is another than JAX's."""
-    return {"donate": "all-except-first"} if jit is eqx.filter_jit else {"donate_argnums": 0}
 
 
 POLICIES = {"False": False, "True": True, "save_all": "save_all", "nested": "nested"}

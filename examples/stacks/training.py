@@ -87,7 +87,6 @@ def main(package: str, training: Callable[..., Training], policies: Mapping[str,
         "bytes of its own policies": own,
         "budget": budget,
         "bytes of the plan": plan.compiled_bytes,
-        "time over everything kept": plan.predicted_seconds / plan.baseline_seconds,
         "loss over its own": loss / own_loss,
         "largest difference of a gradient": farthest(moved, own_moved),
     }

@@ -17,8 +17,8 @@ from jaxmem._planner.jit import Compilation, PlannedFunction
 from jaxmem.errors import BudgetError, JaxmemWarning, StepError
 from tests.auto.steps import blocks_in
 from tests.shared.foreign import plain as models
-from tests.shared.foreign.libraries import equinox_transformer
-from tests.shared.foreign.size import SMALL
+from tests.shared.foreign.libraries import EquinoxModel
+from tests.shared.foreign.size import SMALL, cross_entropy, perturbed, tokens
 
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("own_cache")]
 LOSS, PARAMS, (BATCH,) = models.gemma_in_a_scan()
@@ -199,7 +199,14 @@ def test_inside_a_function_for_several_devices_it_runs_as_it_is():
 
 @pytest.mark.parametrize("scanned", [True, False])
 def test_equinox_modules(scanned):
-    loss, model, rest = equinox_transformer(SMALL, scanned=scanned)
+    model, batch = EquinoxModel(SMALL, scanned, jax.random.key(0)), tokens(SMALL)
+    model = eqx.combine(perturbed(eqx.filter(model, eqx.is_array)), model)
+    rest = batch, jax.random.key(1)
+    assert not all(map(eqx.is_array, jax.tree.leaves(model))), "functions and numbers, too"
+
+    def loss(model, batch, key):
+        logits = jax.vmap(model)(batch[:, :-1], jax.random.split(key, len(batch)))
+        return cross_entropy(logits, batch[:, 1:])
 
     def train(model, *rest):
         value, gradients = eqx.filter_value_and_grad(loss)(model, *rest)
