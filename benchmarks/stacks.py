@@ -26,41 +26,12 @@ import jax
 import jaxmem
 from benchmarks.shared.case import Step, between, on
 from benchmarks.shared.results import Benchmark, Report, measure
-from examples.stacks import openpi_shape
 from examples.stacks.training import Training, farthest, observed
 from jaxmem._core.assignment import Assignment
 from jaxmem._trace.signature import Signature
 from jaxmem._trace.step import trace
-from tests.shared.shapes import axlearn, by_name, grug, loops, trainers
+from tests.shared.shapes.table import SHAPES
 
-NAMES = "nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable"
-BY_NAME = dict.fromkeys((*NAMES, "none"))
-# For each step: the function that makes it, and its own policies, the default first.
-SHAPES: dict[str, tuple[Callable[..., Training], dict]] = {
-    "AXLearn": (
-        lambda policy, **o: axlearn.training(spec=policy, **o),
-        {"by names": axlearn.OWN, "full": axlearn.RematSpec(False), "none": None},
-    ),
-    "big_vision": (by_name.big_vision, {n: n for n in BY_NAME}),
-    "simply": (by_name.simply, {n: n for n in BY_NAME}),
-    "grug": (
-        lambda policy, **o: grug.training(remat=policy, **o), {"checkpoint": True, "none": False}
-    ),
-    "Tunix, LoRA": (
-        lambda policy, **o: trainers.tunix(remat=policy, **o), {"NONE": False, "BLOCK": True}
-    ),
-    "Kauldron": (lambda policy, **o: trainers.kauldron(**o), {"none": None}),
-    "Linen": (lambda policy, **o: trainers.linen(**o), {"none": None}),
-    "accumulation": (lambda policy, **o: loops.accumulated(**o), {"none": None}),
-    "local and global attention": (
-        lambda policy, **o: loops.local_and_global(remat=policy, **o),
-        {"checkpoints": True, "none": False},
-    ),
-    "openpi": (
-        lambda policy, **o: openpi_shape.training(config=openpi_shape.Config(policy=policy), **o),
-        {n: n for n in BY_NAME},
-    ),
-}  # fmt: skip
 SCRIPTS = {
     "equimo": "equimo", "gemma": "kauldron", "levanter": "levanter", "transformers": "transformers",
     "tunix": "tunix",
@@ -70,19 +41,23 @@ BUDGETS = 3
 
 
 def stack_of(name: str) -> tuple[Callable[..., Training], dict]:
+    """A function of a policy that makes the step, and the library's policies."""
     if name in SHAPES:
-        return SHAPES[name]
+        return SHAPES[name].make, SHAPES[name].policies
     module = importlib.import_module(f"examples.stacks.{name}")
     return module.training, getattr(module, "POLICIES", {"none": None})
 
 
-def step_on(training: Training, backend) -> Step:
-    """The step as the library jits it, with shapes of its arguments."""
+def positional(training: Training) -> tuple[Callable, tuple]:
+    """The step as the library jits it, for `jaxmem.plan`, with shapes of its arguments."""
     args, kwargs = training.arguments()
     signature = Signature(training.step, {})
     values, called = signature.positional(args, kwargs)
-    build = jaxmem.auto(called(training.step))
-    return Step(build, signature.shapes(values), backend)
+    return jaxmem.auto(called(training.step)), signature.shapes(values)
+
+
+def step_on(training: Training, backend) -> Step:
+    return Step(*positional(training), backend)
 
 
 @contextlib.contextmanager
@@ -113,8 +88,8 @@ def run_plan(name: str, budget: int) -> dict:
     training, policies = stack_of(name)
     kept = next(iter(policies.values()))
     options = {"budget": budget, "actions": jaxmem.plans.LOSSLESS}
-    loss, moved = observed(training(policy=kept, jit=functools.partial(jaxmem.jit, **options)))
-    own_loss, own_moved = observed(training(policy=kept))
+    loss, moved = observed(training(kept, jit=functools.partial(jaxmem.jit, **options)))
+    own_loss, own_moved = observed(training(kept))
     return {"loss": loss / own_loss, "gradient": farthest(moved, own_moved)}
 
 
@@ -123,7 +98,7 @@ def run(report: Report, name: str, target: str) -> None:
     key = f"{name}, {target}"
     with on(target) as backend, own_mesh():
         default = next(iter(policies))
-        steps = {p: step_on(training(policy=policy), backend) for p, policy in policies.items()}
+        steps = {p: step_on(training(policy), backend) for p, policy in policies.items()}
         planned = steps[default]
         least, most = report.once(f"{key}, ends", ends, planned).values()
         for share, budget in between(least, most, BUDGETS).items():
