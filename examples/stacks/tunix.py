@@ -30,7 +30,7 @@ def model_of(policy: RematConfig) -> Llama3:
     return nnx.merge(graph, jax.tree.map(moved, state))
 
 
-def trainer_of(model: Llama3) -> PeftTrainer:
+def trainer_of(model: Llama3, rate=RATE) -> PeftTrainer:
     def inputs(batch: TrainingInput):
         positions = jnp.broadcast_to(jnp.arange(LENGTH), (BATCH, LENGTH))
         mask = jnp.broadcast_to(jnp.tril(jnp.ones((LENGTH, LENGTH), bool)), (BATCH, LENGTH, LENGTH))
@@ -40,18 +40,20 @@ def trainer_of(model: Llama3) -> PeftTrainer:
         }  # fmt: skip
 
     config = TrainingConfig(eval_every_n_steps=100, max_steps=3)
-    return PeftTrainer(model, optax.sgd(RATE), config).with_gen_model_input_fn(inputs)
+    return PeftTrainer(model, optax.sgd(rate), config).with_gen_model_input_fn(inputs)
 
 
-def train(budget=None) -> PeftTrainer:
-    """Tunix's own loop, in which Tunix jits the step that it is given."""
-    trainer = trainer_of(model_of(RematConfig.NONE))
+def train(budget=None, rate=0.01):
+    """Trains by Tunix's own loop, in which Tunix jits the step that it is given. Returns the
+    trainer and the plan.
+    """
+    trainer = trainer_of(model_of(RematConfig.NONE), rate)
+    step = trainer.create_train_step_fn()
     if budget is not None:
-        step = trainer.create_train_step_fn()
         step = jaxmem.jit(step, budget=budget, donate_argnames="optimizer")  # the changed line
-        trainer.create_train_step_fn = lambda: step
+    trainer.create_train_step_fn = lambda: step
     trainer.train([BATCH_OF] * 3)
-    return trainer
+    return trainer, getattr(step, "plan", None)
 
 
 def training(policy: RematConfig = RematConfig.NONE, jit=nnx.jit) -> Training:
