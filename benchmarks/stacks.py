@@ -30,20 +30,24 @@ from examples.stacks.training import Training, farthest, observed
 from jaxmem._core.assignment import Assignment
 from jaxmem._trace.signature import Signature
 from jaxmem._trace.step import trace
+from tests.shared.foreign.size import Size
 from tests.shared.shapes.table import SHAPES
 
 SCRIPTS = {
     "equimo": "equimo", "gemma": "kauldron", "levanter": "levanter", "transformers": "transformers",
     "tunix": "tunix",
 }  # fmt: skip
+SIZE = Size(width=256, heads=8, layers=6, batch=8, sequence=256, vocab=512)
 TARGETS = "local", "h200", "v5e"
 BUDGETS = 3
 
 
 def stack_of(name: str) -> tuple[Callable[..., Training], dict]:
-    """A function of a policy that makes the step, and the library's policies."""
+    """A function of a policy that makes the step, and the library's policies. Shapes have a size
+    that is large enough for an H200, in which kernels take longer than their launches.
+    """
     if name in SHAPES:
-        return SHAPES[name].make, SHAPES[name].policies
+        return functools.partial(SHAPES[name].make, size=SIZE), SHAPES[name].policies
     module = importlib.import_module(f"examples.stacks.{name}")
     return module.training, getattr(module, "POLICIES", {"none": None})
 
