@@ -45,19 +45,21 @@ test-core: $(VENV)/.installed
 test-slow: $(VENV)/.installed-docs  ## the slow tests alone
 	XLA_FLAGS="$$XLA_FLAGS" $(PYTEST) -m slow $(ARGS)
 
-# Libraries that train with JAX, as they are, in an environment of their own: each without what it pins,
-# and then what its imports want, at the versions that jaxmem is tested with.
+# Libraries that train with JAX, as they are, in environments of their own: jaxmem at the pins, and then the
+# libraries and what they import, without what they pin. Kauldron imports TensorFlow, which wants another protobuf.
 STACKS = .venv-stacks
-stacks: $(STACKS)/.installed  ## the tests of MaxText's own training step
-	JAX_PLATFORMS=cpu XLA_FLAGS="--xla_force_host_platform_device_count=8" TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 \
-	  $(STACKS)/bin/python -m pytest -m slow -n 0 -s tests/stacks $(ARGS)
+PIP = -m pip install --quiet --disable-pip-version-check
+STACKS_ENV = JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1
+stacks: $(STACKS)/.installed $(STACKS)-gemma/.installed  ## train with MaxText, Tunix, Levanter, equimo and gemma as they are
+	$(foreach folder,$^,$(STACKS_ENV) $(dir $(folder))bin/python -m pytest -m slow -n 0 -s tests/stacks $(ARGS) &&) true
 
-$(STACKS)/.installed: constraints/stacks.txt constraints/py312.txt pyproject.toml
-	$(call interpreter,python3.12) -m venv $(STACKS)
-	$(STACKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/py312.txt -e ".[$(EXTRAS)]"
-	$(STACKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps maxtext==0.2.5
-	$(STACKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/py312.txt -r constraints/stacks.txt
+$(STACKS)/.installed $(STACKS)-gemma/.installed: constraints/py312.txt pyproject.toml
+	$(call interpreter,python3.12) -m venv $(@D)
+	$(@D)/bin/python $(PIP) -c constraints/py312.txt -e ".[$(EXTRAS)]"
+	$(@D)/bin/python $(PIP) --no-deps -r constraints/$(patsubst .venv-%,%,$(@D)).txt
 	@touch $@
+$(STACKS)/.installed: constraints/stacks.txt
+$(STACKS)-gemma/.installed: constraints/stacks-gemma.txt
 
 MATRIX = $(foreach python,python3.11 python3.12,$(if $(call interpreter,$(python)),$(python)))
 test-matrix:  ## the core tests on python3.11 and python3.12 where present, and on 3.12 with the newest JAX

@@ -10,7 +10,9 @@ import dataclasses
 import functools
 import threading
 import time
+import types
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -30,6 +32,7 @@ from jaxmem._target.compile.running import ran_out_of_memory
 from jaxmem._target.devices.target import Target
 from jaxmem._target.processes.channel import joined
 from jaxmem._trace.filtered import jitted_for
+from jaxmem._trace.settings import settings_of_thread
 from jaxmem._trace.signature import Adapted, Signature, is_traced
 from jaxmem.errors import BudgetError, NoLayersError, StepError
 
@@ -52,6 +55,9 @@ def jit(step: Callable | None = None, budget=None, **options):
     and searches nothing. If several processes call the step, the first process decides.
 
     If the step runs out of memory at its first run, it is planned again for 90 % of its bytes.
+
+    Inside another function that JAX traces, such as a library's own jit, the step is planned for
+    the shapes of its arguments there, for one device.
 
     step: a function of arrays, of Flax NNX modules (as for `nnx.jit`) or of Equinox modules (as for
       `eqx.filter_jit`), or a function that `jax.jit` or `nnx.jit` made, which keeps its donation
@@ -141,7 +147,7 @@ class PlannedFunction:
 
     def __get__(self, instance, owner=None):
         """A bound method, if the step is defined in a class."""
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else types.MethodType(self, instance)
 
     @property
     def plan(self) -> Plan:
@@ -234,15 +240,29 @@ class PlannedFunction:
             raise none from error
 
     def _inside(self, args: tuple, kwargs: dict):
-        """The step inside another transformation, which compiles it: under the latest plan."""
-        if self._last is None or self._last.plan is None:
+        """The step inside another function that JAX traces, such as a library's own jit: under the
+        latest plan, or a plan for these shapes. Shardings are not known there.
+        """
+        latest = self._last
+        if latest is None and jax.sharding.get_abstract_mesh().axis_names:
             warn(
-                "jit: the step is called inside another function that JAX traces, before it has a"
-                " plan, and runs there as it is; call it by itself first, or pass the outer"
-                " function to jaxmem.jit"
+                "jit: the step is called inside another function that JAX traces under a mesh,"
+                " before it has a plan, and runs there as it is; call it by itself first, or"
+                " pass the outer function to jaxmem.jit"
             )
             return self._step(*args, **kwargs)
-        return auto(self._step)(self._last.plan)(*args, **kwargs)
+        if latest is None:
+            shapes, named = self._signature.shapes((args, kwargs))
+            key, entered = self._signature.key(shapes, named), settings_of_thread()
+
+            def planned() -> Compilation:
+                with entered():
+                    return self._compilation(shapes, named, key)
+
+            with ThreadPoolExecutor(1) as thread:  # a trace belongs to its thread
+                latest = thread.submit(planned).result()
+            self._last, self._last_key = latest, key
+        return auto(self._step, latest.plan)(*args, **kwargs)
 
     def _compilation(self, args: tuple, kwargs: dict, key) -> Compilation:
         with self._lock:

@@ -39,6 +39,12 @@ def _traced_leaves(tree) -> list[bool]:
     ]
 
 
+def is_module(x) -> bool:
+    """Whether `x` is a Flax NNX module or optimizer."""
+    nnx = sys.modules.get("flax.nnx")  # who has a module has imported it
+    return nnx is not None and isinstance(x, nnx.Module | nnx.Optimizer)
+
+
 def jitted_for(arguments, step: Callable, **options):
     """The step under the jit that its arguments need: `nnx.jit` for Flax NNX modules and
     optimizers, `Filtered` for arguments with other leaves than arrays, else `jax.jit`.
@@ -46,10 +52,8 @@ def jitted_for(arguments, step: Callable, **options):
     arguments: a tree of the dynamic arguments.
     options: options of that jit.
     """
-    nnx = sys.modules.get("flax.nnx")  # who has a module has imported it
-    is_module = lambda x: nnx is not None and isinstance(x, nnx.Module | nnx.Optimizer)
-    if nnx is not None and any(map(is_module, jax.tree.leaves(arguments, is_leaf=is_module))):
-        return nnx.jit(step, **options)
+    if any(map(is_module, jax.tree.leaves(arguments, is_leaf=is_module))):
+        return sys.modules["flax.nnx"].jit(step, **options)
     if takes_more_than_arrays(arguments):
         return Filtered(step, **options)
     return jax.jit(step, **options)

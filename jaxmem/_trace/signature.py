@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from jaxmem._trace.filtered import is_module
+
 
 class Signature:
     """The arguments of a function under options of `jax.jit`.
@@ -68,9 +70,9 @@ class Signature:
 
         return (*args, *kwargs.values()), called
 
-    def shapes(self, values: tuple) -> tuple:
-        """The values with shapes in place of arrays, so that no memory is held."""
-        return jax.tree.map(_shape, values)
+    def shapes(self, values):
+        """The values with shapes in place of arrays and of tracers, so that no memory is held."""
+        return jax.tree.map(_shape, values, is_leaf=is_module)
 
 
 class Adapted:
@@ -116,11 +118,8 @@ def _tuple(numbers) -> tuple:
 
 def _without_modules(tree):
     """The tree with Flax's NNX modules split into their graph and their arrays."""
-    nnx = sys.modules.get("flax.nnx")
-    if nnx is None:
-        return tree
-    is_module = lambda x: isinstance(x, nnx.Module | nnx.Optimizer)
-    return jax.tree.map(lambda x: nnx.split(x) if is_module(x) else x, tree, is_leaf=is_module)
+    split = lambda x: sys.modules["flax.nnx"].split(x) if is_module(x) else x
+    return jax.tree.map(split, tree, is_leaf=is_module)
 
 
 def _leaf_key(leaf) -> Any:
@@ -136,6 +135,12 @@ def _leaf_key(leaf) -> Any:
 
 
 def _shape(leaf):
+    if is_module(leaf):
+        nnx = sys.modules["flax.nnx"]
+        return nnx.merge(*jax.tree.map(_shape, nnx.split(leaf)))
+    if isinstance(leaf, Tracer):
+        weak = getattr(leaf.aval, "weak_type", False)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
     if not isinstance(leaf, jax.Array):
         return leaf
     sharding = leaf.sharding if getattr(leaf, "committed", True) else None

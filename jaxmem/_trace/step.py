@@ -30,7 +30,7 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
         )
     _check_takes_a_plan(build, plan)
     step = build(plan)
-    if not callable(step):
+    if not (callable(step) or hasattr(step, "trace")):
         raise StepError(
             f"plan: `build` returned {type(step).__name__}; expected the training step: a function,"
             " jax.jit or nnx.jit of one"

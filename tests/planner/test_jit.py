@@ -17,8 +17,8 @@ from jaxmem._planner.jit import Compilation, PlannedFunction
 from jaxmem.errors import BudgetError, JaxmemWarning, StepError
 from tests.auto.steps import blocks_in
 from tests.shared.foreign import plain as models
-from tests.shared.foreign.libraries import equinox_transformer
-from tests.shared.foreign.size import SMALL
+from tests.shared.foreign.libraries import EquinoxModel
+from tests.shared.foreign.size import SMALL, cross_entropy, perturbed, tokens
 
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("own_cache")]
 LOSS, PARAMS, (BATCH,) = models.gemma_in_a_scan()
@@ -150,7 +150,9 @@ def test_as_a_decorator_and_as_a_method():
         def train(self, params, batch):
             return step(params, batch, self.rate)
 
-    assert_equal(Trainer().train(copied(PARAMS), BATCH), step(PARAMS, BATCH, 0.3))
+    trainer = Trainer()
+    assert_equal(trainer.train(copied(PARAMS), BATCH), step(PARAMS, BATCH, 0.3))
+    assert trainer.train.plan is Trainer.train.plan
 
 
 @pytest.mark.parametrize(
@@ -178,14 +180,38 @@ def test_inside_another_function_it_is_the_step_under_its_plan(planned):
     planned(copied(PARAMS), BATCH)
     outer = lambda params: planned(params, BATCH)[0]
     assert blocks_in(outer, PARAMS)
-    fresh = jaxmem.jit(step, BUDGET)
-    with pytest.warns(JaxmemWarning, match="before it has a plan"):
-        jax.eval_shape(fresh, PARAMS, BATCH)
+
+
+def test_inside_another_function_it_is_planned_for_the_shapes_there():
+    """As where a library jits the step that it is given."""
+    made = jaxmem.jit(step, BUDGET, actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
+    library = jax.jit(lambda params, batch: made(params, batch), donate_argnums=0)
+    assert_equal(library(copied(PARAMS), BATCH), step(PARAMS, BATCH))
+    assert made.plan.compiled_bytes <= BUDGET
+    assert not made.plan.keeps_everything
+    assert blocks_in(lambda *args: made(*args), PARAMS, BATCH)
+    assert nbytes(lambda *args: made(*args), PARAMS, BATCH, donate_argnums=0) <= BUDGET
+
+
+def test_inside_a_function_for_several_devices_it_runs_as_it_is():
+    mesh = jax.sharding.AbstractMesh((2,), ("data",))
+    with (
+        jax.sharding.use_abstract_mesh(mesh),
+        pytest.warns(JaxmemWarning, match="before it has a plan"),
+    ):
+        jax.eval_shape(jaxmem.jit(step, BUDGET), PARAMS, BATCH)
 
 
 def equinox_train(scanned: bool):
-    """A step of an Equinox module, and its arguments."""
-    loss, model, rest = equinox_transformer(SMALL, scanned=scanned)
+    """A step of an Equinox module with functions and numbers, and its arguments."""
+    model, batch = EquinoxModel(SMALL, scanned, jax.random.key(0)), tokens(SMALL)
+    model = eqx.combine(perturbed(eqx.filter(model, eqx.is_array)), model)
+    rest = batch, jax.random.key(1)
+    assert not all(map(eqx.is_array, jax.tree.leaves(model))), "functions and numbers, too"
+
+    def loss(model, batch, key):
+        logits = jax.vmap(model)(batch[:, :-1], jax.random.split(key, len(batch)))
+        return cross_entropy(logits, batch[:, 1:])
 
     def train(model, *rest):
         value, gradients = eqx.filter_value_and_grad(loss)(model, *rest)
@@ -253,6 +279,16 @@ def nnx_train(model, x):
     state = nnx.state(model, nnx.Param)
     nnx.update(model, jax.tree.map(lambda p, g: p - 0.1 * g, state, gradients))
     return loss
+
+
+def test_nnx_modules_inside_a_librarys_own_jit():
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((8, 32)))
+    ours, theirs = Model(32, 4, nnx.Rngs(0)), Model(32, 4, nnx.Rngs(0))
+    made = jaxmem.jit(nnx_train, "1GiB", donate_argnums=0)
+    library, jitted = nnx.jit(lambda *args: made(*args)), nnx.jit(nnx_train)
+    assert float(library(ours, x)) == pytest.approx(float(jitted(theirs, x)), rel=1e-12)
+    assert_equal(nnx.state(ours), nnx.state(theirs))
+    assert made.plan.compiled_bytes
 
 
 def test_nnx_modules_are_updated():

@@ -4,7 +4,11 @@ are not, their files are not collected.
 
 import importlib.util
 
-NEEDS = {"test_maxtext.py": "maxtext", "test_maxtext_flags.py": "maxtext"}
+NEEDS = {
+    "test_maxtext.py": "maxtext",
+    "test_maxtext_flags.py": "maxtext",
+    "test_tunix.py": "tunix",
+}
 collect_ignore = [
     file for file, package in NEEDS.items() if importlib.util.find_spec(package) is None
 ]

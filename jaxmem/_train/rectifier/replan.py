@@ -7,7 +7,7 @@ import inspect
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from jaxmem._planner.plan import plan as make_plan
 from jaxmem._planner.search.measure import remember_run
 from jaxmem._planner.verify import verify
 from jaxmem._result.plan.plan import Plan
+from jaxmem._trace.settings import settings_of_thread
 from jaxmem._trace.step import with_microbatches
 from jaxmem._train.checkpoints.stored import shape
 from jaxmem.errors import JaxmemError, StepError
@@ -132,27 +133,6 @@ def _log(done: concurrent.futures.Future) -> None:
 
 
 def _as_here() -> Callable[[], contextlib.AbstractContextManager]:
-    """A context in which another thread traces with the settings of this thread: JAX's contexts are
-    local to a thread.
-    """
-    config: Any = jax.config  # its options are attributes without types
-    contexts = [
-        (jax.enable_x64, config.jax_enable_x64),
-        (jax.default_matmul_precision, config.jax_default_matmul_precision),
-        (jax.default_device, config.jax_default_device),
-        (jax.default_prng_impl, config.jax_default_prng_impl),
-        (jax.threefry_partitionable, config.jax_threefry_partitionable),
-        (jax.numpy_dtype_promotion, config.jax_numpy_dtype_promotion),
-        (jax.numpy_rank_promotion, config.jax_numpy_rank_promotion),
-    ]
+    """The settings of this thread and its mesh, for another thread."""
     mesh = jax.sharding.get_mesh()
-    contexts += [] if mesh.empty else [(jax.set_mesh, mesh)]
-
-    @contextlib.contextmanager
-    def entered() -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for context, value in contexts:
-                stack.enter_context(context(value))
-            yield
-
-    return entered
+    return settings_of_thread(*([] if mesh.empty else [(jax.set_mesh, mesh)]))

@@ -1,0 +1,83 @@
+"""Steps with loops inside loops: gradients accumulated over microbatches by a scan, and groups of
+layers with local and with global attention, whose local layers are a scan inside the scan over
+groups, as in MaxText's Gemma.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from examples.stacks.training import RATE, Training, copied
+from tests.shared.foreign import plain
+from tests.shared.foreign.size import Size, cross_entropy, normal, tokens
+from tests.shared.shapes.size import SIZE
+
+
+def of_loss(jit, loss, params, data, accumulate: int = 1) -> Training:
+    """The step of a loss by descent; gradients are summed over microbatches, in a scan."""
+
+    def train_step(params, data):
+        if accumulate == 1:
+            value, grads = jax.value_and_grad(loss)(params, data)
+        else:
+
+            def one(total, rows):
+                found = jax.value_and_grad(loss)(params, rows)
+                return jax.tree.map(jnp.add, total, found), None
+
+            zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
+            total, _ = jax.lax.scan(one, zeros, data.reshape(accumulate, -1, *data.shape[1:]))
+            value, grads = jax.tree.map(lambda a: a / accumulate, total)
+        return jax.tree.map(lambda p, g: p - RATE * g, params, grads), value
+
+    return Training(
+        jit(train_step, donate_argnums=0),
+        lambda: ((copied(params), data), {}),
+        lambda args, kwargs, result: (result[1], result[0]),
+        params,
+    )
+
+
+def accumulated(jit=jax.jit, size: Size = SIZE) -> Training:
+    loss, params, (data,) = plain.in_a_scan(
+        size, functools.partial(plain.gemma_layer, heads=size.heads)
+    )
+    return of_loss(jit, loss, params, data, accumulate=2)
+
+
+def local_attention(x, p, heads: int, window: int):
+    """Attention to the last `window` positions."""
+    split = lambda a: a.reshape(*a.shape[:-1], heads, -1)
+    q, k, v = split(x @ p["q"] + p["bq"]), split(x @ p["k"]), split(x @ p["v"] + p["bv"])
+    scores = jnp.einsum("bshd,bthd->bhst", q, k) / q.shape[-1] ** 0.5
+    back = jnp.arange(x.shape[1])[:, None] - jnp.arange(x.shape[1])
+    scores = jnp.where((back >= 0) & (back < window), scores, -1e9)
+    return jnp.einsum("bhst,bthd->bshd", jax.nn.softmax(scores), v).reshape(x.shape) @ p["o"]
+
+
+def local_and_global(jit=jax.jit, size: Size = SIZE, locals_: int = 2, remat: bool = True):
+    """Each group is `locals_` layers of local attention, and one of global attention."""
+    checkpoint = functools.partial(jax.checkpoint, prevent_cse=False) if remat else lambda f: f
+
+    @checkpoint
+    def local(x, p):
+        x = x + local_attention(plain.rms(x, p["norm1"]), p, size.heads, size.sequence // 4)
+        h = plain.rms(x, p["norm2"])
+        return x + (jax.nn.gelu(h @ p["gate"]) * (h @ p["up"])) @ p["down"], None
+
+    @checkpoint
+    def group(x, p):
+        x, _ = jax.lax.scan(local, x, p["local"])
+        return plain.gemma_layer(x, p["global"], size.heads), None
+
+    def loss(params, batch):
+        x, _ = jax.lax.scan(group, params["embedding"][batch[:, :-1]], params["groups"])
+        return cross_entropy(x @ params["embedding"].T, batch[:, 1:])
+
+    groups = {
+        "local": plain.layer_parameters(size, 50, stack=(size.layers, locals_)),
+        "global": plain.layer_parameters(size, 90, stack=(size.layers,)),
+    }
+    params = {"groups": groups, "embedding": normal(7, size.vocab, size.width, dtype=size.dtype)}
+    return of_loss(jit, loss, params, tokens(size))
