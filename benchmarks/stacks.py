@@ -38,7 +38,7 @@ SCRIPTS = {
     "tunix": "tunix",
 }  # fmt: skip
 SIZE = Size(width=256, heads=8, layers=6, batch=8, sequence=256, vocab=512)
-TARGETS = "local", "h200", "v5e"
+TARGETS = "h200", "v5e", "local"
 BUDGETS = 3
 
 
