@@ -57,6 +57,7 @@ $(STACKS)/.installed $(STACKS)-gemma/.installed: constraints/py312.txt pyproject
 	$(call interpreter,python3.12) -m venv $(@D)
 	$(@D)/bin/python $(PIP) -c constraints/py312.txt -e ".[$(EXTRAS)]"
 	$(@D)/bin/python $(PIP) --no-deps -r constraints/$(patsubst .venv-%,%,$(@D)).txt
+	rm -rf $(@D)/lib/python3.12/site-packages/tests  # draccus installs its tests by this name, which hides ours
 	@touch $@
 $(STACKS)/.installed: constraints/stacks.txt
 $(STACKS)-gemma/.installed: constraints/stacks-gemma.txt
