@@ -21,7 +21,6 @@ TENSORS = frozenset(
         "qkv_proj", "query_proj", "query_wa_proj", "value_proj",
     }
 )  # fmt: skip
-LOCATIONS = {Action.KEEP: "device", Action.RECOMPUTE: "remat", Action.OFFLOAD: "offload"}
 # MaxText keeps the input of a layer on the device unless a flag says otherwise.
 DEFAULTS = {"decoder_layer_input": "remat"}
 
@@ -32,9 +31,16 @@ def flags(plan: Any, names: Collection[str] | None = None) -> dict[str, str]:
     why = _obstacle(plan, known)
     if why is not None:
         raise TagError(f"Plan.to_maxtext: {why}")
-    decided = {n: LOCATIONS[c.action] for tags in plan.actions.values() for n, c in tags.items()}
+    decided = {n: _location(c.action) for tags in plan.actions.values() for n, c in tags.items()}
     decided.pop(REST, None)
     return {"remat_policy": "custom"} | {n: v for n, v in DEFAULTS.items() if n in known} | decided
+
+
+def _location(action: Action) -> str:
+    """The value of MaxText's flag for a tensor under an action that encodes nothing."""
+    if not action.stores:
+        return "remat"
+    return "offload" if action.offloads else "device"
 
 
 def _obstacle(plan: Any, known: frozenset[str]) -> str | None:
@@ -60,7 +66,7 @@ def _obstacle(plan: Any, known: frozenset[str]) -> str | None:
                 " give a smaller budget, or run the plan by jaxmem.auto"
             )
         for name, choice in tags.items():
-            if choice.action.compresses:
+            if choice.action.encodes:
                 return (
                     f"the plan compresses {name!r} ({choice}), and MaxText keeps, offloads or"
                     ' recomputes; plan with actions="lossless"'
