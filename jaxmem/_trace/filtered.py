@@ -123,8 +123,22 @@ class Filtered:
     def __init__(self, step: Callable, donate_argnums: int | Sequence[int] = ()):
         self._step, self._donated = step, donate_argnums
 
+    def __call__(self, *args, **kwargs):
+        """Calls the step inside another trace. Outside of a trace, each call compiles it."""
+        jitted, arrays, _, returned = self._jitted(args, kwargs)
+        out = jitted(*arrays[0], **arrays[1])
+        return returned[-1].filled(out)
+
     def trace(self, *args, **kwargs) -> "FilteredStage":
-        (arrays, named), given = Tree.of((args, kwargs))
+        jitted, arrays, given, returned = self._jitted(args, kwargs)
+        traced = jitted.trace(*arrays[0], **arrays[1])
+        return FilteredStage(traced, given, returned[-1])
+
+    def _jitted(self, args: tuple, kwargs: dict) -> tuple[Any, tuple, Tree, list[Tree]]:
+        """The step as a jitted function of arrays, the arrays, and the static leaves of the
+        arguments and, once the function is traced, of the result.
+        """
+        arrays, given = Tree.of((args, kwargs))
         returned: list[Tree] = []
 
         @functools.wraps(self._step, updated=())  # JAX's errors then name the user's parameters
@@ -134,8 +148,7 @@ class Filtered:
             returned.append(rest)
             return out
 
-        traced = jax.jit(step, donate_argnums=self._donated).trace(*arrays, **named)
-        return FilteredStage(traced, given, returned[-1])
+        return jax.jit(step, donate_argnums=self._donated), arrays, given, returned
 
     def lower(self, *args, **kwargs) -> "FilteredStage":
         return self.trace(*args, **kwargs).lower()

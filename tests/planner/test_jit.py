@@ -234,6 +234,17 @@ def test_equinox_modules(scanned):
 
 
 @pytest.mark.filterwarnings("ignore:plan. the step replaces")  # it donates nothing
+def test_equinox_modules_are_planned_for_other_devices_too():
+    train, model, rest = equinox_train(True)
+    made = jaxmem.jit(train)
+    plan = jaxmem.plan(jaxmem.auto(made), model, *rest, budget="1GiB")
+    want, expected = eqx.filter_jit(train)(model, *rest)
+    got, value = jaxmem.auto(made, plan)(model, *rest)
+    assert_equal(eqx.filter(got, eqx.is_array), eqx.filter(want, eqx.is_array), 1e-6)
+    assert float(value) == pytest.approx(float(expected))
+
+
+@pytest.mark.filterwarnings("ignore:plan. the step replaces")  # it donates nothing
 def test_a_step_of_filter_jit_without_donation_is_planned():
     train, model, rest = equinox_train(True)
     jitted = eqx.filter_jit(train)
