@@ -120,9 +120,8 @@ class Sources:
                 for alias in node.names:
                     yield str(node.module)
                     yield f"{node.module}.{alias.name}"
-            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                if node.value.id == "jaxmem":
-                    yield self._public.get(node.attr, "")
+            elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "jaxmem":
+                yield self._public.get(node.attr, "")
 
     def imported(self, path: str) -> frozenset[str]:
         """Paths of the files that a file imports, itself and those that these import included."""
