@@ -46,7 +46,7 @@ import statistics
 import jax
 
 import jaxmem
-from benchmarks.shared.assignments import keep_tags, plans, recomputed, show, solved, under
+from benchmarks.shared.assignments import keep_tags, plans, show, solved, under
 from benchmarks.shared.baselines import WITH_NAIVE, Baseline, baselines, compiler_of
 from benchmarks.shared.case import (
     AnyTimes,
@@ -329,7 +329,7 @@ def time_stack(report: Report) -> None:
     chosen: dict[str, Actions | None] = {
         "everything kept": None,
         "keep": keep_tags(profile),
-        "recompute": recomputed(profile),
+        "recompute": profile.everything_recomputed,
         "compress": under(profile, Action.COMPRESS),
         "solved": solved(profile, 0.25),
     }
