@@ -418,6 +418,7 @@ def summary_of_tags(report: Report) -> dict:
 
 
 FOREIGN = [(name, target) for name in MODELS for target in ("local", "h200")]
+FOREIGN += [(name, EIGHT) for name in ON_A_MESH]
 
 
 RESULTS = {

@@ -7,7 +7,9 @@ import pathlib
 import pytest
 
 import benchmarks
-from benchmarks.shared.results import Benchmark
+from benchmarks import budgets
+from benchmarks.shared.results import RESULTS, Benchmark
+from jaxmem._core.files import read_json
 
 SCRIPTS = sorted(p.stem for p in pathlib.Path(benchmarks.__path__[0]).glob("[a-z]*.py"))
 pytestmark = pytest.mark.jax_defaults
@@ -29,3 +31,9 @@ def test_the_cases_of_each_benchmark_can_be_built(script):
         report = () if benchmark.run is None else (None,)
         for words in cases:
             inspect.signature(benchmark.run or benchmark.row).bind(*report, *words)
+
+
+def test_each_model_of_the_result_is_a_case():
+    rows = read_json(RESULTS / "foreign.json")["results"]
+    measured = {key for key, row in rows.items() if "baseline" in row}
+    assert measured == {", ".join(case) for case in budgets.FOREIGN}
