@@ -25,7 +25,7 @@ import contextlib
 import functools
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from unittest import mock
 
 import jax
@@ -63,7 +63,7 @@ SHARES = {
 }
 WORTH = 0.01
 
-Patches = tuple[tuple[object, str, Callable], ...]
+Patches = tuple[tuple[object, str, object], ...]
 PHASES: dict[str, Patches] = {
     "nothing": (),
     "local search": (
@@ -76,13 +76,20 @@ PHASES: dict[str, Patches] = {
 }
 
 
-def planned(case: Step, budget: int, phase: str, actions: str) -> dict:
-    """What becomes of a budget in a search without one phase, that recalls nothing."""
+@contextlib.contextmanager
+def without(patches: Patches) -> Iterator[None]:
+    """While the statement runs, parts of the search are replaced, and it recalls no compile."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(forgetting())
-        stack.enter_context(mock.patch.object(History, "recall_least", return_value=None))
-        for owner, name, instead in PHASES[phase]:
+        for owner, name, instead in patches:
             stack.enter_context(mock.patch.object(owner, name, instead))
+        yield
+
+
+def planned(case: Step, budget: int, phase: str, actions: str) -> dict:
+    """What becomes of a budget in a search without one phase, that recalls nothing."""
+    recalled = (History, "recall_least", lambda *args, **given: None)
+    with without((recalled, *PHASES[phase])):
         return case.row(budget, actions=None if actions == "default" else actions)
 
 
@@ -141,7 +148,7 @@ NAMES = "gpt_nano, smaller", "Linen, nn.scan", "gemma, a scan"
 WAYS = {"all actions": None, "lossless": LOSSLESS}
 OF_EVERYTHING = 0.7, 0.5  # budgets: the share of the bytes of everything kept
 CHOOSING, ROUNDS = 4.0, 40  # seconds, rounds
-UNCORRECTED = (
+UNCORRECTED: Patches = (
     (measured, "CORRECTIONS", 0),
     (measured, "_remember", lambda search, runs: None),
     (traced_step, "corrected_by_runs", lambda profile, history: (profile, ())),
@@ -149,10 +156,7 @@ UNCORRECTED = (
 
 
 def plan_at(step: Step, budget: int, way, corrected: bool, seconds: float | None) -> jaxmem.Plan:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(forgetting())
-        for owner, name, instead in () if corrected else UNCORRECTED:
-            stack.enter_context(mock.patch.object(owner, name, instead))
+    with without(() if corrected else UNCORRECTED):
         return step.plan(budget, actions=way, measure=seconds)
 
 
@@ -210,23 +214,11 @@ def of_model(report: Report, name: str) -> None:
 def of_corrections(report: Report) -> dict:
     rows = [*report.results.values()]
     runs = lambda how: statistics.fmean(len(r["ran"][how]) for r in rows)
-    found = {
+    return {
         "budgets": len(rows),
         "noise": statistics.median(abs(r["noise"]["median"] - 1) for r in rows),
         "steps run": {how: runs(how) for how in ("with", "without")},
     }
-    for when in ("", "later "):
-        differ = [r[f"{when}ratio"] for r in rows if not r[f"{when}same plan"]]
-        medians = [r["median"] for r in differ] + [1.0] * (len(rows) - len(differ))
-        found[f"{when}plans"] = {
-            "differ": len(differ),
-            "geometric mean": statistics.geometric_mean(medians),
-            "least": min(medians),
-            "most": max(medians),
-            "faster beyond the quartiles": sum(r["lower_quartile"] > 1 for r in differ),
-            "slower beyond the quartiles": sum(r["upper_quartile"] < 1 for r in differ),
-        }
-    return found
 
 
 RESULTS = {

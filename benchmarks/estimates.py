@@ -50,7 +50,7 @@ import jax.numpy as jnp
 from hypothesis import strategies as st
 
 import jaxmem
-from benchmarks.shared.assignments import drawn, keep_tags, plans, recomputed, show
+from benchmarks.shared.assignments import drawn, keep_tags, plans, show
 from benchmarks.shared.case import AnyTimes, Case, Step, case_on, from_to, on
 from benchmarks.shared.devices import compiled
 from benchmarks.shared.results import Benchmark, Report, measure, of_errors
@@ -176,7 +176,7 @@ def assignments(made: Profile) -> dict[str, Actions]:
     half = lambda choices: rng.choice(choices) if rng.random() < 0.5 else RECOMPUTE
     return {
         "as it is": made.everything_kept,
-        "recomputed": recomputed(made),
+        "recomputed": made.everything_recomputed,
         **{f"random {i}": drawn(made, half) for i in range(RANDOM)},
     }
 

@@ -67,7 +67,7 @@ SETTINGS = (
     *SMALL, "train.steps=40", "train.eval_batches=2", "train.save_every=0", "optimizer.warmup=2",
     "sample.length=20",
 )  # fmt: skip
-STEPS, KILLS, ASKED = 40, 200, 60
+KILLS, ASKED = 200, 60
 
 
 def start(out: pathlib.Path, said: pathlib.Path) -> subprocess.Popen:
@@ -122,7 +122,6 @@ def stop(out: pathlib.Path, number: signal.Signals, wait: float) -> dict:
     return {
         "signal": sent,
         "code": code,
-        "phase": "before a step" if not written else "steps" if written < STEPS else "the end",
         "lost": max(acknowledged - kept, 0),
         "repeated": max(written - kept, 0),
         "traceback": "Traceback" in said.read_text(encoding="utf-8"),
@@ -180,12 +179,10 @@ def kills(report: Report) -> None:
 def of_signal(found: list[dict], name: str) -> dict:
     sent = [r for r in found if r["signal"] == name]
     of = [r for r in sent if "ended" not in r]
-    count = lambda key: collections.Counter(str(r[key]) for r in of)
     return {
         "stopped": len(of),
         "after its run": len(sent) - len(of),
-        "by phase": dict(sorted(count("phase").items())),
-        "codes": dict(sorted(count("code").items())),
+        "codes": dict(sorted(collections.Counter(str(r["code"]) for r in of).items())),
         "steps lost that were saved": sum(r["lost"] for r in of),
         "most steps repeated": max((r["repeated"] for r in of), default=0),
         "tracebacks": sum(r["traceback"] for r in of),

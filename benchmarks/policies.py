@@ -46,7 +46,7 @@ import statistics
 import jax
 
 import jaxmem
-from benchmarks.shared.assignments import keep_tags, plans, recomputed, show, solved, under
+from benchmarks.shared.assignments import keep_tags, plans, show, solved, under
 from benchmarks.shared.baselines import WITH_NAIVE, Baseline, baselines, compiler_of
 from benchmarks.shared.case import (
     AnyTimes,
@@ -70,7 +70,7 @@ from jaxmem._planner.search.candidates import is_among
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.measure import hand_policies
 from jaxmem._planner.search.measure import quartiles as three_quartiles
-from jaxmem._planner.solve.cost import evaluate, everything
+from jaxmem._planner.solve.cost import evaluate
 from jaxmem.plans import compiled_bytes
 
 # -- baselines_cpu
@@ -147,10 +147,8 @@ def compared(step: Step, hand: dict, budget: int, way) -> dict:
     best = min(fits, key=lambda name: statistics.median(rounds[name]), default=None)
     row = {
         "budget": budget,
-        "plan_bytes": plan.compiled_bytes,
         "chosen": next(one.name for one in plan.measured if one.chosen),
         "best policy": best,
-        "rounds": len(rounds["plan"]),
         "medians": {name: statistics.median(r) for name, r in rounds.items()},
     }
     if best is not None:
@@ -221,7 +219,7 @@ def of_baseline(case: Case, baseline: Baseline, whole: bool = False) -> dict:
 def of_plan(case: Case, at_bytes: int) -> dict:
     """A plan of no more than `at_bytes` as compiled."""
     plan, told = case.attempt(case.budget_for(at_bytes))
-    told |= {"at_bytes": at_bytes, "everything_extra_seconds": everything(case.profile).seconds}
+    told["at_bytes"] = at_bytes
     if plan is not None:
         told |= priced(case, case.compile(plan.actions)[0], plan.actions)
         told["bytes"] = plan.compiled_bytes
@@ -296,11 +294,7 @@ def halves(first: Actions, last: Actions, layers: int) -> Actions:
 
 def sizes(case: Case, actions: Actions | None) -> dict:
     compiled = case.compile(actions)[0].compiled
-    return {
-        "bytes": compiled.total_bytes,
-        "host_bytes": compiled.host_bytes,
-        "flops": compiled.matmul_flops,
-    }
+    return {"bytes": compiled.total_bytes, "host_bytes": compiled.host_bytes}
 
 
 def both_loops(scan: Case, stack: Case, actions: Actions | None) -> dict:
@@ -335,7 +329,7 @@ def time_stack(report: Report) -> None:
     chosen: dict[str, Actions | None] = {
         "everything kept": None,
         "keep": keep_tags(profile),
-        "recompute": recomputed(profile),
+        "recompute": profile.everything_recomputed,
         "compress": under(profile, Action.COMPRESS),
         "solved": solved(profile, 0.25),
     }

@@ -123,10 +123,6 @@ def in_rounds(report: Report, name: str) -> None:
             "measured": measured,
             "quartiles": statistics.quantiles(apart, n=4)[::2],
             "error": predicted / measured - 1,
-            "rounds": len(apart),
-            "seconds": {"median": statistics.median(rounds[plan]), "least": min(rounds[plan])},
-            "lossy": any(c.action.compresses for t in one.actions.values() for c in t.values()),
-            "compiled_bytes": one.compiled.total_bytes,
         }
         report.add(f"{name}, {plan}", row)
     jax.clear_caches()
@@ -183,9 +179,6 @@ def placed(model: str) -> dict:
         predicted = plan.predicted_seconds / plans[1.0].predicted_seconds
         measured = seconds[share] / seconds[1.0]
         found[str(share)] = {
-            "states": str(plan.places),
-            "compiled": plan.compiled_bytes,
-            "host": plan.host_bytes,
             "predicted": predicted,
             "measured": measured,
             "error": predicted / measured - 1,

@@ -28,10 +28,6 @@ def keep_everything(profile: Profile) -> Actions:
     return every(profile, lambda _: KEEP, rest=True)
 
 
-def recomputed(profile: Profile) -> Actions:
-    return {b.name: {} for b in profile.blocks}
-
-
 def under(profile: Profile, action: Action) -> Actions:
     """Every tag under its first option of an action; recomputed where it has none."""
     options = lambda tag: (o.choice for o in tag.options if o.choice.action is action)
@@ -40,7 +36,7 @@ def under(profile: Profile, action: Action) -> Actions:
 
 def drawn(profile: Profile, pick: Callable[[Sequence[Choice]], Choice]) -> Actions:
     """`pick` of each tag's choices."""
-    found = recomputed(profile)
+    found = profile.everything_recomputed
     for (block, tag), choices in ActionProblem(profile).open_choices().items():
         found[block][tag] = pick(choices)
     return found
@@ -58,7 +54,7 @@ def plans(profile: Profile, seed: object, rooms: Iterable[float] = ROOMS) -> dic
     found = {
         "keep everything": keep_everything(profile),
         "keep": keep_tags(profile),
-        "recompute": recomputed(profile),
+        "recompute": profile.everything_recomputed,
     }
     for action in (Action.COMPRESS, Action.OFFLOAD, Action.COMPRESS_OFFLOAD):
         actions = under(profile, action)

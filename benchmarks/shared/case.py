@@ -119,9 +119,7 @@ class Step:
             "prediction_error": abs(plan.predicted_bytes / plan.compiled_bytes - 1),
             "host_bytes": plan.host_bytes,
             "predicted_seconds": plan.predicted_seconds,
-            "baseline_seconds": plan.baseline_seconds,
             "solve_seconds": plan.solve_seconds,
-            "keeps_everything": plan.keeps_everything,
             "actions": assignments.show(plan.actions),
         }
 

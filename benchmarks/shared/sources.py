@@ -11,6 +11,7 @@ This file imports no JAX.
 
 import ast
 import functools
+import io
 import pathlib
 import re
 import subprocess
@@ -26,15 +27,19 @@ NAMED = re.compile(rf"\b(?:{'|'.join(FOLDERS)})(?:\.\w+)+")
 DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 
-def git(root: pathlib.Path, *arguments: str) -> str | None:
+def printed(root: pathlib.Path, *arguments: str, given: str = "") -> bytes | None:
     """What git prints; None without git, without a repository, or where the command fails."""
+    command = ["git", "-C", str(root), *arguments]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, check=True, encoding="utf-8"
-        )
+        return subprocess.run(command, input=given.encode(), capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout
+
+
+def git(root: pathlib.Path, *arguments: str) -> str | None:
+    """The same, as text."""
+    found = printed(root, *arguments)
+    return None if found is None else found.decode()
 
 
 def _strings(tree: ast.Module) -> Iterator[str]:
@@ -62,6 +67,7 @@ class Sources:
 
     def __init__(self, root: pathlib.Path = ROOT):
         self.root = root
+        self._blobs: dict[str, str] = {}  # texts by git's names
 
     def _text(self, path: str) -> str:
         file = self.root / path
@@ -114,7 +120,7 @@ class Sources:
                 for alias in node.names:
                     yield str(node.module)
                     yield f"{node.module}.{alias.name}"
-            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "jaxmem":
+            elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "jaxmem":
                 yield self._public.get(node.attr, "")
 
     def imported(self, path: str) -> frozenset[str]:
@@ -139,15 +145,27 @@ class Sources:
         return None
 
     @functools.cache  # noqa: B019
-    def _differ(self, commit: str) -> frozenset[str] | None:
-        """Paths of the files that differ from a commit's; None if git does not know the commit."""
-        listed = git(self.root, "diff", "--name-only", commit)
-        return None if listed is None else frozenset(listed.splitlines())
+    def _differ(self, commit: str) -> dict[str, str] | None:
+        """A commit's blobs of the files that differ, by path; None if git does not know the commit.
+        Where the commit has no such file, the blob's name is zeros.
+        """
+        listed = git(self.root, "diff", "--raw", "--no-abbrev", "--no-renames", commit)
+        if listed is None:
+            return None
+        rows = (line.split("\t") for line in listed.splitlines())
+        return {path: about.split()[2] for about, path in rows}
 
-    @functools.cache  # noqa: B019
-    def _has_other_code(self, path: str, commit: str) -> bool:
-        before = git(self.root, "show", f"{commit}:{path}")
-        return before is None or code(path, before) != code(path, self._text(path))
+    def _read(self, blobs: set[str]) -> None:
+        """Reads blobs in one process: a process for each would take most of a listing's time."""
+        named = {blob for blob in blobs - self._blobs.keys() if blob.strip("0")}
+        stream = io.BytesIO(
+            printed(self.root, "cat-file", "--batch", given="\n".join(named)) or b""
+        )
+        while header := stream.readline().split():
+            name, _, *size = header
+            if size:  # a clone may lack the blob
+                self._blobs[name.decode()] = stream.read(int(size[0])).decode()
+                stream.readline()
 
     def changed(self, script: str, commit: str) -> list[str] | None:
         """Sources of a script whose code is not the code of a commit; None if git does not know the
@@ -156,7 +174,11 @@ class Sources:
         differ = self._differ(commit)
         if differ is None:
             return None
-        return sorted(p for p in self.imported(script) & differ if self._has_other_code(p, commit))
+        before = {p: differ[p] for p in self.imported(script) & differ.keys()}
+        self._read(set(before.values()))
+        texts = {p: self._blobs.get(blob) for p, blob in before.items()}
+        same = lambda p, text: text is not None and code(p, text) == code(p, self._text(p))
+        return sorted(p for p, text in texts.items() if not same(p, text))
 
     def record(self, script: str) -> dict:
         """What a result says of its sources: the commit, and whether their code differs from it."""
