@@ -278,10 +278,12 @@ class PlannedFunction:
         values, called = self._signature.positional(args, kwargs)
         build = auto(self._step)
         jitted = lambda plan: called(self._jitted(build(plan), args, kwargs))
-        start, options = time.perf_counter(), self._planning | dict(changed)
+        start = time.perf_counter()
         with reported():
             try:
-                plan = plan_or_recall(jitted, *values, **options)
+                plan = plan_or_recall(
+                    jitted, *values, options=self._planning, changed=dict(changed)
+                )
             except NoLayersError as error:
                 return self._unplanned(jitted, values, error)
             name = getattr(self._step, "__name__", type(self._step).__name__)

@@ -1,8 +1,9 @@
 """Plans that `jaxmem.jit` made before, from the database.
 
 A plan is stored under the step, traced with every tag recomputed, the shapes and shardings of its
-arguments, the options of planning, the usable memory, and the versions of jaxmem and JAX. So a
-later process compiles the plan's step, and searches nothing.
+arguments, the options of planning, the device and its usable memory, `XLA_FLAGS`, and the versions
+of jaxmem, JAX, jaxlib, Triton and jax-triton. So a later process compiles the plan's step, and
+searches nothing. A stored plan that exceeds its budget, or that cannot be read, is made anew.
 """
 
 import json
@@ -28,28 +29,33 @@ from jaxmem.errors import JaxmemError
 
 
 @by_the_first
-def plan_or_recall(build, *args, **options) -> Plan:
-    """The plan that an earlier call made for the same step and options, verified, or a new plan.
+def plan_or_recall(build, *args, options: dict[str, Any], changed: dict[str, Any]) -> Plan:
+    """The plan that an earlier call made for an equal step and equal options, verified, or a new
+    plan, which is stored in its place. Under several processes the first one decides.
 
-    build, args, options: as for `jaxmem.plan`, for the device at hand. Under several processes the
-      first one decides. With `fresh=True` nothing is recalled.
+    build, args: as for `jaxmem.plan`.
+    options: the options of `jaxmem.plan`, for the device at hand. With `fresh` nothing is recalled.
+    changed: options in place of the user's, for a step that ran out of memory under its plan.
+      Nothing is recalled then, and the new plan is stored under `options`.
 
     Raises the errors of `jaxmem.plan`.
     """
+    anew = bool(changed) or options.get("fresh", False)
+    decisive = sorted((name, value) for name, value in options.items() if name != "fresh")
     target, nothing = Target.parse("local"), Assignment.nothing()
     with backend_for(target, Database()) as backend:
         steps = StepCompiler(build, args, backend)
         stage, traced = steps.stages(nothing)
         history = History(backend, traced.jaxpr)
-        key = repr((sorted(options.items()), target.usable_bytes, _versions(), _shardings(args)))
-        if not options.get("fresh") and (text := history.recall_plan(key)) is not None:
+        key = repr((decisive, target.usable_bytes, _versions(), _shardings(args)))
+        if not anew and (text := history.recall_plan(key)) is not None:
             try:
                 LOG.info("compiling the step under its stored plan")
                 return compiled_under(file.read(Plan, json.loads(text), "the stored plan"), steps)
             except (JaxmemError, ValueError) as error:
                 LOG.info("the stored plan is made anew: %s", error)
     traced_once = lambda plan: AlreadyTraced(stage) if plan == nothing else build(plan)
-    made = make_plan.__wrapped__(traced_once, *args, **options)
+    made = make_plan.__wrapped__(traced_once, *args, **options | changed)
     history.remember_plan(key, json.dumps(made.to_json()))
     return made
 

@@ -99,6 +99,25 @@ def test_a_later_process_searches_nothing(planned, monkeypatch):
         other(copied(PARAMS), BATCH)
 
 
+def test_a_fresh_plan_is_stored_in_the_place_of_the_earlier_one(planned, monkeypatch):
+    options = {"actions": jaxmem.plans.LOSSLESS, "donate_argnums": 0}
+    with monkeypatch.context() as patch:
+        no_search(patch)
+        with pytest.raises(pytest.fail.Exception, match="a search"):
+            jaxmem.jit(step, BUDGET, fresh=True, **options)(copied(PARAMS), BATCH)
+    stored = []
+    keep = recall.History.remember_plan
+    noted = lambda self, key, text: stored.append(key) or keep(self, key, text)
+    monkeypatch.setattr(recall.History, "remember_plan", noted)
+    jaxmem.jit(step, BUDGET, fresh=True, **options)(copied(PARAMS), BATCH)
+    read = []
+    recalled = recall.History.recall_plan
+    seen = lambda self, key: read.append(key) or recalled(self, key)
+    monkeypatch.setattr(recall.History, "recall_plan", seen)
+    jaxmem.jit(step, BUDGET, **options)(copied(PARAMS), BATCH)
+    assert read == stored
+
+
 def test_other_shapes_are_planned_and_known_afterwards(planned, monkeypatch):
     half = BATCH[: len(BATCH) // 2]
     assert_equal(planned(copied(PARAMS), half), step(PARAMS, half))
@@ -387,6 +406,10 @@ def test_a_step_that_runs_out_of_memory_is_planned_for_less(monkeypatch, planned
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         made(PARAMS, BATCH)
+    no_search(monkeypatch)
+    later = jaxmem.jit(step, int(1.2 * BUDGET), actions=jaxmem.plans.LOSSLESS)
+    later(PARAMS, BATCH)
+    assert later.plan.compiled_bytes <= most[0], "a later process starts with the smaller plan"
 
 
 def test_the_first_run_is_watched_though_the_step_was_planned_before(monkeypatch, planned):
