@@ -35,7 +35,8 @@ def collectives(devices: int, kernels: pathlib.Path) -> dict[str, dict[str, int]
     return children.printed(environment, "tests.programs.deviceless_adama", devices)
 
 
-@pytest.mark.parametrize("devices", [8, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [8, 64])
 def test_microbatches_add_no_collective_unless_moments_are_divided(devices, tmp_path):
     found = collectives(devices, tmp_path / "kernels")
     once = {"all-reduce": 1, "reduce-scatter": 0, "all-gather": 0}

@@ -76,6 +76,7 @@ def plan(target, build, mesh, **how):
         return jaxmem.plan(build, *mapped.shapes(mesh), target=target, **how)
 
 
+@pytest.mark.slow
 def test_saved_tensors_have_the_bytes_that_are_compiled():
     mesh = mapped.mesh()
     build = mapped.build_with(mapped.wholly, mesh)
