@@ -8,14 +8,16 @@ import pytest
 
 from jaxmem._target.deviceless.process import child_environment
 from tests.shared import children, tiny_lm
+from tests.shared.marks import slow
 
 PROGRAM = "tests.programs.sharded_adama"
 
 
-def test_eight_devices_are_one_with_eight_times_as_many_microbatches():
-    got = children.printed(children.with_cpus(8), PROGRAM)
+@pytest.mark.parametrize(("how", "count"), [(("some",), 7), slow((), 18)], ids=["some", "every"])
+def test_eight_devices_are_one_with_eight_times_as_many_microbatches(how, count):
+    got = children.printed(children.with_cpus(8), PROGRAM, *how)
     assert got["devices"] == 8
-    assert len(got["found"]) == 18
+    assert len(got["found"]) == count
     assert got["found"] == pytest.approx(dict.fromkeys(got["found"], 0.0), abs=1e-12)
 
 
