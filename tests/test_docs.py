@@ -35,6 +35,7 @@ def run(name: str) -> dict:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.jax_defaults
 def test_a_policy_of_ones_own_is_priced(capsys):
     """The example of plans.md, with the model of the README that has tags, for this machine."""

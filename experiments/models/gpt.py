@@ -2,9 +2,9 @@
 
 NNX, not linen: it is the interface that Flax documents and develops in 2026, and its modules are
 plain objects that hold their arrays, so a layer's parameters can be made alone, stacked and
-scanned. Linen is as good a home for the tags: `tests/experiments/models/test_other_flax.py` has
-this block in linen's `nn.scan(nn.remat(...))`, and in `nnx.scan`. The layer loop (`loops.py`) runs
-over the stacked parameters, since `nnx.scan` also carries every parameter out of the loop, which
+scanned. Linen is as good a home for the tags: `docs/adopting.md` has tagged layers in linen's
+`nn.scan(nn.remat(...))`, and in `nnx.scan`. The layer loop (`loops.py`) runs over the stacked
+parameters, since `nnx.scan` also carries every parameter out of the loop, which
 costs nothing under jit and clutters a profile; and the model is three functions (`split.py`), since
 a step that releases gradients runs layers and the rest apart.
 

@@ -95,16 +95,6 @@ def test_rows_of_an_array_that_is_no_stack_err_apart_along_all_axes(shape):
     assert found.var() / found.mean() ** 2 < 1.3 * 2 / min(count, 32)
 
 
-@pytest.mark.parametrize(
-    ("count", "before", "groups"),
-    [(512, 1, 32), (512, 40, 1), (8, 4, 8), (8, 1, 8), (96, 1, 32), (50264, 1, 488), (1, 1, 1),
-     (50257, 1, 1733), (131, 1, 131), (100, 1, 100), (132, 1, 44), (64, 12, 32), (30522, 1, 10174)],
-)  # fmt: skip
-def test_groups_are_few_and_divided_as_rows_are(count, before, groups):
-    assert rows.patterns(count, before) == groups
-    assert count % groups == 0
-
-
 @pytest.mark.quick(
     "shape0-True-2", "shape1-False-3", "shape2-True-3", "shape2-False-2", "shape4-False-2"
 )
@@ -127,6 +117,7 @@ def test_parts_have_the_signs_of_the_whole(shape, stacked, devices):
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_over_a_mesh_whole_gradients_stay_where_they_are():
     found = children.printed(children.with_cpus(8), "tests.programs.row_meshes")
     assert found == {"checked": 20}

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.shared.results import Report
 from benchmarks.shared.sources import Sources
-from benchmarks.shared.stale import NO_HISTORY, NO_SCRIPT, listed, stale_results, written_by
+from benchmarks.shared.stale import NO_HISTORY, NO_SCRIPT, listed, stale_results
 
 FILES = {
     "benchmarks/fast.py": (
@@ -122,30 +122,6 @@ def test_without_git_results_have_a_message(tmp_path, monkeypatch):
     found = stale_results(tmp_path)
     assert [(one.name, one.note) for one in found] == [("fast", NO_HISTORY), ("other", NO_HISTORY)]
     assert "in a clone with its history" in listed(found, 2)
-
-
-@pytest.mark.parametrize("recorded", [True, False])
-def test_a_shallow_clone_has_the_message_too(root, tmp_path_factory, recorded):
-    write_result(root, "fast", recorded=recorded)
-    commit(root)
-    write(root, "benchmarks/shared/timing.py", "changed = True\n")
-    commit(root)
-    there = tmp_path_factory.mktemp("shallow") / "clone"
-    git(root, "clone", "--depth", "1", root.as_uri(), str(there))
-    assert [one.note for one in stale_results(there)] == [NO_HISTORY]
-    known = written_by(there, there / "benchmarks/results/fast.json")
-    assert (known is not None) == recorded
-
-
-def test_the_shortest_run_is_listed_first_and_the_known_times_are_added(root):
-    write_result(root, "fast", seconds=120.0)
-    write_result(root, "other", seconds=60.0)
-    for path in ("benchmarks/fast.py", "benchmarks/other.py"):
-        write(root, path, "changed = True\n")
-    first, second, total = listed(stale_results(root), 2).splitlines()
-    assert first.startswith("other: 1.0 min; ")
-    assert second.startswith("fast: 2.0 min; ")
-    assert total.startswith("2 of 2 results are stale or cannot be compared: 3.0 min for 2")
 
 
 def written(path: pathlib.Path) -> dict:

@@ -13,7 +13,7 @@ from jaxmem._core.database import TABLES, Database, Timing, default_path
 from jaxmem._result.memory.explanation import load
 from jaxmem._target.devices.tpus import TPUS
 from tests.shared.command import run
-from tests.shared.plans import other, plan
+from tests.shared.plans import plan
 
 pytestmark = [
     pytest.mark.core,
@@ -50,15 +50,6 @@ def test_a_plan_is_made_shown_compared_and_verified(folder, capsys):
     (folder / "less.json").write_text(json.dumps(data))
     assert run("verify less.json steps:small") == 2
     assert "over its budget of 1000 B" in capsys.readouterr().err
-
-
-def test_progress_tells_of_compiles(folder, capsys, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))  # nothing is known from other tests
-    assert run("plan steps.py:small --budget 400KB") == 0
-    err = capsys.readouterr().err
-    assert "compile 1 of at most 6" in err
-    assert "compile 2 of at most 6; least so far" in err
-    assert "\r" not in err, "a pipe gets plain lines"
 
 
 def test_a_step_is_explained(folder, capsys):
@@ -195,13 +186,6 @@ def test_what_the_users_code_prints_is_not_among_the_json(folder, capsys):
     out, err = capsys.readouterr()
     assert json.loads(out)["target"] == "local"
     assert "reading data" in err
-
-
-def test_the_difference_as_json(folder, capsys):
-    assert run("diff plan.json second.json --json") == 0
-    data = json.loads(capsys.readouterr().out)
-    assert data["figures"]["budget_bytes"] == [plan().budget_bytes, other().budget_bytes]
-    assert data["actions"]["block"]["h"] == ["keep", "recompute"]
 
 
 def test_targets(capsys):

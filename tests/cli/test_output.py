@@ -9,7 +9,6 @@ import sys
 import pytest
 
 import jaxmem
-from jaxmem._cli.output import say
 from tests.shared.command import listing, run
 from tests.shared.plans import WHY, plan
 
@@ -65,11 +64,6 @@ def test_the_table_fits_the_terminal(line, columns, planned, monkeypatch):
     assert re.sub(r"\s+", " ", " ".join(why[1:])).strip().startswith(f"{WHY} {WHY}")
 
 
-def test_the_table_fits_a_terminal_that_is_too_narrow_for_it(folder, monkeypatch):
-    shown = on_a_terminal("show plan.json", 44, monkeypatch)
-    assert max(map(len, shown.splitlines())) <= 44
-
-
 def test_without_rich_and_in_a_pipe_the_table_is_plain(folder, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     assert run("show plan.json") == 0
@@ -122,18 +116,3 @@ def test_a_plan_is_written_even_if_nobody_can_read_it(stream, planned, capsys, m
     assert run("plan steps:tiny --out a.json") == (0 if stream is Gone else 2)
     assert ("No space left" in capsys.readouterr().err) == (stream is Full)
     assert jaxmem.Plan.load("a.json") == plan()
-
-
-@pytest.mark.parametrize("columns", [40, 80])
-def test_long_lines_break_between_words_on_a_terminal(columns, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    words = "  -> one two three four-five six seven eight nine ten eleven twelve thirteen"
-    say(f"{words}\n{'x' * 90}\nshort   line", terminal := Terminal(), hang="   ")
-    *broken, long, short = terminal.getvalue().splitlines()
-    assert broken[0].startswith("  -> one two")
-    assert all(line.startswith("     ") for line in broken[1:])
-    assert max(map(len, broken)) <= columns
-    assert " ".join(" ".join(broken).split()) == words.strip()
-    assert (long, short) == ("x" * 90, "short   line")
-    say(words, pipe := io.StringIO())
-    assert pipe.getvalue() == f"{words}\n"

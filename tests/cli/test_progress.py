@@ -33,15 +33,6 @@ def lines(stream: io.StringIO) -> list[str]:
     return [line for line in re.split(r"[\r\n]+", text) if line]
 
 
-def test_a_long_message_is_cut_to_the_terminal(terminal):
-    with progress(terminal):
-        LOG.info(LONG, extra={"done": 2, "of": 6})
-    drawn = lines(terminal)
-    assert any("compile 3 and 4 of at most 6" in line for line in drawn)
-    assert max(map(len, drawn)) <= 80
-    assert any(line.endswith("…") for line in drawn)
-
-
 def test_the_clock_runs_between_messages_and_stops_with_the_statement(terminal):
     before = set(threading.enumerate())
     with progress(terminal):
@@ -55,14 +46,6 @@ def test_the_clock_runs_between_messages_and_stops_with_the_statement(terminal):
     drawn = terminal.getvalue()
     time.sleep(0.3)
     assert terminal.getvalue() == drawn
-
-
-def test_what_is_printed_meanwhile_stands_above_the_line(terminal, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    with progress(terminal):
-        LOG.info("timing")
-        print("from the user's build")
-    assert "from the user's build" in [line.rstrip() for line in lines(terminal)]
 
 
 @pytest.mark.parametrize("why", ["a pipe", "no rich", "a terminal that cannot move its cursor"])

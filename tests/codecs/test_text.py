@@ -56,17 +56,5 @@ def test_texts_are_read_without_jax():
     assert json.loads(done.stdout) == [read(text) for text in texts]
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_the_text_of_a_codec_is_read_as_the_codec(text):
-    codec = codecs.parse(text)
-    assert codecs.parse(str(codec)) == codec
-
-
-@pytest.mark.parametrize("text", WRONG)
-def test_a_wrong_text_is_refused(text):
-    with pytest.raises(TagError, match="expected"):
-        codecs.parse(text)
-
-
 def test_a_codec_is_lossless_by_its_name():
     assert [name for name in CODECS if is_lossless(name)] == ["bit_mask"]

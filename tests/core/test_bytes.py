@@ -178,34 +178,3 @@ def test_what_is_shown_is_read_again(size):
 def test_more_is_never_shown_as_less(a, b):
     less, more = sorted((a, b))
     assert parse_budget(show_bytes(less), 1) <= parse_budget(show_bytes(more), 1)
-
-
-@hypothesis.given(sizes, sizes)
-def test_more_of_a_unit_is_more(a, b):
-    for unit in ("", "k", "kiB", "MB", "GiB"):
-        low, high = (min(n, 2**30) for n in sorted((a, b)))
-        assert parse_budget(f"{low}{unit}", 1) <= parse_budget(f"{high}{unit}", 1)
-    for n in (a, b):
-        assert parse_budget(str(n), 1) == parse_budget(f"{n:_}", 1) == parse_budget(n, 1) == n
-
-
-@pytest.mark.parametrize(
-    ("count", "shown"),
-    [
-        (0, "0 B"),
-        (5, "5 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (1536, "1.5 KiB"),
-        (2**20 - 1, "1.0 MiB"),
-        (3 * 2**20, "3.0 MiB"),
-        (2**30, "1.0 GiB"),
-        (2**40 - 1, "1.0 TiB"),
-        (5 * 2**40, "5.0 TiB"),
-        (5000 * 2**40, "5000.0 TiB"),
-        (-1536, "-1.5 KiB"),
-        (0.6, "1 B"),
-    ],
-)
-def test_shown(count, shown):
-    assert show_bytes(count) == shown

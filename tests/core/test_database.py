@@ -204,19 +204,6 @@ def test_a_damaged_file_is_moved_aside_and_a_new_one_begun(cache, damage):
     assert content is None or aside.read_bytes() == content
 
 
-def test_damage_is_said_once_and_its_latest_copy_is_kept(cache, monkeypatch):
-    names = iter(("20260101-000000", "20260101-000001", "20260101-000002"))
-    monkeypatch.setattr(time, "strftime", lambda _: next(names))
-    cache.write_text("damage 0" * 1000)
-    with pytest.warns(JaxmemWarning, match="was damaged"):
-        fill(cache)
-    for i in (1, 2):
-        cache.write_text(f"damage {i}" * 1000)
-        fill(cache)  # a warning would be an error
-    (aside,) = cache.parent.glob("profile.sqlite.damaged-*")
-    assert aside.read_text().startswith("damage 2")
-
-
 def test_a_journal_of_a_damaged_file_does_not_reach_the_new_one(cache):
     cache.write_text("no database" * 1000)
     for suffix in ("-journal", "-wal", "-shm"):
@@ -339,13 +326,6 @@ def test_usage_and_clear(cache):
     assert database.usage()[1] == rows
 
 
-def test_looking_changes_nothing(cache):
-    cache.write_text("no database" * 1000)
-    assert "not a database" in str(database.check())
-    assert database.usage() == (11_000, {"times": 0, "compiles": 0, "tried": 0})
-    assert [p.name for p in cache.parent.iterdir()] == ["profile.sqlite"]
-
-
 def test_the_default_place_is_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -354,9 +334,3 @@ def test_the_default_place_is_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", "/home/somebody")
     expected = pathlib.Path("/home/somebody/.cache/jaxmem/profile.sqlite")
     assert database.default_path() == expected
-
-
-def test_values_are_json_that_people_can_read(path):
-    fill(path)
-    ((device, value),) = rows(path, "SELECT device, value FROM compiles")
-    assert (device, json.loads(value)) == ("gpu", RESULT)

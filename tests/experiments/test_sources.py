@@ -16,24 +16,6 @@ SOURCES = {
     for folder in ("experiments", "benchmarks")
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
-MAINS = ("plan", "train", "train_glue", "train_images")
-
-
-def test_files_are_short():
-    lines = {path: (ROOT / path).read_text("utf-8").count("\n") for path in SOURCES}
-    mains = {f"experiments/{name}.py" for name in MAINS}
-    assert mains <= lines.keys()
-    most = lambda path: 40 if path in mains else 500  # as for files of the library
-    assert [path for path, count in lines.items() if count > most(path)] == []
-
-
-def test_folders_are_small():
-    folders: dict[str, int] = {}
-    for path in SOURCES:
-        folder = str(pathlib.PurePath(path).parent)
-        folders[folder] = folders.get(folder, 0) + 1
-    folders.pop("benchmarks")  # a script's name is its address
-    assert {f: count for f, count in folders.items() if count > 13} == {}
 
 
 def test_benchmarks_are_scripts_and_what_they_share():

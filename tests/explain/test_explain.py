@@ -1,4 +1,3 @@
-import collections
 import dataclasses
 import json
 
@@ -9,7 +8,6 @@ import pytest
 import jaxmem
 from jaxmem._core.actions import KEEP, RECOMPUTE, Action, Choice
 from jaxmem._core.assignment import Assignment
-from jaxmem._core.bytes import show_bytes
 from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.profile.profile import block_classes
 from jaxmem._planner.explain.explain import explain
@@ -120,26 +118,6 @@ def test_everything_kept_names_every_tag_of_a_block():
     for name in ("ln", "probs", "up", "gelu"):
         assert name in named
     assert part(found, "saved: probs").bytes == 2 * 2 * 8 * 8 * 4
-
-
-def test_the_table_says_where_what_share_and_what_to_do():
-    found = explain(*STEP)
-    text = str(found)
-    first, second, *lines = text.splitlines()
-    assert "on local, everything kept" in first
-    assert "of a layer, at " in second
-    table = lines[2 : next(i for i, line in enumerate(lines) if line.endswith("together"))]
-    shares = [float(line.split("%")[0].split()[-1]) for line in table if "%" in line]
-    assert shares == sorted(shares, reverse=True)
-    assert sum(shares) == pytest.approx(100, abs=1)
-    assert "saved: up (dot_general f32[3,4,32,128])" in text
-    kinds = collections.Counter()
-    for p in found.parts:
-        kinds[p.kind] += p.bytes
-    ((kind, size),) = kinds.most_common(1)
-    assert lines[-1] == found.advice
-    assert f"{show_bytes(size)} or {100 * size / found.total_bytes:.0f}%: " in lines[-1]
-    assert {"saved": "`jaxmem plan --budget B`", "untagged": "tag those"}[kind] in lines[-1]
 
 
 def test_layers_in_a_python_loop_are_named_too():

@@ -38,17 +38,6 @@ def test_gradient_is_three_products_a_layer():
     assert costs_of(grad, (L, D, D), (M, D)) == HloCosts(3 * 2 * M * D * D * L, 3 * L, None)
 
 
-def test_nested_loops_multiply():
-    def twice(weights, x):
-        return jax.lax.scan(
-            lambda x, _: (jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0], None),
-            x,
-            length=3,
-        )[0]
-
-    assert costs_of(twice, (L, D, D), (M, D)) == HloCosts(3 * L * 2 * M * D * D, 3 * L, None)
-
-
 def test_batched_and_multiply_contracted_products():
     attention = costs_of(
         lambda q, k: jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k)),

@@ -13,9 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import jaxmem_kernels as jk
-from jaxmem_kernels import ops
 from jaxmem_kernels.gpu import adapter, choice
-from jaxmem_kernels.partition import GROUPED, partitioned
 
 pytestmark = pytest.mark.core
 HOW = {"group": 64, "scale": "bfloat16", "stochastic": False}
@@ -112,15 +110,6 @@ def test_triton_is_not_imported_for_a_cpu():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.usefixtures("kernels")
-def test_a_kernel_is_for_the_gpu_that_is_named():
-    texts = {
-        at: lowered(lambda x: jk.quantize(x, **HOW), ((512, 256), "bfloat16"), at=at)
-        for at in (80, 90)
-    }
-    assert texts[80] != texts[90]
-
-
 X, CODES = jnp.ones((4, 128), jnp.float32), jnp.zeros((4, 2, 32), jnp.uint8)
 
 
@@ -207,28 +196,3 @@ def test_without_jit_and_under_a_mesh_and_without_one_again():
         jax.jit(quantize)(x)
     assert (jax.jit(lambda x: quantize(x))(x)[0] == want[0]).all()
     assert pickle.loads(pickle.dumps(jk.quantize)) is jk.quantize
-
-
-@pytest.mark.parametrize("width", [512, 64, 192, 200])
-@pytest.mark.parametrize("lead", [(), (8,), (8, 16)])
-def test_every_rule_is_one_that_jax_knows(width, lead):
-    if width == 200 and lead:
-        return
-    group, shape = 64, lambda *axes: jax.ShapeDtypeStruct((*lead, *axes), "float32")
-    groups = -(-width // group)
-    codes, channels = shape(groups, group // 2), jax.ShapeDtypeStruct((width,), "float32")
-    back = {"width": width, "dtype": "float32"}
-    rules = [
-        ops._encoding(1)(shape(width), **HOW),
-        ops._encoding(2)(shape(width), **HOW),
-        ops._encoding(0, channels=True)(shape(width), channels, **HOW),
-        ops._decoding(("k",))(codes, **back),
-        ops._decoding(("k",), ("k",))(codes, **back),
-        ops._decoding(("k",), ("s",), (GROUPED,))(codes, **back),
-        ops._decoding((GROUPED,))(codes, **back),
-        ops._packing(shape(width), None, group=group),
-        ops._unpacking(shape(groups, group // 8), width=width),
-    ]
-    for rule in rules:
-        for sizes in ((), (2, 4), (8,)):
-            partitioned(lambda *arrays: arrays, rule, sizes)

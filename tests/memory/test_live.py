@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from jaxmem._result.memory.chart import COLUMNS, KEY, ROWS, chart
-from jaxmem._result.memory.live import Live, Phase, Series, phases
+from jaxmem._result.memory.live import phases
 from tests.shared.explanations import MIB, made_explanation, made_live
 
 pytestmark = pytest.mark.core
@@ -49,36 +48,6 @@ def test_fewer_points_keep_the_peak(count):
     assert len(points) == min(count, live.points)
     assert points == sorted(points)
     assert live.peak in points
-
-
-@pytest.mark.parametrize("points", [2, 3, 40, 65, 66, 67, 300])
-def test_a_chart_has_eighty_columns_and_marks_the_peak(points):
-    live = made_live(points)
-    lines = chart(live, live.total_bytes)
-    assert max(map(len, [*lines, KEY])) < 80
-    assert len(lines) == ROWS + 3
-    mark = lines[0].index("▼")
-    column = "".join(line[mark : mark + 1] for line in lines[1 : ROWS + 1]).strip()
-    columns = [
-        "".join(line[i : i + 1] for line in lines[1 : ROWS + 1]).strip()
-        for i in range(13, 13 + COLUMNS)
-    ]
-    assert len(column) == max(map(len, columns)), "the highest column is the marked one"
-    assert "░" in lines[ROWS]
-    assert "▒" in "".join(lines)
-
-
-def test_charts_on_one_scale_are_compared():
-    live, heights = made_live(), []
-    for top in (live.total_bytes, 2 * live.total_bytes):
-        lines = chart(live, top)
-        heights.append(sum(any(c in "█▒" for c in line) for line in lines))
-    assert heights[1] <= heights[0] // 2 + 1
-
-
-def test_an_empty_step_is_drawn():
-    live = Live(1, 0, (Series("other", "none", (0,)),), (Phase("forward", False, 0, 0),))
-    assert len(chart(live, 0)) == ROWS + 3
 
 
 def test_an_explanation_shows_both_programs_on_the_larger_scale():

@@ -7,48 +7,9 @@ import pytest
 
 from jaxmem._core.actions import KEEP
 from jaxmem._result.plan.difference import difference
-from jaxmem._result.plan.plan import HEAD
 from tests.shared.plans import CODEC, WHY, other, plan
 
 pytestmark = pytest.mark.core
-
-
-def test_the_plain_table_is_as_wide_as_its_lines(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    lines = str(plan()).splitlines()
-    assert lines[0].split() == list(HEAD)
-    assert lines[2] == f"up      linear  compress  grouped_symmetric  1.5 KiB  512 B  0.250  {WHY}"
-    assert lines[3] == "(bytes and ms of one layer)"
-    assert "compiled 9.0 MiB of a budget of 10.0 MiB (90.0 %) on h200" in lines[4]
-    assert "host memory" not in lines[4]
-    assert lines[5] == (
-        "step 12.00 ms as predicted, everything kept 10.00 ms (the sum of its pieces): 2.00 ms"
-        " more, ± 0.00 ms (times of pieces: roofline); 3 compiles"
-    )
-    assert lines[6:] == ["note: offload is left out: this is a test"]
-    assert "in host memory: 1.0 KiB" in str(plan(host_bytes=1024))
-    assert "; microbatches: 4" in str(plan(microbatches=4))
-
-
-@pytest.mark.parametrize(
-    ("target", "devices"),
-    [
-        ("h200:4", 4),
-        ("a100-80gb:8x2", 16),
-        ("v5e:16x16", 256),
-        ("v5p:8x8x8", 512),  # three axes
-        ("v3:4x4", 32),  # two devices a chip
-        ("v3", 2),
-    ],
-)
-def test_bytes_of_one_of_several_devices_are_called_that(target, devices):
-    line = str(plan(target=target)).splitlines()[3]
-    assert line == f"(bytes and ms of one layer, on each of {devices} devices)"
-
-
-@pytest.mark.parametrize("target", ["h200", "v5e", "local", "v9x:4x4x4x4", "a gpu of tomorrow:x"])
-def test_one_device_and_what_this_version_does_not_know_are_not_counted(target):
-    assert str(plan(target=target)).splitlines()[3] == "(bytes and ms of one layer)"
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,11 @@ from jaxmem._planner.placement.layer import (
     States,
 )
 from jaxmem._planner.placement.program import PlacementProblem, priced_placement
-from jaxmem._result.plan.timeline import COLUMNS, LANES, WORK, Pass
+from jaxmem._result.plan.timeline import LANES, WORK, Pass
 from jaxmem._result.plan.timeline_figure import CELLS, EXPOSED, panels, places
 from jaxmem.errors import StepError
 from tests.shared import plans
-from tests.shared.timelines import OUTSIDE, problem, timeline
+from tests.shared.timelines import OUTSIDE, timeline
 
 pytestmark = pytest.mark.core
 MB = 1_000_000
@@ -132,53 +132,6 @@ def test_by_hand():
     assert made.outside_seconds == OUTSIDE
     assert (made.outer_device_bytes, made.outer_host_bytes) == (0, 60 * MB)
     assert [group.host_bytes for group in made.groups] == [0, 120 * MB]
-
-
-def test_a_lane_that_a_file_lacks_is_idle():
-    one = Pass({"compute": 2.0})
-    assert (one.seconds, one.exposed, one.exposed_by()) == (2.0, 0.0, {})
-
-
-def test_the_text_has_a_row_for_each_group_of_layers():
-    lines = str(timeline()).splitlines()
-    titles = [line for line in lines if re.match(r"(for|back)ward", line)]
-    assert titles == ["forward, 4 times", "backward, 3 times", "backward of the last microbatch"]
-    heads = [line.strip().partition(" (")[0] for line in lines if line.startswith("  layer")]
-    there = ["layers 1 to 6", "layers 7 to 12", "layers 13 to 18", "layers 19 to 24"]
-    assert heads == there + 2 * there[::-1], "the backward begins with the last layers"
-    assert "    to the device ██████" + " " * 30 + "     1.60" in lines
-    late = next(line for line in lines if line.endswith("5.45, 5.45 exposed"))
-    begins = 18 + round(COLUMNS * 4 / 10.2545)  # of the last layers, when 4 ms of work are done
-    assert late.index("█") == begins
-    assert max(len(line) for line in lines[:-2]) <= 79
-    made = timeline()
-    assert lines[-2] == (
-        f"a step as predicted: {1e3 * made.seconds:.2f} ms, of which"
-        f" {1e3 * made.layer_seconds:.2f} ms in the layers and"
-        f" {1e3 * (made.seconds - made.layer_seconds):.2f} ms outside"
-    )
-    share = 100 * made.exposed_seconds / made.seconds
-    assert f"{1e3 * made.exposed_seconds:.2f} ms, {share:.1f} % of the step (to the" in lines[-1]
-
-
-def test_the_text_of_one_microbatch_has_one_backward():
-    lines = str(timeline(each=1, microbatches=1)).splitlines()
-    assert [line for line in lines if line[-4:] == "ward" and line[0] != " "] == [
-        "forward",
-        "backward",
-    ]
-    assert "  layer 2, in host memory, a copy on the device" in lines
-    here = timeline_of(
-        problem(3), priced_placement(problem(3), {LayerGroup("resident", 0): 3}, DEVICE), 0.0
-    )
-    assert str(here).splitlines()[-1] == "exposed: nothing, work hides every copy"
-
-
-def test_layers_beyond_the_cells_share_marks():
-    few, many = panels(timeline(each=CELLS)), panels(timeline(each=4 * CELLS))
-    count = lambda found: [marks.count("v1h") for _, marks in found[0].rows]
-    assert count(few) == count(many)
-    assert count(panels(timeline(each=2)))[0] == 2 * 2 * 4, "a mark a layer and pass"
 
 
 def test_no_marks_where_times_cannot_be_drawn():

@@ -152,24 +152,6 @@ def test_what_holds_the_bytes_adds_up(halved, unplanned):
     assert halved.parts.saved < unplanned.parts.saved
 
 
-def test_table_names_every_tag_and_why(halved):
-    text = str(halved)
-    for tag in models.TAGS:
-        assert tag in text
-    for word in (
-        "tensor",
-        "action",
-        "codec",
-        "before",
-        "after",
-        "why",
-        "predicted",
-        "compiled",
-        "note: offload is left out",
-    ):
-        assert word in text
-
-
 def test_lossless_plans_use_no_codec(lossless):
     assert not any(c.action.compresses for c in lossless.actions["block"].values())
     assert lossless.compiled_bytes <= lossless.budget_bytes

@@ -7,12 +7,6 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._core.assignment import Assignment
-from jaxmem._core.database import Database
-from jaxmem._planner.search import compile as steps
-from jaxmem._planner.search.compile import StepCompiler
-from jaxmem._target.compile.backend import backend_for
-from jaxmem._target.devices.target import Target
 from tests.shared import models
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
@@ -96,22 +90,3 @@ def test_a_plan_of_a_step_without_tags_traces_each_assignment_once():
     _, count, _ = runs.during(lambda: again(arrays(), BATCH))
     assert count == 2
     assert again.plan.actions == planned.plan.actions
-
-
-def test_the_latest_traces_are_kept(monkeypatch):
-    monkeypatch.setattr(steps, "LATEST", 2)
-    runs = Runs()
-    everything, nothing = Assignment.everything(), Assignment.nothing()
-    with backend_for(Target.parse("local"), Database()) as backend:
-        compiler = StepCompiler(runs.build, (LAYERS, BATCH), backend)
-        first = compiler.trace(everything)
-        recomputed = compiler.trace(nothing)
-        assert compiler.trace(everything) is first
-        compiler.trace(models.draft("keep"))
-        assert runs.count == 3
-        assert compiler.trace(everything) is first
-        assert compiler.trace(nothing) is not recomputed, "the oldest trace is freed"
-    # One group of layers and two groups of layers are different programs.
-    assert compiler.plan_of({"block": {}}) == nothing
-    divided = {"block[0:2]": {}, "block[2:4]": {}}
-    assert compiler.plan_of(divided) == Assignment(divided)

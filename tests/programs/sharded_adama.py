@@ -1,10 +1,10 @@
 """Run by test_released_sharded.py: AdamA over the devices of this process, or of several, beside
 one device's.
 
-    python -m tests.programs.sharded_adama [PROCESS PROCESSES PORT]
+    python -m tests.programs.sharded_adama [some | PROCESS PROCESSES PORT]
 
 Prints, as JSON, the largest difference of parameters relative to the largest parameter, by what was
-tried.
+tried; with `some`, each way to divide the states and each second moment once.
 """
 
 import functools
@@ -111,7 +111,8 @@ def summed_already(mesh) -> str:
 
 
 def main():
-    if len(sys.argv) > 1:
+    some = sys.argv[1:] == ["some"]
+    if len(sys.argv) > 2:
         process, processes, port = map(int, sys.argv[1:])
         jax.distributed.initialize(f"localhost:{port}", processes, process)
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
@@ -119,7 +120,7 @@ def main():
     size = 2 * N * devices
     found = {}
     several = jax.process_count() > 1
-    without = [] if several else [("", False)]  # to which several processes add nothing
+    without = [] if several or some else [("", False)]  # to which several processes add nothing
     for name, dropout in (*without, (", dropout", True)):
         state, metrics = over(mesh, size, "nothing", dropout)
         want, expected = alone(N * devices, size, dropout)
@@ -130,18 +131,21 @@ def main():
     )
     want, expected = alone(N, size, False, together)  # microbatch i is every device's i-th
     everywhere = jax.jit(lambda state: state, out_shardings=NamedSharding(mesh, P()))
-    for divided in ("moments", "states"):
+    for divided in ("states",) if some else ("moments", "states"):
         state, metrics = over(mesh, size, divided, False)
         found[divided] = worst(everywhere(state), want)
         found[f"{divided}, metrics"] = worst(metrics, expected)
     of_rows, _ = alone(N, size, False, together, "row")
-    for divided in ("moments", "states", "layers"):
+    for divided in ("moments", "layers") if some else ("moments", "states", "layers"):
         state, _ = over(mesh, size, divided, False, "row")
         found[f"{divided}, row"] = worst(everywhere(state), of_rows)
     of_rows, _ = alone(N * devices, size, False, moment="row")
-    state, _ = over(mesh, size, "nothing", False, "row")
-    found["data parallel, row"] = worst(state, of_rows)
-    if not several:
+    if some:
+        found["transformation, row"] = worst(by_transform(mesh, size, True, "row"), of_rows)
+    else:
+        state, _ = over(mesh, size, "nothing", False, "row")
+        found["data parallel, row"] = worst(state, of_rows)
+    if not several and not some:
         want, _ = alone(N * devices, size, False)
         explicit = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Explicit,))
         for divided in ("nothing", "states"):
@@ -160,6 +164,7 @@ def main():
             found[f"transformation, {checked}"] = worst(by_transform(mesh, size, checked), want)
             got = by_transform(mesh, size, checked, "row")
             found[f"transformation, {checked}, row"] = worst(got, of_rows)
+    if not several:
         assert "each device's own gradient" in summed_already(mesh)
     print(json.dumps({"devices": devices, "found": found}))
 

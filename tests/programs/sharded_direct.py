@@ -59,10 +59,8 @@ def main():
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     found = {}
     for name, clip, divided, persist in (
-        ("adamw", None, "nothing", LAYERS),
         ("nesterov", ("norm", 0.1), "nothing", 1),
         ("lamb", None, "nothing", LAYERS),
-        ("adamw", None, "states", LAYERS),
         ("adamw", ("component", 0.1), "states", 1),
         ("nesterov", ("norm", 0.1), "states", 0),
     ):

@@ -33,22 +33,6 @@ def test_a_tensor_that_only_recomputation_reads_is_counted():
     assert {one.tag for one in found} == {"h", "out"}
 
 
-def test_tensors_under_a_checkpoint_of_their_own():
-    def of(plan):
-        def layer(x, p):
-            h = jaxmem.tag(x @ p["up"], "h", kind="linear")
-            return jax.checkpoint(lambda h: jnp.sin(h) * h)(h) @ p["down"] + x
-
-        def loss(p, x):
-            block = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan), prevent_cse=False)
-            return (jax.lax.scan(lambda x, q: (block(x, q), None), x, p)[0] ** 2).mean()
-
-        return lambda p, x: jax.grad(loss)(p, x)
-
-    (found,) = tracked(of, {k: v for k, v in parameters().items() if k != "gain"}, batch())
-    assert (found.tag, len(found.counts)) == ("h", layers.LAYERS)
-
-
 def test_a_gradient_of_each_example_has_tensors_of_its_own():
     def of(plan):
         loss = loss_of(plan)

@@ -138,24 +138,3 @@ def test_complex_values_are_not_clipped_by_value(where, path):
 def test_lookahead_is_refused(tx):
     with pytest.raises(OptimizerError, match=r"`tx` is optax.lookahead.*optax.incremental_update"):
         tiny_lm.released(tx)
-
-
-def test_lookahead_is_what_the_message_says():
-    """Slow parameters that are kept outside of the step are those of `optax.lookahead`."""
-    every, rate, batches = 2, 0.5, [tiny_lm.tokens(4, seed) for seed in range(4)]
-    tx = optax.lookahead(optax.sgd(0.1), every, rate)
-    pair = optax.LookaheadParams.init_synced(parameters())
-    state = tx.init(pair)
-    for batch in batches:
-        gradient = jax.grad(tiny_lm.loss)(pair.fast, batch)
-        updates, state = tx.update(gradient, state, pair)
-        pair = optax.apply_updates(pair, updates)
-    step = tiny_lm.released(optax.sgd(0.1))
-    slow, own = parameters(), step.init(parameters())
-    for number, batch in enumerate(batches):
-        (params, optimizer), _ = jax.jit(step)(own, batch)
-        if (number + 1) % every == 0:
-            slow = params = optax.incremental_update(params, slow, rate)
-        own = params, optimizer
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
-    jax.tree.map(close, slow, pair.slow)

@@ -8,14 +8,16 @@ import pytest
 
 from jaxmem._target.deviceless.process import child_environment
 from tests.shared import children, tiny_lm
+from tests.shared.marks import slow
 
 PROGRAM = "tests.programs.sharded_adama"
 
 
-def test_eight_devices_are_one_with_eight_times_as_many_microbatches():
-    got = children.printed(children.with_cpus(8), PROGRAM)
+@pytest.mark.parametrize(("how", "count"), [(("some",), 7), slow((), 18)], ids=["some", "every"])
+def test_eight_devices_are_one_with_eight_times_as_many_microbatches(how, count):
+    got = children.printed(children.with_cpus(8), PROGRAM, *how)
     assert got["devices"] == 8
-    assert len(got["found"]) == 18
+    assert len(got["found"]) == count
     assert got["found"] == pytest.approx(dict.fromkeys(got["found"], 0.0), abs=1e-12)
 
 
@@ -35,7 +37,8 @@ def collectives(devices: int, kernels: pathlib.Path) -> dict[str, dict[str, int]
     return children.printed(environment, "tests.programs.deviceless_adama", devices)
 
 
-@pytest.mark.parametrize("devices", [8, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [8, 64])
 def test_microbatches_add_no_collective_unless_moments_are_divided(devices, tmp_path):
     found = collectives(devices, tmp_path / "kernels")
     once = {"all-reduce": 1, "reduce-scatter": 0, "all-gather": 0}

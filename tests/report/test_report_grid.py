@@ -11,7 +11,7 @@ from jaxmem._result.action_styles import LOOKS
 from jaxmem._result.plan.rows import Point
 from jaxmem._train.report.tensors import curve_grid, runs_grid
 from jaxmem._train.runs.run import Run
-from tests.shared.report_pages import HOSTILE, MIB, check, made, page_of, row, write_run
+from tests.shared.report_pages import MIB, made, page_of, row, write_run
 
 pytestmark = pytest.mark.core
 UP, GELU = row(KEEP, "up"), row(RECOMPUTE, "gelu")
@@ -43,14 +43,6 @@ def test_each_point_of_the_curve_has_its_plan():
     assert heads == ["60.0 MiB<br>25.00 ms", "80.0 MiB<br>18.00 ms", "220.0 MiB<br>15.00 ms"]
     assert rows == {"up": ["R", "K", "K"], "gelu": ["O", "R", "K"]}
     assert len(LOOKS) == len(Action)
-
-
-@pytest.mark.parametrize(("budget", "marked"), [(10, []), (60, [0]), (100, [1]), (1000, [2])])
-def test_the_plan_within_the_budget_is_marked(budget, marked):
-    points = [Point(size * MIB, 1 / size, {"block": {"up": KEEP}}) for size in (60, 80, 220)]
-    html = curve_grid(planned(*points, budget_bytes=budget * MIB))
-    columns = re.findall(r'<th scope="col"([^>]*)>', html)[1:]
-    assert [i for i, css in enumerate(columns) if "marked" in css] == marked
 
 
 def test_a_file_without_the_plans_of_its_curve_has_no_grid(tmp_path):
@@ -85,23 +77,3 @@ def test_runs_are_compared_by_tensor(tmp_path):
     folders = [write_run(tmp_path / name, plan) for name, plan in (("x", more), ("y", groups))]
     text = page_of(tmp_path, *folders)
     assert text.index("<h3>The plans</h3>") < text.index('<h2 class="run">')
-
-
-def test_tensors_of_several_blocks_and_names_from_files(tmp_path):
-    rows = [row(KEEP, HOSTILE, HOSTILE), row(RECOMPUTE, "up", "decoder")]
-    actions = {HOSTILE: {HOSTILE: KEEP}, "decoder": {"up": RECOMPUTE}}
-    plan = made(*rows, points=(Point(1, 1.0, actions), Point(2, 0.5, actions)))
-    plans.report(plan, tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text()
-    check(text)
-    assert grid(text)[1]["decoder/<wbr>up"] == ["R", "R"]
-
-
-def test_memory_time_and_loss_come_first(tmp_path):
-    points = (Point(60 * MIB, 0.025, {"block": {"up": KEEP}}),)
-    text = page_of(tmp_path, write_run(tmp_path / "run", planned(*points), [3.0, 2.0]))
-    order = ["Memory", "Time against budget", "Loss", "Plan", "The plan at each budget", "Why"]
-    places = [text.index(f"<h3>{title}</h3>") for title in order]
-    assert places == sorted(places)
-    tiles = re.findall(r"<dt>([^<]*)</dt>", text)
-    assert tiles[:3] == ["Compiled", "Everything kept", "Step, predicted"]

@@ -10,7 +10,7 @@ import pytest
 
 from jaxmem import plans
 from jaxmem._result.memory.live import Live
-from jaxmem._train.report.memory import TAGS, live_figure
+from jaxmem._train.report.memory import live_figure
 from jaxmem.errors import PlanFileError
 from tests.shared.explanations import MIB, made_explanation, made_live
 from tests.shared.report_pages import HOSTILE, check, made, page_of, write_run
@@ -50,43 +50,12 @@ def test_areas_are_the_bytes_one_on_another():
     assert bottom == pytest.approx([scale * 10 * MIB] * live.points, abs=0.02)
 
 
-def test_both_programs_have_one_scale_and_one_colour_for_a_tag():
-    found = made_explanation(beside=True)
-    assert found.live is not None
-    assert found.beside is not None
-    assert found.beside.live is not None
-    figure = live_figure(found)
-    both = figure.split("<h4>")[1:]
-    assert [one.split("<")[0] for one in both] == ["everything kept", "the plan"]
-    tops = [max(high for _, steps in areas(one) for _, high in steps) for one in both]
-    peaks = [max(one.totals) for one in (found.beside.live, found.live)]
-    assert tops[1] / tops[0] == pytest.approx(peaks[1] / peaks[0], abs=1e-3)
-    names = [dict(re.findall(r'area (l-t\d)" d="[^"]*"><title>(\w+):', one)) for one in both]
-    assert names[0].items() > names[1].items()
-    assert sorted(names[0].values()) == ["gelu", "probs", "up"]
-
-
 def test_the_table_adds_up_to_what_compiled():
     figure = live_figure(made_explanation())
     rows = re.findall(r"</i>([^<]*)</th><td>([\d.]+) MiB</td>", figure)
     assert [name for name, _ in rows][:3] == ["arguments and model states", "up", "gelu"]
     free, compiled = re.findall(r"(?:packing|compiled)</th><td>([\d.]+) MiB", figure)
     assert sum(float(size) for _, size in rows) + float(free) == pytest.approx(float(compiled))
-
-
-def test_many_tags_share_the_last_colour():
-    tags = tuple(f"tag_{i}" for i in range(TAGS + 3))
-    figure = live_figure(made_explanation(live=made_live(tags=tags)))
-    assert {css for css, _ in areas(figure) if css.startswith("l-t")} == {
-        "l-tags",
-        *(f"l-t{i}" for i in range(TAGS)),
-    }
-    assert "further tags" in figure
-
-
-@pytest.mark.parametrize(("budget", "shown"), [(50 * MIB, True), (5000 * MIB, False)])
-def test_a_budget_is_drawn_where_it_is_near(budget, shown):
-    assert ('line class="budget"' in live_figure(made_explanation(), budget)) is shown
 
 
 def test_without_a_history_nothing_is_drawn(tmp_path):
@@ -133,12 +102,6 @@ def test_a_broken_file_is_named(tmp_path):
     (tmp_path / "run" / "explained.json").write_text('{"total_bytes": "many"}')
     with pytest.raises(PlanFileError, match=r"explained.json', field `total_bytes`: got 'many'"):
         page_of(tmp_path, folder)
-
-
-@pytest.mark.parametrize("points", [2, 3, 300])
-def test_few_points_and_many(points, tmp_path):
-    plans.report(made(), tmp_path / "page.html", explained=made_explanation(live=made_live(points)))
-    check((tmp_path / "page.html").read_text())
 
 
 def test_a_step_of_no_bytes(tmp_path):

@@ -5,17 +5,12 @@ import sys
 import jax.numpy as jnp
 import pytest
 
-import jaxmem
 from jaxmem.errors import RunError
 from jaxmem.runs import record, train
 from tests.programs import durable_run
 from tests.shared.training import Stop, run
 
 pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
-
-
-def test_it_is_public():
-    assert jaxmem.runs.train is train
 
 
 @pytest.mark.parametrize(
@@ -61,14 +56,6 @@ def test_other_settings_or_another_state_are_refused(tmp_path):
             settings={"rate": 0.1},
         )  # fmt: skip
     assert isinstance(run(out, settings={"rate": 0.1}), str)
-
-
-def test_a_file_of_the_operating_system_among_checkpoints_is_no_mark_of_anothers(tmp_path):
-    out = tmp_path / "out"
-    run(out)
-    (out / "checkpoints" / ".DS_Store").write_text("of the system")
-    with record(out, resume=True, overwrite=True) as found:
-        assert not found.resumed
 
 
 @pytest.mark.parametrize("name", ["mine", "100/mine", "00000100/mine"])

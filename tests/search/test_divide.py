@@ -204,28 +204,3 @@ def test_what_two_divided_stacks_take_is_the_largest_peak(data):
             peaks.append(everything - alone[labels[1]].saved + extra(labels[0]) + others)
     assert found.bytes == max(peaks)
     assert found.bytes <= found.problem.room
-
-
-def test_a_second_stack_fills_what_the_first_cannot():
-    """To keep a layer of the first takes 64 bytes more, and one of the second 8; both spare
-    seconds in proportion.
-    """
-    stack = lambda name, size: dataclasses.replace(
-        block(
-            [([0], [1], float(size), None), ([1], [2], 0.0, "u"), ([2], [3], 1.0, None)],
-            [2],
-            [size, 2 * size, 2 * size, size],
-            {"u": [Option(KEEP, 2 * size, 0, 0.0)]},
-            layers=4,
-            runs=4,
-            divisible=4,
-        ),
-        name=name,
-    )
-    made = profile(stack("encoder", 64), stack("decoder", 8))
-    inputs = 4 * (64 + 8)
-    found = best_division(ActionProblem(made, inputs + 2 * 64 + 3 * 8, 0))
-    assert found is not None
-    assert set(found.solution.actions) == {
-        "encoder[0:2]", "encoder[2:4]", "decoder[0:1]", "decoder[1:4]",
-    }  # fmt: skip

@@ -4,8 +4,6 @@ import types
 from typing import Any
 
 import hypothesis
-import jax
-import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,14 +114,6 @@ def limited(monkeypatch, **limits) -> Told:
     return Told(lambda _: 0)
 
 
-def test_estimates_of_one_purpose_do_not_use_up_the_limit_of_another(monkeypatch):
-    estimates = limited(monkeypatch, others=-1)
-    assert estimates.estimate(NOTHING) is None
-    assert estimates.learn(NOTHING)
-    assert estimates.estimate_for_least(NOTHING) is not None
-    assert len(estimates.asked) == 1, "an estimate is made once for all purposes"
-
-
 def test_a_limit_does_not_depend_on_what_other_purposes_estimated(monkeypatch):
     """The least bytes are the same whatever was estimated before."""
     many = [{"block": tags} for tags in ({"u": KEEP}, {"v": KEEP}, {"u": KEEP, "v": KEEP})]
@@ -140,33 +130,6 @@ def test_estimates_end_at_the_limit(monkeypatch):
     assert not estimates.learn(NOTHING)
     with pytest.raises(SolverError, match="`history` is empty"):
         estimates.model([])
-
-
-def test_equations_of_a_step_are_counted_inside_loops_too():
-    """Steps of twice the layers in a Python loop count twice, and in a scan once."""
-    counts = {}
-    for layers in (4, 8):
-        for loop in (scanned, unrolled):
-            steps = types.SimpleNamespace(
-                backend=types.SimpleNamespace(stops_at_buffers=False, temporary_bytes=lambda *_: 1),
-                plan_of=lambda actions: None,
-                trace=lambda plan, f=loop, n=layers: jax.jit(f).trace(
-                    jnp.ones((n, 4)), jnp.ones(4)
-                ),
-            )
-            counts[loop, layers] = Estimates(steps, MADE).estimate_step(NOTHING)[1]
-    assert counts[scanned, 4] == counts[scanned, 8]
-    assert counts[unrolled, 8] - counts[unrolled, 4] == 4 * (counts[unrolled, 4] // 4)
-
-
-def scanned(weights, x):
-    return jax.lax.scan(lambda x, w: (jnp.sin(x * w), None), x, weights)[0]
-
-
-def unrolled(weights, x):
-    for i in range(len(weights)):
-        x = jnp.sin(x * weights[i])
-    return x
 
 
 @pytest.mark.parametrize("target", ["v5e:4", "v5p:2x2x1"])

@@ -108,9 +108,3 @@ def test_a_rescaled_profile_costs_the_same_where_nothing_is_rescaled(made, data)
     doubled = evaluate(rescaled(made, Factors(2.0, 2.0, 2.0)), actions)
     assert doubled.recompute_seconds == pytest.approx(2 * cost.recompute_seconds)
     assert doubled.saved_bytes == cost.saved_bytes
-
-
-def test_factors_are_told_in_words():
-    assert str(Factors()) == "nothing differed"
-    said = "recomputing took 2 times as long and codecs took 0.5 times as long"
-    assert str(Factors(recompute=2.0, codec=0.5)) == said

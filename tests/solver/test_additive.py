@@ -94,19 +94,6 @@ def test_a_change_is_put_down_to_the_largest_tags_first(change):
     )
 
 
-def test_additive_working_sets_are_recovered():
-    truth = {("a", INT4): 30, ("b", INT4): -20, ("c", OFFLOAD): 5}
-
-    def measure(p):
-        return 300 * MiB + MiB * sum(v for (t, c), v in truth.items() if p["block"][t] == c)
-
-    choices = ((KEEP, KEEP, KEEP), (INT4, KEEP, KEEP), (KEEP, INT4, KEEP), (KEEP, INT4, OFFLOAD))
-    seen = [plan(*c, KEEP) for c in choices]
-    model = Additive.fit([(p, measure(p)) for p in seen], step())
-    unseen = plan(INT4, INT4, OFFLOAD, KEEP)
-    assert model.predict(unseen) == pytest.approx(measure(unseen), rel=1e-3)
-
-
 def test_plans_without_choices_are_remembered_and_teach_nothing():
     without = {"block": {REST: KEEP}}
     model = Additive.fit([(without, 7 * MiB), (plan(*[RECOMPUTE] * 4), 90 * MiB)], step())

@@ -42,31 +42,6 @@ def test_evaluate_is_the_oracle(data):
     assert flat(effective(made, nested(picked, made))) == expected.effective
 
 
-@pytest.mark.parametrize(
-    ("u", "v", "device", "host", "seconds"),
-    [
-        (KEEP, KEEP, 30, 0, 0.3),
-        (RECOMPUTE, KEEP, 25, 0, 1.2),  # the block's input instead
-        (KEEP, RECOMPUTE, 10, 0, 2.1),
-        (RECOMPUTE, RECOMPUTE, 5, 0, 3.0),
-        (INT4, INT4, 9, 0, 1.2),
-        (OFFLOAD, KEEP, 20, 10, 0.4 + 10 - 4 + 10 - 6),
-        (
-            OFFLOAD,
-            RECOMPUTE,
-            0,
-            10,
-            2.2 + 10 - 4 + 10 - 6 - 2,
-        ),  # what is recomputed hides the transfer
-    ],
-)
-def test_evaluate_by_hand(u, v, device, host, seconds):
-    made = profile(chain(layers=3, runs=6, forward_seconds=4.0, backward_seconds=6.0))
-    cost = evaluate(made, {"block": {"u": u, "v": v}})
-    assert (cost.saved_bytes, cost.host_bytes) == (3 * device, 3 * host)
-    assert cost.seconds == pytest.approx(6 * seconds)
-
-
 def test_the_copies_of_every_action_that_offloads_are_host_seconds():
     made = profile(
         block(
@@ -108,16 +83,6 @@ def test_everything_keeps_what_the_backward_needs_at_the_price_of_keeping():
     assert cost.seconds == pytest.approx(2 * 0.3)
     assert evaluate(made, {"block": {REST: KEEP}}) == cost
     assert effective(made, {"block": {"u": KEEP, REST: KEEP}}) == {"block": {REST: KEEP}}
-
-
-def test_a_tag_that_nothing_demands_is_not_saved():
-    made = profile(dataclasses.replace(chain(), needed=(4,)))
-    cost = evaluate(made, {"block": {"u": KEEP, "v": KEEP}})
-    assert cost.saved_bytes == 20
-    assert cost.blocks[0].saved == (("v", KEEP),)
-    assert effective(made, {"block": {"u": KEEP, "v": KEEP}}) == {
-        "block": {"u": RECOMPUTE, "v": KEEP}
-    }
 
 
 def test_a_tag_after_an_operation_that_is_recomputed_all_the_same_is_told():

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compute_on import compute_on
 from jax.sharding import (
     AbstractMesh,
     AxisType,
@@ -24,7 +23,6 @@ from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._target.hlo.transfers import fault
 from jaxmem._trace.arguments import on_host
 from jaxmem._trace.export import export_flat
-from jaxmem.errors import StepError
 from tests.shared import children
 
 pytestmark = pytest.mark.jax_defaults
@@ -113,65 +111,6 @@ def test_an_index_behind_the_gradients_barrier_is_no_counter(h200):
         " bar the whole fold"
     )
     assert not any(t.products for t in of_both.transfers if t.in_loop)
-
-
-def updated_on_host(flat: bool):
-    """Layers' states in host memory, which the host's own processor updates: only a gradient would
-    have to cross. As a flat array it compiles.
-    """
-
-    def adam(p, m, v, g):
-        g = g.reshape(p.shape)
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-        return p - 1e-3 * m / (jnp.sqrt(v) + 1e-8), m, v
-
-    space = jax.memory.Space.Host
-    hosted = compute_on(adam, compute_type="device_host", out_memory_spaces=space)
-    options = {"keepdims": False, "allow_negative_indices": False}
-
-    def replaced(a, new, i):
-        return jax.lax.dynamic_update_index_in_dim(a, new, i, 0, allow_negative_indices=False)
-
-    def step(p, m, v, x):
-        layer = lambda x, w: jnp.tanh(x @ w)
-        x, xs = counted(lambda x, i, _: (layer(x, fetch(p, i)), x), x, None, 0, LAYERS)
-
-        def body(carry, i, x):
-            d_x, *states = carry
-            _, pull = jax.vjp(layer, x, fetch(states[0], i))
-            d_x, g = pull(d_x)
-            (g,) = jax.lax.optimization_barrier((g.reshape(-1) if flat else g,))
-            own = (jax.lax.dynamic_index_in_dim(a, i, **options) for a in states)
-            new = hosted(*own, jax.device_put(g, space))
-            return (d_x, *(replaced(a, b, i) for a, b in zip(states, new))), None
-
-        return counted(body, (x, p, m, v), xs, 0, LAYERS, reverse=True)[0][1:]
-
-    return step
-
-
-# The signature of `compute_on` is another one before 0.11, and jaxlib before 0.11.1 streams nothing
-# on a GPU: there is nothing to learn of it.
-if jax.__version_info__ >= (0, 11, 1):
-
-    @pytest.mark.slow
-    def test_an_update_on_the_host_moves_all_states_to_the_device_and_back(h200):
-        say = (
-            "XLA runs `compute_on('device_host')` otherwise than it did on 0.11.2: streamed states"
-            " could be updated on the host, where a layer's gradient would cross alone; measure"
-            " that in place of the update of jaxmem/_optim/released/accumulated.py"
-        )
-        states = STACK, STACK, STACK
-        with pytest.raises(StepError, match="expects the async shape at index"):
-            h200(updated_on_host(False), *states, X, donate=(0, 1, 2))
-        found = h200(updated_on_host(True), *states, X, donate=(0, 1, 2))
-        # The parameters are fetched by each loop; the moments, and the parameters once more, would
-        # not be if the host updated them where they lie.
-        fetched = sum(t.nbytes * t.runs for t in found.transfers if t.in_loop and not t.to_host)
-        assert fetched >= 4 * LAYERS * LAYER, say
-        stored = sum(t.nbytes * t.runs for t in found.transfers if t.in_loop and t.to_host)
-        assert stored >= 4 * LAYERS * LAYER, say
-        assert found.host_bytes > 3 * LAYERS * LAYER, say
 
 
 UNPINNED = """

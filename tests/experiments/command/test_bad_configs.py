@@ -63,13 +63,16 @@ def test_a_setting_on_top_is_named_beside_the_file():
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_shipped_configs_are_taken_as_they_are_written_here(path):
-    """So that a refused one is refused for its one mistake."""
+    """So that a refused one is refused for its one mistake. Each says how to run it."""
     text = path.read_text("utf-8")
     trainer = next(name for name in reversed(SCHEMAS) if f"experiments.{name} " in text)
     config, schema = parsed(text), SCHEMAS[trainer]
     pathlib.Path(FILE).write_bytes(written(config))
     want = load(str(path), (), schema)
-    assert load(FILE, (), schema) == want
+    assert load(FILE, (), schema) == load(path.stem, (), schema) == want
+    header = text.partition("[model]")[0]
+    assert f"python -m experiments.{trainer} {path.stem} " in header
+    assert f"--out runs/{path.stem}" in header
     assert want.model_dump().keys() >= {name.partition(".")[0] for name in leaves(trainer)}
 
 

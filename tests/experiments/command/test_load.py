@@ -4,7 +4,7 @@ is allowed.
 
 import pytest
 
-from experiments.command.load import FOLDER, load, parse_override
+from experiments.command.load import load, parse_override
 from experiments.errors import InputError
 
 pytestmark = pytest.mark.core
@@ -24,20 +24,6 @@ learning_rate = 1e-3
 """
 
 
-TEXT = [
-    path
-    for path in sorted(FOLDER.glob("*.toml"))
-    if not path.stem.startswith(("resnet", "bert_glue"))
-]  # see test_image_data.py
-
-
-@pytest.mark.parametrize("path", TEXT, ids=lambda p: p.stem)
-def test_committed_configs_are_valid_and_say_how_to_run_them(path):
-    assert load(path.stem) == load(str(path))
-    header = path.read_text().split("[model]")[0]
-    assert f"python -m experiments.train {path.stem} --out runs/{path.stem}" in header
-
-
 @pytest.fixture
 def micro(tmp_path):
     path = tmp_path / "micro.toml"
@@ -55,11 +41,6 @@ def test_mistakes_of_several_keys_are_told_at_once(micro):
     assert found.count("override") == len(found.splitlines()) == 2
     assert "model.layers: got 0" in found
     assert "train.batch: got 'x'" in found
-
-
-def test_no_attention_dropout_in_a_fused_attention(micro):
-    with pytest.raises(InputError, match=r"model\.attention_dropout: got 0\.1; allowed .* 0\.0"):
-        load(str(micro), ["model.attention=fused", "model.attention_dropout=0.1"])
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,14 @@ TEXT = [
     ("remat.policy=nothing_savable", "remat.policy: got 'nothing_savable'; did you mean nothing_"),
     ("remat.every_k=2", "remat.every_k: got 2; allowed with remat.policy = 'every_k' only"),
 ]
+PAIRS = [
+    ("model.attention=fused", "model.attention_dropout=0.1", "model.attention_dropout: got 0.1"),
+    ("optimizer.name=lion", "optimizer.accumulation=adama", "optimizer.name: got 'lion'; allowed"),
+    ("remat.policy=every_k", "remat.every_k=9", "got 9; allowed: at most model.layers, "),
+    ("remat.policy=minimal", "plan.path=plan.json", "got 'minimal' beside plan.path"),
+    ("remat.policy=minimal", "model.loop=stack", "got 'stack' beside remat.policy"),
+    ("remat.policy=estimator", "plan.budget=none", "plan.budget: got 'none'; allowed with"),
+]
 LLAMA = [
     ("model.kind=gpt", "model.kv_heads: got 2; allowed with model.kind = 'llama' only, and it is"),
     ("model.dropout=0.1", "model.dropout: got 0.1; allowed with model.kind = 'gpt' or 'bert'"),
@@ -186,6 +194,7 @@ CASES = [
     *[(train, [name], message) for name, message in CONFIGS],
     *[(program, [name], message) for program, name, message in OTHERS],
     *[(train, ["gpt_nano", setting], message) for setting, message in TEXT],
+    *[(train, ["gpt_nano", *settings], message) for *settings, message in PAIRS],
     *[(train, ["llama_nano", setting], message) for setting, message in LLAMA],
     *[(train, ["gpt_nano", f"data.path={path}"], message) for path, message in DATA],
     *[(train_glue, ["bert_glue", "data.path=.", setting], message) for setting, message in GLUE],

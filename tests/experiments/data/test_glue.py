@@ -7,8 +7,6 @@ import re
 import numpy as np
 import pytest
 
-from experiments.command.load import FOLDER, load
-from experiments.config.glue import GlueConfig
 from experiments.config.glue_tasks import TASKS
 from experiments.data import glue as glue_data
 from experiments.data import tokens as glue_text
@@ -169,16 +167,6 @@ def test_what_is_no_glue_file_is_told_with_its_line(task, content, message, tmp_
         read(tmp_path, content, task)
 
 
-def test_what_is_not_there_is_told(tmp_path):
-    with pytest.raises(InputError, match=r"got '.*/none', which is no folder; allowed: the folder"):
-        glue_data.read(str(tmp_path / "none"), "RTE", "train")
-    read(tmp_path, LAYOUTS["RTE"][0][0])
-    with pytest.raises(InputError, match=r"which has no folder MNLI, but RTE"):
-        glue_data.read(str(tmp_path), "MNLI", "train")
-    with pytest.raises(InputError, match=r"cannot read .*/RTE/dev\.tsv: No such file"):
-        glue_data.read(str(tmp_path), "RTE", "dev")
-
-
 def test_lines_that_a_text_divides_are_left_out_of_qqp_alone(tmp_path):
     content, _, _ = LAYOUTS["QQP"][0]
     divided = '8\t1\t2\t"Why\n"\tBecause?\t0\n9\t1\t2\tA?\tB?\t1\n'
@@ -261,17 +249,3 @@ def test_what_does_not_vary_measures_zero_without_a_warning(task):
     assert [value for name, value in found.items() if name != "accuracy"] == [0.0] * (
         2 if task == "STS-B" else 1
     )
-
-
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*glue*.toml")), ids=lambda p: p.stem)
-def test_committed_configs_are_valid_and_say_how_to_run_them(path):
-    config = load(path.stem, (), GlueConfig)
-    assert config == load(str(path), (), GlueConfig)
-    assert (
-        f"python -m experiments.train_glue {path.stem} --out runs/{path.stem}"
-        in path.read_text().split("[model]")[0]
-    )
-    for task in TASKS:
-        load(path.stem, [f"data.task={task}"], GlueConfig)
-    for way in ("scan", "in_place", "multi_steps", "adama", "released"):
-        load(path.stem, [f"optimizer.accumulation={way}"], GlueConfig)

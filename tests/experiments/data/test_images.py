@@ -3,20 +3,10 @@
 import numpy as np
 import pytest
 
-from experiments.command.load import FOLDER, load
-from experiments.config.images import ImageConfig
 from experiments.data import images as image_data
 from experiments.errors import InputError
 
 pytestmark = pytest.mark.jax_defaults
-
-
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("resnet*.toml")), ids=lambda p: p.stem)
-def test_committed_configs_are_valid_and_say_how_to_run_them(path):
-    assert load(path.stem, (), ImageConfig) == load(str(path), (), ImageConfig)
-    header = path.read_text().split("[model]")[0]
-    assert f"python -m experiments.train_images {path.stem}" in header
-    assert f"--out runs/{path.stem}" in header
 
 
 def test_digits_are_the_default():
@@ -69,10 +59,3 @@ def test_evaluation_has_no_image_twice_and_both_ends():
     assert (batches[0][0], batches[-1][-1]) == (0, 99)
     short = [batch["labels"].tolist() for batch in image_data.windows(numbered(5), 9, 2)]
     assert short == [[0, 1], [2, 3], [4]]
-
-
-def test_a_folder_that_is_not_there():
-    with pytest.raises(
-        InputError, match=r"data\.path: got '/nowhere', which is no folder; allowed: a folder with"
-    ):
-        image_data.read("/nowhere")

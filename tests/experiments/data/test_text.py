@@ -59,28 +59,6 @@ def test_a_file_is_split_at_nine_tenths(tmp_path):
     assert len(text.train) == 900
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            None,
-            r"data\.path: got '.*text\.txt', which does not exist; allowed: a text file or a",
-        ),
-        (
-            b"",
-            r"too short: got 0 bytes for train; allowed: at least 33, one more than train\.seq",
-        ),
-        (b"x" * 300, r"too short: got 30 bytes for validation; allowed: at least 33"),
-    ],
-)
-def test_a_bad_file_is_told(tmp_path, content, message):
-    path = tmp_path / "text.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError, match=message):
-        data.read(str(path), 32)
-
-
 def test_a_batch_is_a_function_of_seed_and_step():
     text = (np.arange(1000) % 251).astype(np.uint8)
     one = data.sample(text, 1, 7, 4, 32)

@@ -1,6 +1,5 @@
 """The GPU's check, rehearsed on a CPU: each part's rows and summary, and what it refuses."""
 
-import itertools
 import json
 
 import pytest
@@ -51,38 +50,6 @@ def test_ceilings_and_codecs(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_correctness(tmp_path):
-    assert run(tmp_path, "--part", "correctness") == 0
-    data = read(tmp_path, "correctness")
-    assert (data["summary"]["good"], data["summary"]["of"], data["summary"]["bad"]) == (3, 3, [])
-    assert data["rows"]["action offload"]["gradient_farthest"] < 1e-12
-    assert 1e-6 < data["rows"]["action compress_offload"]["gradient_one_less_cosine"] < 0.1
-
-
-@pytest.mark.slow
-def test_the_stack_runs_beside_the_scan(tmp_path):
-    assert run(tmp_path, "--part", "stack_117m") == 0
-    data = read(tmp_path, "stack_117m")
-    found = data["summary"]["stack to scan"]
-    assert found.keys() == {"stack keep", "stack offload"}
-    assert all(row["bytes"] < 1.05 and row["seconds"]["median"] > 0 for row in found.values())
-    assert "stack groups" in data["summary"]["steps"]
-
-
-@pytest.mark.slow
-def test_adama_runs_beside_accumulation(tmp_path):
-    assert run(tmp_path, "--part", "adama_117m") == 0
-    data = read(tmp_path, "adama_117m")
-    found = data["summary"]["to accumulation in place"]
-    ways = itertools.product(("in_place", "released", "released_by_row"), PLANS)
-    assert found.keys() == {f"{way} {plan}" for way, plan in ways}
-    assert found["released recompute"]["bytes"] < 0.95
-    for way in ("released", "released_by_row"):
-        first, *_, last = data["summary"]["losses"][way]
-        assert last < first
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("part", ["memory", "times_117m", "prediction"])
 def test_the_parts_that_plan(part, tmp_path):
     code = run(tmp_path, "--part", part, "--limit", "500")
@@ -104,26 +71,6 @@ def test_the_parts_that_plan(part, tmp_path):
         assert summary["plans"] == len(distinct) >= 1
         assert ("spearman" in summary) == (len(distinct) > 1)
         assert data["rows"]["round 0"]["seconds"].keys() >= {"end keep_everything"}
-
-
-@pytest.mark.slow
-def test_quality_trains_both_and_goes_on_from_what_was_saved(tmp_path, capfd):
-    text = tmp_path / "text.txt"
-    text.write_text("".join(f"a line, number {i}\n" for i in range(500)))
-    line = ["--part", "quality", "--data", str(text), "--cache", str(tmp_path / "cache")]
-    assert run(tmp_path / "out", *line) == 0
-    data = read(tmp_path / "out", "quality")
-    assert data["rows"].keys() == {"unplanned", "compressed"}
-    assert [number for number, *_ in data["rows"]["unplanned"]["step_loss_seconds"]] == [2, 4, 6]
-    assert abs(data["summary"]["relative_difference"]) < 0.05
-    assert data["rows"]["compressed"]["text"] == "text.txt"
-    (tmp_path / "out" / "quality.json").unlink()
-    assert run(tmp_path / "out", *line) == 0
-    again = read(tmp_path / "out", "quality")["rows"]["unplanned"]["step_loss_seconds"]
-    first = data["rows"]["unplanned"]["step_loss_seconds"]
-    assert again[:2] == first[:2]  # read, not run: the seconds too
-    assert again[2][:2] == first[2][:2]
-    assert again[2][2] != first[2][2]
 
 
 def test_every_part_says_its_points_without_a_device():

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from experiments.errors import InputError
-from experiments.gpu_check.results import Results, finite
+from experiments.gpu_check.results import Results
 from experiments.gpu_check.runner import run_part
 from experiments.gpu_check.settings import Settings
 
@@ -156,10 +156,3 @@ def test_results_of_another_machine_are_not_mixed(settings):
     settings.path.write_text("{")
     with pytest.raises(InputError, match=r"a\.json is no file of results"):
         run_part(settings)
-
-
-def test_numbers_without_a_word_in_json_become_text():
-    assert finite({1: [float("inf"), (1.5, None)], "a": {"b": float("nan")}}) == {
-        "1": ["inf", [1.5, None]],
-        "a": {"b": "nan"},
-    }

@@ -15,9 +15,7 @@ import jaxmem
 import jaxmem.ops
 from experiments.command.load import FOLDER, load
 from experiments.models import llama
-from experiments.models import registry as models
 from experiments.models.loops import scanned
-from experiments.steps.optimizer import matrices
 from experiments.steps.step import abstract, make_loss, make_step
 from jaxmem.plans import Action, Assignment, Choice
 from tests.experiments.states import first_state
@@ -150,30 +148,6 @@ def test_every_parameter_of_every_layer_has_the_gradient_of_numpys_loss(in_64_bi
             np.testing.assert_allclose(np.vdot(found_part, direction), slope, rtol=1e-5)
 
 
-@pytest.mark.parametrize("attention", ["materialized", "fused"])
-def test_no_position_sees_a_later_one(attention):
-    config = micro(f"model.attention={attention}")
-    own = jax.tree.map(lambda a: a[0], first_state(config, shaken=0.2).params["blocks"])
-    x_BSD = np.random.default_rng(0).normal(size=(1, 12, 32)).astype(np.float32)
-    other = x_BSD.copy()
-    other[:, 7:] += 1
-    a, b = (jax.jit(llama.split(config).layer)(own, x) for x in (x_BSD, other))
-    np.testing.assert_array_equal(a[:, :7], b[:, :7])
-    assert (a[:, 7:] != b[:, 7:]).any(-1).all()
-
-
-def test_scores_depend_on_distances_alone():
-    """What rotary positions are for (Su et al., 2021, eq. 16)."""
-    q, k = np.random.default_rng(0).normal(size=(2, 1, 9, 8)).astype(np.float32)
-    same = lambda x: jnp.broadcast_to(x[:, :1], x.shape)
-    turned = lambda x: llama.rotated(same(x), 8, 100.0)
-    scores = jnp.einsum("bsd,btd->st", turned(q), turned(k))
-    for distance in range(9):
-        along = jnp.diagonal(scores, distance)
-        np.testing.assert_allclose(along, along[0], rtol=1e-5)
-    assert len(np.unique(np.round(scores[0], 4))) == 9
-
-
 def test_tags_are_the_operands_that_the_backward_reads():
     config = micro()
     text = str(jax.make_jaxpr(make_step(config))(*abstract(config)))
@@ -182,27 +156,3 @@ def test_tags_are_the_operands_that_the_backward_reads():
         for one in re.findall(r"jaxmem_tag\[[^\]]*\]", text)
     }
     assert found == KINDS
-
-
-def test_computed_in_bfloat16_the_loss_stays_near():
-    config = micro("model.dtype=bfloat16")
-    params, text = first_state(config, shaken=0.05).params, tokens(config)
-    exact = jax.jit(make_loss(micro()))(params, text)
-    got = jax.jit(make_loss(config))(params, text)
-    assert got.dtype == jnp.float32
-    assert 0 < abs(float(got - exact)) < 0.02 * float(exact)
-
-
-def test_matrices_decay_and_scales_do_not():
-    decays = matrices(abstract(micro())[0].params)
-    names = {path[-1].key for path, yes in jax.tree_util.tree_leaves_with_path(decays) if yes}
-    others = {path[-1].key for path, yes in jax.tree_util.tree_leaves_with_path(decays) if not yes}
-    assert (names, others) == ({"kernel", "embedding", "head"}, {"scale"})
-
-
-def test_what_is_left_out_is_what_multi_head_attention_has():
-    left_out = load("llama_nano", MICRO).model.model_copy(update={"kv_heads": None, "hidden": None})
-    config = micro().model_copy(update={"model": left_out})
-    block = jax.eval_shape(lambda: models.create(config, jax.random.key(0)))["blocks"]
-    assert block["k"]["kernel"].shape == block["q"]["kernel"].shape == (2, 32, 32)
-    assert block["gate"]["kernel"].shape == (2, 32, 128)

@@ -19,7 +19,6 @@ from experiments.data.tokens import PAD
 from experiments.errors import InputError
 from experiments.models import bert
 from experiments.models import glue as glue_model
-from experiments.models.blocks import attention
 from experiments.running.glue import GLUE, glue_experiment
 from experiments.running.planning import Ready
 from tests.experiments.states import first_state, read_run
@@ -99,19 +98,6 @@ def test_padding_does_not_change_the_output(kind):
     assert np.ptp(got[:, 0]) > 1e-3  # of texts that differ
 
 
-@pytest.mark.quick("False-fused", "True-materialized")
-@pytest.mark.parametrize("kind", ["materialized", "fused"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_mask_that_hides_nothing_changes_nothing(kind, causal):
-    model = config_of("scan", f"model.attention={kind}").model
-    qkv = jax.random.normal(jax.random.key(0), (2, 5, 48))
-    everywhere = attention(model, qkv, None, causal, jnp.ones((2, 5), bool))
-    np.testing.assert_array_equal(everywhere, attention(model, qkv, None, causal))
-    assert (
-        attention(model, qkv, None, causal, jnp.arange(5) < 3 * jnp.ones((2, 1))) != everywhere
-    ).any()
-
-
 def test_the_second_text_is_told_from_the_first():
     config = config_of("scan")
     batch, params, split = batch_of(config), shaken(config), glue_model.split(config)
@@ -181,16 +167,6 @@ def test_mnli_is_measured_on_both_its_files(losses, folder, tmp_path):
     for measured in summary["validation"].values():
         assert measured["loss"] == pytest.approx(np.log(3), abs=0.05)
         assert measured["accuracy"] in (0.0, 3 / 9, 6 / 9, 1.0)
-
-
-def test_a_loss_that_is_not_finite_is_exit_code_3(losses, folder, tmp_path, capsys):
-    losses[:] = [float("nan")] * 6
-    assert run(folder, tmp_path, "data.task=SST-2", "train.steps=3") == 3
-    (rows,) = tmp_path.glob("unfinished-*/metrics.jsonl")
-    said = capsys.readouterr().err
-    assert "error: step 3: the loss is nan" in said
-    assert f"the run goes on from its last checkpoint, in {rows.parent}" in said
-    assert not (tmp_path / "summary.json").exists()
 
 
 def whole_bert(config, key):

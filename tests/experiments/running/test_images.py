@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from experiments import train_images
 from experiments.models import resnet
 from experiments.running.images import IMAGES
-from experiments.running.planning import Ready
 from experiments.steps.images import State, optimizer
 from tests.experiments.states import parameters, read_run
 
@@ -54,25 +52,3 @@ def test_a_run_leaves_its_files(tmp_path, monkeypatch, capsys):
     assert summary["baseline_bytes"] == summary["compiled_bytes"] > 0
     assert summary["images_per_second"] > 0
     assert "1,438 images to train on, 359 for validation" in capsys.readouterr().err
-
-
-def stub(monkeypatch, *losses):
-    """A step that takes no time: `losses` in turn."""
-    left = list(losses)
-
-    def step(state, batch):
-        return state, {"loss": left.pop(0), "accuracy": 0.5, "grad_norm": 1.0, "snr": 0.0}
-
-    stubs = {"first_state": lambda *_: jnp.zeros(()), "step": lambda *_: Ready(step, None, 1)}
-    monkeypatch.setattr(train_images, "IMAGES", dataclasses.replace(IMAGES, **stubs))
-
-
-def test_a_loss_that_is_not_finite_is_exit_code_3(tmp_path, monkeypatch, capsys):
-    stub(monkeypatch, *[float("nan")] * 6)
-    assert run(tmp_path) == 3
-    assert re.search(
-        r"error: step 3: the loss is nan .*; lower optimizer\.learning_rate",
-        capsys.readouterr().err,
-    )
-    assert not (tmp_path / "summary.json").exists()
-    assert len(list(tmp_path.glob("unfinished-*/metrics.jsonl"))) == 1

@@ -4,7 +4,6 @@ within their budget.
 
 import functools
 import itertools
-import json
 import math
 import re
 
@@ -14,14 +13,13 @@ import numpy as np
 import pytest
 
 import jaxmem
-from experiments import train
 from experiments.command.load import load
-from experiments.config.text import Config, PolicyName, Remat
+from experiments.config.text import Config
 from experiments.errors import InputError
 from experiments.models.loops import scanned
 from experiments.running import planning
 from experiments.running import policies as baselines
-from experiments.running.planning import budget_bytes, compile_candidate
+from experiments.running.planning import compile_candidate
 from experiments.running.policies import FIXED, LOSSY, SEARCHES
 from experiments.steps.step import abstract, make_loss, make_step
 from jaxmem.plans import compiled_bytes
@@ -84,14 +82,6 @@ def test_the_loss_in_float32_is_the_unplanned_one_bit_for_bit(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMED)
-def test_so_it_is_in_programs_as_users_have_them(name, optimized):
-    value, _ = loss_and_gradient(name, quick=False)
-    assert jnp.isfinite(value)
-    assert value == unplanned(quick=False)[0]
-
-
-@pytest.mark.slow
 @pytest.mark.standard_promotion
 @pytest.mark.parametrize("name", every_name([n for n in NAMED if n not in LOSSY]))
 def test_the_gradient_in_float64_is_the_unplanned_one(name):
@@ -112,12 +102,6 @@ def flat(tree):
 def test_what_compresses_changes_the_gradient_a_little(name):
     exact, gradient = flat(unplanned()[1]), flat(loss_and_gradient(name)[1])
     assert 1e-5 < 1 - gradient @ exact / np.linalg.norm(gradient) / np.linalg.norm(exact) < 0.1
-
-
-@pytest.mark.slow
-def test_outliers_and_tokens_change_the_gradient_differently():
-    gradients = {flat(loss_and_gradient(name)[1]).tobytes() for name in LOSSY}
-    assert len(gradients) == len(LOSSY)
 
 
 def test_policies_save_what_they_name():
@@ -186,74 +170,9 @@ def test_the_estimators_order_is_that_of_sizes_alone(monkeypatch):
     assert next(iter(next(baselines.estimator(longer)).found["actions"])) == "attn"
 
 
-def test_layers_are_recomputed_ever_more_until_all_are():
-    config = load("gpt_117m", ["remat.policy=every_k"])
-    assert [one.every for one in baselines.candidates(config)] == [12, 6, 4, 3, 2, 1]
-
-
 def test_the_table_of_tags_is_the_gpts():
     config = micro("nothing_saveable")
     text = str(jax.make_jaxpr(make_step(config))(*abstract(config)))
     of = lambda key, tag: re.search(rf"{key}=(\w+)", tag)[1]
     tags = re.findall(r"jaxmem_tag\[[^\]]*\]", text)
     assert {of("name", tag): of("kind", tag) for tag in tags} == baselines.KINDS
-
-
-def test_every_policy_has_a_name_in_the_config():
-    assert {"plan", *FIXED, *SEARCHES} == set(PolicyName.__args__)
-    assert not Remat().searches
-
-
-@pytest.mark.slow
-def test_a_run_says_its_policy_and_its_bytes(tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("to be or not to be " * 200)
-    settings = ["model.layers=2", "train.steps=2", "train.eval_batches=1", f"data.path={text}"]
-    settings.append("sample.length=0")
-    run = lambda *more: train.main(
-        ["gpt_nano", *MICRO, *settings, *more, "--out", str(tmp_path / "out"), "--overwrite"]
-    )
-    read = lambda: json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert run("remat.policy=nothing_saveable") == 0
-    fixed = read()
-    told = [fixed[key] for key in ("policy", "steps", "found", "compiles")]
-    assert told == ["nothing_saveable", 2, {}, 1]
-    assert fixed["baseline_bytes"] is None
-    assert fixed["settings"]["optimizer"]["warmup"] == 2  # the file's 30, shortened with the run
-    assert run("remat.policy=every_k", f"plan.budget={fixed['compiled_bytes'] + 1}") == 0
-    searched = read()
-    told = [searched[key] for key in ("policy", "found", "compiles")]
-    assert told == ["every_k", {"every_k": 1}, 2]
-    assert searched["compiled_bytes"] == fixed["compiled_bytes"]
-    assert searched["first_loss"] == fixed["first_loss"]
-    assert run("plan.budget=none") == 0
-    last = read()
-    assert last["policy"] == "keep_everything"
-    assert last["baseline_bytes"] == last["compiled_bytes"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["remat.policy=every_n"], "did you mean every_k"),
-        (["remat.polcy=minimal"], "unknown key, got 'minimal'; did you mean remat.policy"),
-        (["remat.policy=every_k", "remat.every_k=6"], "got 6; allowed: at most model.layers, 5"),
-        (["remat.policy=minimal", "plan.path=x.json"], "got 'minimal' beside plan.path"),
-        (["remat.policy=minimal", "model.loop=stack"], "got 'stack' beside remat.policy"),
-        (["remat.policy=estimator", "plan.budget=none"], "plan.budget: got 'none'; allowed with"),
-    ],
-)
-def test_a_mistake_is_told(overrides, message):
-    with pytest.raises(InputError, match=message):
-        load("gpt_nano", (*MICRO, *overrides))
-
-
-@pytest.mark.parametrize(
-    ("budget", "found"), [("12GiB", 12 * 2**30), ("123", 123), ("'5000'", 5000), ("1e9", 10**9)]
-)
-def test_budgets_are_read_as_the_planner_reads_them(budget, found):
-    config = load("gpt_nano", [f"plan.budget={budget}"])
-    assert budget_bytes(config) == found
-    assert budget_bytes(load("gpt_nano", ["plan.budget=50%", "plan.target=h200"])) == (
-        jaxmem.plans.Target.parse("h200").usable_bytes // 2
-    )

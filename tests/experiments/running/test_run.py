@@ -1,11 +1,8 @@
 """A run of any kind: what happens in which order, what appears when, and what a person sees."""
 
-import dataclasses
-import io
 import json
 import os
 import signal
-import sys
 import time
 
 import pytest
@@ -15,7 +12,6 @@ from experiments.command.load import load
 from experiments.errors import DivergedError, InputError
 from experiments.running.planning import Ready
 from experiments.running.run import Experiment, run
-from experiments.running.shown import Progress, table
 from jaxmem import runs
 from jaxmem.runs import Interrupted
 
@@ -100,20 +96,6 @@ def test_rows_are_written_for_tensorboard_where_that_is_asked_for(tmp_path):
     assert b"things_per_second" in events.read_bytes()
 
 
-def test_a_config_that_no_run_can_use_is_told_before_the_folder_is_looked_at(tmp_path):
-    (tmp_path / "summary.json").write_text("{}")
-    with pytest.raises(InputError, match="of mine"):
-        Toy(check=InputError("of mine")).run(tmp_path)
-
-
-def test_an_earlier_run_is_replaced_only_when_that_is_asked_for(tmp_path):
-    Toy().run(tmp_path)
-    toy = Toy()
-    assert cli.exit_code(lambda: toy.run(tmp_path)) == 2
-    assert toy.calls == ["check"]
-    assert cli.exit_code(lambda: toy.run(tmp_path, overwrite=True)) == 0
-
-
 @pytest.mark.parametrize(
     "stops", [{"loss": float("nan")}, {"evaluate": DivergedError("the validation loss is nan")}]
 )
@@ -172,39 +154,6 @@ def test_a_run_goes_on_with_the_settings_that_it_began_with(tmp_path, capsys):
     assert run(Toy().experiment, free, tmp_path, name="toy")["val_loss"] == 3.0
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_a_terminal_shows_a_bar_and_a_table(monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    with Progress(4, every=100, unit="tokens", count=1000) as progress:
-        for number in range(1, 5):
-            progress(number, 5.5 - number)
-    table({"validation loss": "3.0", "results": "runs/[red]a"})
-    shown = terminal.getvalue()
-    assert "4/4" in shown
-    assert "loss 1.5000" in shown
-    assert "tokens/s" in shown
-    lines = shown.splitlines()
-    assert any("validation loss" in line and "3.0" in line for line in lines)
-    assert any("runs/[red]a" in line for line in lines)
-    assert "│" in shown
-
-
-def test_a_pipe_shows_a_line_now_and_then(capsys):
-    with Progress(5, every=2, unit="tokens", count=1000) as progress:
-        for number in range(1, 6):
-            progress(number, 1.0)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split()[1] for line in lines] == ["1/5", "2/5", "4/5", "5/5"]
-    assert lines[0] == "step 1/5  loss 1.0000"
-    assert lines[1].endswith(" tokens/s")
-
-
 def test_an_error_says_in_one_line_what_its_notes_say(capsys):
     def work():
         error = InputError("it went wrong")
@@ -213,11 +162,6 @@ def test_an_error_says_in_one_line_what_its_notes_say(capsys):
 
     assert cli.exit_code(work) == 2
     assert capsys.readouterr().err == "error: it went wrong; the rest is elsewhere\n"
-
-
-def test_an_experiment_may_be_changed_in_part(tmp_path):
-    other = dataclasses.replace(Toy().experiment, told=lambda found: {})
-    assert run(other, CONFIG, tmp_path, name="other")["val_loss"] == 3.0
 
 
 class Waits:
@@ -229,18 +173,6 @@ class Waits:
     def __float__(self) -> float:
         self.now[0] += self.seconds
         return 1.0
-
-
-def test_a_run_takes_its_time_when_the_loss_was_read(tmp_path, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    toy = Toy()
-    toy.step = lambda state, batch: (state + 1, {"loss": Waits(now, state + 1.0), "grad_norm": 1.0})
-    summary = toy.run(tmp_path / "out")
-    assert runs.read(tmp_path / "out").paces == ((2.0, 2.0), (3.0, 3.0))
-    assert summary["step_seconds"] == 2.5
-    assert summary["things_per_second"] == 10 * 2 / 5
-    assert [row.get("things_per_second") for row in rows(tmp_path / "out")] == [None, 5, 10 / 3]
 
 
 def test_a_runs_speed_is_that_of_all_its_steps(tmp_path, monkeypatch):

@@ -12,7 +12,6 @@ from experiments.errors import InputError
 from experiments.models import registry as models
 from experiments.running.sample import sample
 from experiments.steps.step import first_state
-from jaxmem import runs
 
 pytestmark = pytest.mark.jax_defaults
 
@@ -43,24 +42,6 @@ def scores(config, params, seen):
     return last(params, np.array([[*seen, 0]], np.int32))
 
 
-@pytest.mark.quick("llama")
-@pytest.mark.parametrize("kind", OF)
-def test_at_temperature_0_each_byte_is_the_likeliest(kind):
-    short = "train.sequence=4", "train.loss_chunk=4", "sample.length=6"
-    config = config_of(kind, *short, "sample.temperature=0", "model.vocab=300")
-    params = first_state(config).params
-    # what is no byte would be the likeliest
-    head = "embedding" if kind == "gpt" else "head"
-    params[head] = params[head].at[256:].multiply(100.0)
-    made = sample(config, params)
-    seen, expected = [ord("\n")], []
-    for _ in range(6):
-        best = int(scores(config, params, seen[-4:])[:256].argmax())
-        seen.append(best)
-        expected.append(best)
-    assert made == bytes(expected).decode(errors="replace")
-
-
 def test_it_is_drawn_by_the_seed_and_the_temperature():
     of = lambda *settings: sample(config_of("gpt", "sample.length=30", *settings), params)
     params = first_state(config_of("gpt")).params
@@ -87,15 +68,6 @@ def test_a_run_ends_with_what_it_learned(tmp_path, length, capsys):
         assert "sample" not in summary
         assert not (out / "sample.txt").exists()
         assert "sample:" not in shown
-
-
-def test_an_earlier_runs_sample_goes_with_it(tmp_path):
-    for text in ("of the first", None):
-        with runs.record(tmp_path, overwrite=True) as run:
-            run.summary({})
-            if text:
-                run.sample(text)
-        assert (tmp_path / "sample.txt").exists() == bool(text)
 
 
 def test_a_model_that_sees_what_comes_has_none():

@@ -7,12 +7,10 @@ import numpy as np
 import optax
 import pytest
 
-import jaxmem
 from experiments.command.load import load
-from experiments.errors import InputError
 from experiments.models import registry as models
 from experiments.steps.optimizer import optimizer
-from experiments.steps.step import abstract, make_loss, make_step
+from experiments.steps.step import make_loss, make_step
 from tests.experiments.states import first_state as init_state
 from tests.shared.marks import slow
 
@@ -106,57 +104,3 @@ def test_each_way_learns(kind, way):
         losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0] - 0.3
     assert np.isfinite(float(metrics["grad_norm"]))
-
-
-@pytest.mark.slow  # test_microbatches plans a released step too
-@pytest.mark.parametrize("way", ["adama", "released"])
-def test_a_plan_fits_a_step_that_folds(way):
-    config = config_of(
-        way, "gpt", "model.width=64", "train.batch=32", "train.sequence=64", "model.loop=stack"
-    )
-    build = lambda plan: make_step(config, plan)
-    plan = jaxmem.plan(build, *abstract(config), actions=jaxmem.plans.LOSSLESS)
-    tight = jaxmem.plan(
-        build,
-        *abstract(config),
-        actions=jaxmem.plans.LOSSLESS,
-        budget=int(0.75 * plan.baseline_bytes),
-    )
-    assert tight.compiled_bytes <= 0.75 * plan.baseline_bytes
-    state, metrics = tight.step(init_state(config), batch_of(config))
-    want, expected = jax.jit(make_step(config))(init_state(config), batch_of(config))
-    np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-5)
-    assert optax.tree.norm(
-        jax.tree.map(lambda a, b: a - b, state.params, want.params)
-    ) < 0.05 * optax.tree.norm(want.params)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ("optimizer.accumulation=released",),
-            "model.loop: got 'scan'; allowed with optimizer.accumulation = 'released'",
-        ),
-        (("optimizer.clip=component",), "optimizer.clip: got 'component'"),
-        (("optimizer.accumulation=adamw",), "optimizer.accumulation"),
-        (("model.kind=bert",), "model.vocab: got 256; allowed for a BERT: at least 257"),
-        (("model.kind=t5",), "model.kind"),
-        (
-            ("optimizer.name=lion", "optimizer.accumulation=adama"),
-            "optimizer.name: got 'lion'; allowed with optimizer.accumulation = 'adama': 'adamw'",
-        ),
-        (
-            (
-                "optimizer.name=sgd",
-                "optimizer.accumulation=released",
-                "model.loop=stack",
-                "train.microbatches=2",
-            ),
-            "optimizer.name: got 'sgd'; allowed with .*several train.microbatches: 'adamw'",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_refused(overrides, message):
-    with pytest.raises(InputError, match=message):
-        load("gpt_nano", overrides)

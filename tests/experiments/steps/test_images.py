@@ -13,8 +13,8 @@ from experiments.config.images import ImageConfig
 from experiments.data import images as image_data
 from experiments.models import resnet
 from experiments.steps import images as image_step
-from experiments.steps.images import State, init_state, make_step, optimizer
-from experiments.steps.optimizer import learning_rate, matrices
+from experiments.steps.images import State, make_step, optimizer
+from experiments.steps.optimizer import matrices
 from tests.experiments.states import parameters
 from tests.shared import adama_oracle
 from tests.shared.marks import slow
@@ -121,23 +121,6 @@ def test_each_way_is_its_oracle_and_learns(way):
         losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0] - 0.3
     assert int(state.step) == 13
-
-
-def test_the_first_state_is_what_the_seed_makes():
-    config = config_of("adama")
-    make = functools.partial(init_state, config)
-    shapes = jax.eval_shape(make)
-    assert jax.tree.structure(shapes) == jax.tree.structure(state_of(config))
-    assert {a.dtype for a in jax.tree.leaves(shapes.params)} == {jnp.dtype("float32")}
-    assert shapes.params["stage1_block1"]["norm3"]["scale"].shape == (4 * 4,)
-
-
-def test_the_rate_rises_and_falls():
-    config = config_of("scan", "optimizer.warmup=4", "train.steps=20")
-    rates = [float(learning_rate(config)(jnp.int32(i))) for i in range(21)]
-    np.testing.assert_allclose(rates[:5], [0.0025, 0.005, 0.0075, 0.01, 0.01], rtol=1e-6)
-    np.testing.assert_allclose([rates[12], rates[20]], [0.0055, 0.001], rtol=1e-5)
-    assert rates[4:] == sorted(rates[4:], reverse=True)
 
 
 def test_signal_to_noise_is_told_without_nan():

@@ -103,6 +103,7 @@ def test_planning_again_costs_no_compile(unplanned, monkeypatch):
     assert again.compiled_bytes == unplanned.compiled_bytes
 
 
+@pytest.mark.slow
 def test_several_devices_divide_the_batch(unplanned):
     mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     P = jax.sharding.PartitionSpec

@@ -36,6 +36,7 @@ def job(kind=mapped.wholly):
     return Job(function, (jax.ShapeDtypeStruct(X, jnp.float32), w), {"data": 2, "fsdp": 2})
 
 
+@pytest.mark.quick("v5e:8")
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_piece_is_compiled_for_all_devices(target):
     """XLA divides its arguments as the `jax.shard_map` reads what is made of them."""
@@ -76,6 +77,7 @@ def plan(target, build, mesh, **how):
         return jaxmem.plan(build, *mapped.shapes(mesh), target=target, **how)
 
 
+@pytest.mark.slow
 def test_saved_tensors_have_the_bytes_that_are_compiled():
     mesh = mapped.mesh()
     build = mapped.build_with(mapped.wholly, mesh)

@@ -1,6 +1,5 @@
 """`measure=`: what may be fastest is run in turns, and the fastest by the clock is returned."""
 
-import dataclasses
 import functools
 
 import jax
@@ -8,14 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._core.actions import KEEP, LOSSLESS, REST
-from jaxmem._core.assignment import Assignment
-from jaxmem._cost.profile.options import Allowed
-from jaxmem._cost.profile.profile import profile
-from jaxmem._planner.search.measure import hand_policies
 from jaxmem._target.compile.backend import Local
-from jaxmem._target.devices.target import Target
-from jaxmem._trace.step import trace
 from tests.shared import models
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
@@ -94,15 +86,6 @@ def test_what_was_run_corrects_the_next_search(clocked):
     assert any("corrected by earlier runs of whole steps, in which" in note for note in again.notes)
 
 
-def test_a_file_holds_what_was_run(clocked, tmp_path):
-    plan = clocked[0]("the least is fastest")
-    plan.save(tmp_path / "plan.json")
-    loaded = jaxmem.Plan.load(tmp_path / "plan.json")
-    assert loaded == plan
-    assert loaded.measured == plan.measured != ()
-    assert dataclasses.replace(plan, measured=()) != plan
-
-
 def test_steps_that_cannot_be_run_are_planned_with_a_note():
     def prints(plan):
         step = build(plan)
@@ -127,19 +110,3 @@ def test_seconds_that_are_none_are_refused(measure):
 def test_a_device_that_is_not_there_runs_nothing():
     with pytest.raises(jaxmem.errors.TargetError, match="'h200': steps are run on the device at"):
         jaxmem.plan(build, *SHAPES, target="h200", measure=3)
-
-
-def test_hand_policies_are_those_of_names_and_of_products():
-
-    traced = trace(build, Assignment.nothing(), SHAPES)[1]
-    made = profile(traced.jaxpr, Local(Target.parse("local")), Allowed(LOSSLESS))
-    found = hand_policies(made)
-    (label,) = {b.name for b in made.blocks}
-    tags = {t.name for b in made.blocks for t in b.tags}
-    assert found["nothing kept"] == {label: {}}
-    assert found["every tag kept"] == {label: dict.fromkeys(tags, KEEP)}
-    products = set(found["products kept"][label])
-    assert products < tags
-    assert "up" in products
-    assert "mask" not in products
-    assert REST not in products

@@ -17,7 +17,7 @@ from jaxmem._result.plan.rows import Point
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import is_function, sized
-from jaxmem.errors import BudgetError, PlanFileError, StepError
+from jaxmem.errors import BudgetError, StepError
 from tests.shared import plans, tiny_lm
 
 pytestmark = pytest.mark.jax_defaults
@@ -295,18 +295,3 @@ def test_the_fastest_lies_where_everything_is_kept_or_beyond():
     assert plan.batch == 2048
     assert len(made) <= 8
     assert all(n >= 2048 for n in made)
-
-
-def test_a_file_says_the_size_and_older_files_none(tmp_path):
-    plan = plans.plan(batch=24)
-    plan.save(path := tmp_path / "plan.json")
-    assert jaxmem.Plan.load(path) == plan
-    text = path.read_text()
-    for broken in ("0", "-1", "true", '"x"'):
-        path.write_text(text.replace('"batch": 24', f'"batch": {broken}'))
-        with pytest.raises(PlanFileError, match="field `batch`: got .*at least 1"):
-            jaxmem.Plan.load(path)
-    plans.plan().save(path)
-    assert "batch" not in plans.plan().to_json()
-    assert jaxmem.Plan.load(path).batch is None
-    assert "batch: - -> 24" in str(jaxmem.plans.difference(plans.plan(), plan))
