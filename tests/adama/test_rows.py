@@ -160,10 +160,8 @@ def test_gradients_may_be_numbers():
 
 
 def test_without_rows_a_state_is_what_it_was():
-    """So that stored ones are read, whose arrays have the paths of these fields."""
-    stored = jax.tree.leaves_with_path(jaxmem.adama(0.1).init(parameters()))
-    assert {path[0].name for path, _ in stored} == {"count", "folded", "mu", "nu"}
-    assert len(stored) == 2 + 2 * len(SHAPES)
+    """So that stored ones are read."""
+    assert jaxmem.adama(0.1).init(parameters())._fields == ("count", "folded", "mu", "nu")
 
 
 def test_bfloat16_gradients_are_summed_in_float32():
