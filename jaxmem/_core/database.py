@@ -225,7 +225,8 @@ class Database:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         connection = self._connect("rwc")
         try:
-            # Waiting for the disk would guard against power failures alone, after which it heals.
+            # SQLite does not wait for the disk. A power failure may damage the file, and the next
+            # process replaces a damaged file.
             connection.execute("PRAGMA synchronous = OFF")
             if _layout(connection) < LAYOUT:
                 _lay_out(connection)

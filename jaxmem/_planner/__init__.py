@@ -1,20 +1,22 @@
-"""Finds a plan. Users call `plan.py`, `frontier.py`, `verify.py`, `user_assignments.py` and
-`explain`. `search` is the search over actions, and `solve` its mixed-integer program. `placement`
-is the search over actions and the places of model states, with its mixed-integer program. `outcome`
-makes the plan or the error.
+"""Finds a plan. Users call `plan.py`, `jit.py`, `frontier.py`, `verify.py`, `user_assignments.py`
+and `explain`. `search` is the search over actions, and `solve` its mixed-integer program.
+`placement` is the search over actions and the places of model states, with its mixed-integer
+program. `outcome` makes the plan or the error.
 
-A plan is made in six steps, each with one type of object:
+The six objects of a plan's way are in the table "The way of a plan" of CONTRIBUTING.md.
 
-    object          defined in                made by
-    TracedStep      traced_step.py            `read_step`: the user's step, traced, with its Profile
-    Search          search/state.py           `TracedStep.search`: limits, compiles, fitted models
-    ActionProblem   solve/problem.py          `Search.problem`; `begin` for the first guess;
-                                              callers without a byte limit call the class
-    ActionSolution  solve/solution.py         `priced`: an assignment of choices with its price
-    Trial           search/trial.py           `Search.compile_solutions`: a compiled solution; also
-                                              `begin`, `divide`, `refine_by_whole_steps`, and
-                                              `price` for an assignment that a user wrote
-    Plan            _result/plan/plan.py      `outcome` (outcome/): the fastest trial that fits
+Where to look if a prediction is wrong:
+
+    bytes, GPU or CPU           _trace/liveness/ (the estimate); solve/memory.py and
+                                solve/additive.py (the model that is fitted to compiles)
+    bytes, TPU                  _target/buffers/assignment.py (buffers that libtpu assigns),
+                                _target/devices/tiles.py; BUFFERS_DIFFER in search/search.py
+    seconds of one tensor       _cost/profile/times.py (roofline, timing), _cost/profile/options.py
+    seconds, named TPU          _target/hlo/roofline.py
+    seconds, named GPU          _target/hlo/costs.py (XLA's estimates)
+    order of two plans          search/step_time.py, search/factors.py, _cost/profile/doubt.py
+    host transfers              _target/hlo/transfers.py, `host_seconds` in solve/cost.py
+    a stored plan is not found  recall.py (the key), search/history.py
 
 A tensor is offloaded if the target can offload (`allowed_actions`), if its block can (`left_out`
 and `looped` in `_cost/profile/profile.py`; `options.py` there gives the tag an option), and if the

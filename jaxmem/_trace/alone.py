@@ -15,7 +15,7 @@ from jaxmem._trace.rewrite import Program, flatten, leading_to, run
 
 Labels = frozenset[int]
 _NONE: Labels = frozenset()
-# These give a place the value of another one, though shapes may stay as they are.
+# These operations move values to other positions of an array, also if its shape is unchanged.
 _MOVES = frozenset({"rev", "gather", "iota", "dynamic_slice", "concatenate", "pad"})
 _BY_VALUE = (POINTWISE | POINTWISE_DEAR | {"copy", "reduce_precision", "pvary"}) - _MOVES
 

@@ -168,9 +168,9 @@ def flatten(
 
 
 def program_of(closed: ClosedJaxpr, opaque: Callable[[JaxprEqn], bool]) -> Program:
-    """A trace with its calls inlined, those aside that bring a derivative of their own, that say
-    where their arrays lie, or that are `opaque`. Checkpoints are inlined unless they are opaque, so
-    that they no longer decide which values are recomputed.
+    """Inlines the calls of a trace. Calls with a derivative rule of their own, calls with
+    shardings, and `opaque` calls remain. Checkpoints are inlined unless they are opaque, so that
+    they no longer decide which values are recomputed.
     """
     stays = lambda eqn: eqn.primitive.name in RULES or _shards(eqn) or opaque(eqn)
     return flatten(closed, body_of=lambda eqn: None if stays(eqn) else call_body(eqn))

@@ -54,7 +54,7 @@ class Instance:
     flat: the equation's jaxpr with its calls inlined: the forward, then the derivative.
     cotangents: the inputs that are cotangents of the block's outputs.
     boundary: the index of the first equation of the derivative; those before repeat the forward.
-    charged: the inputs that cost memory if the backward reads them raw.
+    charged: the inputs that cost memory if the backward reads them without recomputation.
     layers: for how many runs of the equation the saved tensors are alive at the same time.
     home: the id of the loop body in which all of these tensors begin and end, None outside loops.
       Loop bodies run one after the other, such as the bodies of two microbatches.

@@ -2,7 +2,7 @@
 
 The blocks of a profile are built before any time is known: each field of seconds holds an
 `Untimed`, the pieces of work to be timed. All jobs are timed together, so that equal jobs are timed
-once. Then `priced` in `price.py` replaces each `Untimed` by its seconds.
+once. Then `with_prices` in `price.py` replaces each `Untimed` by its seconds.
 
 A tensor that a loop keeps is priced as two copies: into the loop's stack and out of the stack
 (`Jobs.keep`, unless the device at hand can time the loop). By XLA's estimates of whole steps,

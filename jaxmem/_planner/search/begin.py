@@ -48,8 +48,8 @@ def begin(search: Search, arguments: int) -> None:
     """
     profile, limits, kept = search.profile, search.limits, search.profile.everything_kept
     trial_of_kept = lambda step: Trial(step, everything(profile), step.total)
-    # Divide the compiles of earlier searches into everything kept, of which the latest counts, and
-    # plans. A plan that takes a choice without a price in this profile is ignored.
+    # Separate the compiles of earlier searches into compiles of everything kept, whose latest one
+    # counts, and compiles of plans. A plan with a choice that has no price here is ignored.
     known, recalled = None, search.recalled
     for step in search.history.recall():
         if step.actions == kept:

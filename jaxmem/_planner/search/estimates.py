@@ -1,5 +1,5 @@
-"""The bytes that a search predicts for plans before it compiles them, from liveness estimates of
-their traces.
+"""The bytes that a search predicts for plans before it compiles them: from liveness estimates of
+their traces, and for a TPU that the machine does not have, from compiles for buffers.
 
 An estimate takes a fraction of a second, and a compile takes many seconds. So the solver solves
 again with each estimate, until an estimate agrees with the solution.

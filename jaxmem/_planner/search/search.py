@@ -64,8 +64,8 @@ class Found:
 
 def find_plan(search: Search, arguments: int) -> Found:
     """Finds the fastest plan within the limits, and shows by a compile that the plan fits. A search
-    takes at most `MOST_COMPILES` compiles. For a TPU, `refine_by_whole_steps` compiles for buffers
-    in addition.
+    makes at most `MOST_COMPILES` compiles of solutions. The search for a lossless plan, an error's
+    least bytes and, for a TPU, `refine_by_whole_steps` may compile more.
 
     arguments: bytes of the step's arguments on one device, as traced.
 

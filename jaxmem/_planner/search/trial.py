@@ -26,7 +26,8 @@ class Trial:
 
     step: the compiled step.
     cost: the plan's price by the profile.
-    predicted_bytes: the prediction of `total` before the compile.
+    predicted_bytes: the prediction of `total` before the compile; `total` itself for everything
+      kept, for a compile of an earlier search, and for a change by whole steps.
     gap: the share of the plan's time by which the optimum may be faster, as proven by the solver
       (`ActionSolution.gap`).
     measured_seconds: measured seconds of the step; None if the step was not run.

@@ -38,7 +38,7 @@ class Pricing:
 
     @property
     def device(self) -> str:
-        """What a stored time was taken on, as a text; it holds for no other."""
+        """The name of the measured device. A stored time is valid for this device only."""
         return f"{self.target.name} {self.target.kind}"
 
     def times(self, jobs: Sequence[Job]) -> list[Timing] | None:

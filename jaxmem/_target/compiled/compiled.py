@@ -24,9 +24,9 @@ class Compiled:
     total_bytes: temp + arguments + outputs − aliased, in device memory. A budget limits it.
     argument_bytes: of the arguments.
     temp_bytes: of the temporaries' allocations.
-    output_bytes: of the outputs, those in the arguments' memory included.
+    output_bytes: of the outputs, aliased outputs included.
     alias_bytes: of outputs in the memory of donated arguments.
-    host_bytes: the same sum as `total_bytes`, in host memory, which is apart.
+    host_bytes: temp + arguments + outputs − aliased, in host memory.
     xla_seconds: XLA's estimate of one execution, without copies to host memory and back; None
       where XLA has none for this device.
     matmul_flops: of the matrix products of one execution, loops times their trip counts.

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 LANES = 128  # numbers in a row of a tile
 ROWS = 8  # of a tile, at most; fewer where an axis is shorter
 WORD = 4  # bytes; narrower numbers of several rows share a word
-LEAST, FLAT = 512, 1024  # bytes of a tile at least; numbers of one of a single axis at most
+LEAST = 512  # the fewest bytes of a tile
+FLAT = 1024  # the most numbers in a tile of an array with one axis
 
 
 def tiled_bytes(shape: Sequence[int], itemsize: int) -> int:

@@ -27,8 +27,8 @@ class Collectives:
         """The seconds of a collective. Of an asynchronous collective, the start has all seconds."""
         if i.opcode.endswith("-done") or not self._ring:
             return 0.0
-        # Products that are cut along a ring send one way and the other at once, by two permutes,
-        # and use no other axis: of such a pair each takes half of what both links take.
+        # A matrix product that is divided along a ring sends in both directions at once, by two
+        # permutes. Each permute uses one of the two links, and no other axis.
         permutes = _kind(i) == "collective-permute"
         rate = self._neighbours if permutes else self._ring
         return _CROSSING[_kind(i)] * _crossed_bytes(i) / rate

@@ -73,7 +73,9 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """Copies hide where the memory is idle, and what crosses hides behind all of it."""
+        """Copies overlap with kernels that leave the memory idle. Transfers between devices overlap
+        with kernels and with copies.
+        """
         return max(self.busy + max(0.0, self.moved - self.idle), self.crossed)
 
 

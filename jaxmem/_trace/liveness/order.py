@@ -12,7 +12,7 @@ from jaxmem._trace.arguments import on_host
 from jaxmem._trace.liveness.kernels import Body, device_bytes
 
 Key = Callable[[int], tuple]
-NUMBERS = 1024  # bytes of what counts layers or is a size, and no tensor
+NUMBERS = 1024  # the largest bytes of a counter or a size; larger values are tensors
 
 
 def as_written(body: Body, size: Callable[[int], int]) -> list[int]:

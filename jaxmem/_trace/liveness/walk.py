@@ -47,8 +47,8 @@ def temporary_bytes(
     walks = [_Walk(order, on_gpu, divided) for order in ORDERS]
     flat = walks[0].flat(jaxpr, shards)
     least = min(walk.step(flat, donated, shards, order) for walk, order in zip(walks, ORDERS))
-    # Depth first, a step without a loop over its layers computes every weight's gradient last, and
-    # holds what that is made from until then.
+    # In a depth-first order, a step without a loop over its layers computes the weights' gradients
+    # last. The operands of these gradients stay alive until then.
     written = min(walk.step(flat, donated, shards, as_written) for walk in walks)
     return written if written < FAR_LESS * least else least
 
