@@ -64,8 +64,13 @@ JAX_INTERNALS = {
 }
 
 
-# Files that choose actions for named tensors, as a user does; a new action changes none of them.
-HAND_WRITTEN = ("experiments.running.policies", "experiments.gpu_check.parts")
+# Files that choose actions for named tensors, as a user does, and MaxText's own words for places,
+# one of which is "offload". A new action changes none of them.
+HAND_WRITTEN = (
+    "experiments.running.policies",
+    "experiments.gpu_check.parts",
+    "jaxmem._result.plan.maxtext",
+)
 
 
 class Import(NamedTuple):
@@ -418,7 +423,7 @@ def test_code_is_counted_without_comments_and_docstrings():
 
 def test_the_library_grows_no_further():
     """These numbers go down only, but for a new capability; the design wants no name twice."""
-    assert sizes.lines_of("jaxmem") <= 23_811
+    assert sizes.lines_of("jaxmem") <= 23_813
     assert sizes.records("jaxmem") <= 151
     assert sizes.named_twice("jaxmem") == {}
 

@@ -79,6 +79,9 @@ def test_one_changed_line(name):
     check(name, 0.5)
 
 
+@pytest.mark.quick(
+    "big_vision", "accumulation", "local and global attention", "grug", "Kauldron", "openpi"
+)  # fmt: skip
 @pytest.mark.parametrize("name", [name for name in SHAPES if name not in PLANNED])
 def test_gradients_under_full_recomputation(name):
     compare(name, under(name, Assignment.nothing()))

@@ -25,8 +25,8 @@ def check_pool(device: OnPlatform | None, wanted: int) -> None:
     assert device is not None
     if (why := host_loop_fault(device)) is not None:
         raise TargetError(
-            f"released_step: states of layers are to lie in host memory, and {why}; mend this, or"
-            " leave all layers in device memory"
+            f"released_step: states of layers are to lie in host memory, and {why}, or leave all"
+            " layers in device memory"
         )
     # XLA has read the variable when its backend started: a change now would have no effect.
     text = os.environ.get(POOL_VARIABLE, "")

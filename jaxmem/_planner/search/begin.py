@@ -125,8 +125,8 @@ def _compile_as_written(search: Search) -> Trial | None:
     if step.host_bytes and (why := host_loop_fault(search.compiler.backend.target)):
         warn(
             f"plan: the step as written offloads tensors by checkpoints of its own, and {why}; its"
-            " gradients may be wrong on this target, and it is left out of the plan: mend this, or"
-            " run the step under the plan"
+            " gradients may be wrong on this target, and it is left out of the plan. The"
+            " plan's step is not concerned"
         )
         return None
     cost = cost_as_written(search.profile, search.baseline, step)

@@ -7,9 +7,6 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
-import jax
-from jax.experimental.serialize_executable import serialize
-
 from jaxmem._core import assignment
 from jaxmem._core.actions import Actions, Choice, keeps_everything
 from jaxmem._core.bytes import show_bytes
@@ -286,6 +283,9 @@ class Plan:
                 f" target {self.target!r}, which is not this device; plan or verify it where it"
                 " trains, or give MaxText's train_compile the flags of plan.to_maxtext()"
             )
+        import jax  # a plan's file is read without JAX
+        from jax.experimental.serialize_executable import serialize
+
         if not isinstance(self._step, jax.stages.Compiled):
             raise StepError(
                 f"Plan.save_compiled: the executable is {type(self._step).__name__}, whose modules"

@@ -140,8 +140,8 @@ def check_arguments(target: Target, traced: jax.stages.Traced) -> None:
         return
     if (why := host_loop_fault(target)) is not None:
         raise TargetError(
-            f"the step has arguments in host memory, and on target {str(target)!r} {why}; mend"
-            " this, or leave all layers in device memory"
+            f"the step has arguments in host memory, and on target {str(target)!r} {why}, or leave"
+            " all layers in device memory"
         )
 
 

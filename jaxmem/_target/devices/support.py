@@ -85,7 +85,8 @@ def host_loop_fault(target: OnPlatform) -> str | None:
     version = installed("jaxlib") or "0"
     if release(version) < HOST_OFFSETS_SINCE:
         return (
-            f"jaxlib {version} reads offloaded tensors of a scan at wrong offsets (fixed in 0.11.1)"
+            f"jaxlib {version} reads offloaded tensors of a scan at wrong offsets: update jaxlib to"
+            " 0.11.1 or later"
         )
     if pipelines_host_transfers(os.environ):
         return (
