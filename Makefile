@@ -99,7 +99,7 @@ wheel: $(VENV)/.installed  ## build the wheel; import it with nothing else insta
 	$$install "$$wheel"; \
 	(cd "$$there" && venv/bin/python -W error -c "import jaxmem, jaxmem_kernels; print(jaxmem.__file__)"); \
 	$$install "$$wheel[$(EXTRAS)]"; \
-	cp -r pyproject.toml README.md docs tests experiments benchmarks configs "$$there"; rm "$$there/tests/test_architecture.py"; \
+	cp -r pyproject.toml README.md docs tests experiments benchmarks examples configs "$$there"; rm "$$there/tests/test_architecture.py"; \
 	cd "$$there" && venv/bin/python -m pytest -m "core and not slow" -o pythonpath=. $(ARGS)
 
 # Does PYTHON name an interpreter of this machine?
