@@ -61,6 +61,7 @@ def outcome(
     kept = layer_policy(profile, block, {REST: KEEP})
     everything = _all_kept(problem, kept) + outside
     kept_bytes = search.steps.estimate(Assignment.unchanged(), search.steps.resident)
+    baseline = max(kept_bytes + search.error, 0)
     arguments = best.step.compiled.argument_bytes
     seconds = best.solution.seconds + outside
     return Plan(
@@ -68,7 +69,7 @@ def outcome(
         budget_bytes=search.limits.budget,
         predicted_bytes=best.predicted_bytes,
         compiled_bytes=best.total,
-        baseline_bytes=max(kept_bytes + search.error, 0),
+        baseline_bytes=baseline,
         host_bytes=best.step.host_bytes,
         predicted_seconds=seconds,
         baseline_seconds=everything,
@@ -83,7 +84,7 @@ def outcome(
         jax_version=jax.__version__,
         parts=Bytes.of(best.total, arguments, saved.saved_bytes),
         baseline_parts=Bytes.of(
-            kept_bytes, problem.states.resident, block.layers * kept.device_bytes
+            baseline, problem.states.resident, block.layers * kept.device_bytes
         ),
         rows=rows(ActionProblem(decided, saved.saved_bytes), chosen, TAKEN, KEPT),
         points=_curve(search, outside),
