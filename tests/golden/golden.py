@@ -14,6 +14,8 @@ import json
 import os
 import pathlib
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -203,6 +205,22 @@ def planned(case: Case) -> dict[str, Any]:
         run = cases.seconds_by_bytes if "measure" in case.options else Backend.run
         patched.enter_context(mock.patch.object(Local, "run", run))
         return _planned(case)
+
+
+def plan_of(name: str) -> dict[str, Any]:
+    """A plan's file, as it is recorded."""
+    case = STEPS[name]
+    return planned_alone(name) if case.target == "local" else planned(case)
+
+
+def planned_alone(name: str) -> dict[str, Any]:
+    """`planned` of a step for the device at hand, in a process of one core and with XLA's flags of
+    tests: XLA's programs for a CPU follow the cores and the flags.
+    """
+    line = [sys.executable, "-W", "ignore", "-m", "tests.golden.record", "plan", name]
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    done = subprocess.run(line, capture_output=True, text=True, check=True, env=environment)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _planned(case: Case) -> dict[str, Any]:

@@ -5,6 +5,7 @@ it.
 """
 
 import json
+import os
 import sys
 
 from tests.conftest import set_numerics
@@ -18,6 +19,9 @@ def write(name: str, data) -> None:
 
 def main(*wanted: str) -> None:
     set_numerics(x64=False, promotion="standard")
+    if wanted[:1] == ("plan",):  # one plan, printed, for `golden.planned_alone`
+        print(json.dumps(golden.planned(golden.STEPS[wanted[1]])))
+        return
     parts = {"profiles": profiles, "plans": plans, "public": golden.public}
     for name in wanted or parts:
         write(name, parts[name]())
@@ -34,10 +38,12 @@ def plans() -> dict:
     path = golden.HERE / "plans.json"
     made = json.loads(path.read_text()) if path.exists() else {}
     for name in [name for name in golden.STEPS if name not in made]:  # goes on where it was stopped
-        made[name] = golden.planned(golden.STEPS[name])
+        made[name] = golden.plan_of(name)
         write("plans", made)
     return made
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["plan"]:  # before XLA counts the cores
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     main(*sys.argv[1:])

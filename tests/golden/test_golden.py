@@ -52,4 +52,4 @@ def test_profiles_are_the_same(name, tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("default::jaxmem.errors.JaxmemWarning")
 @pytest.mark.parametrize("name", recorded("plans"))
 def test_plans_are_the_same(name):
-    assert golden.planned(golden.STEPS[name]) == recorded("plans")[name]
+    assert golden.plan_of(name) == recorded("plans")[name]
