@@ -113,7 +113,7 @@ def run(report: Report, name: str, target: str) -> None:
             return  # XLA estimates no seconds for a CPU
         for policy, step in steps.items():
             own = report.once(f"{key}, policy {policy}", bytes_and_seconds, step)
-            report.once(f"{key}, at {policy}", planned.row, own["bytes"])
+            report.once(f"{key}, at {policy}", planned.row, planned.budget_for(own["bytes"]))
 
 
 def summary(report: Report) -> dict:
