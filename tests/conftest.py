@@ -35,7 +35,7 @@ from jaxmem._target.deviceless.compiler import Compiler
 from tests.shared import compilers
 
 hypothesis.settings.register_profile(
-    "default", max_examples=15, deadline=None, derandomize=bool(os.environ.get("CI"))
+    "default", max_examples=40, deadline=None, derandomize=bool(os.environ.get("CI"))
 )
 hypothesis.settings.load_profile("default")
 

@@ -110,7 +110,7 @@ def test_zeros_that_are_the_least_of_a_group_stay_zeros(codec, dtype):
     peaks = st.none() | st.tuples(st.integers(1, 127), st.sampled_from([-np.inf, 0, np.inf]))
 
     @given(rows, st.integers(0, GROUP - 1), peaks)
-    @settings(max_examples=15)
+    @settings(max_examples=40)
     def check(x, masked, peak):
         x[:, masked] = 0
         number = jnp.dtype(dtype).type

@@ -91,7 +91,7 @@ def spread(codec, stored, shape):
 @by_codec
 def test_error_is_within_the_bound(codec):
     @given(st.sampled_from(CASES).flatmap(lambda case: arrays(*case)))
-    @settings(max_examples=12)
+    @settings(max_examples=25)
     def check(x):
         codes, decoded = round_trip(codec)(x)
         assert decoded.shape == x.shape

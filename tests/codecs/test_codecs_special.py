@@ -63,7 +63,7 @@ def test_outlier_channels_are_those_of_the_definition(channels):
 
 
 @given(st.integers(11, 40), st.integers(0, 2**32 - 1))
-@settings(max_examples=15)
+@settings(max_examples=40)
 def test_outliers_never_exceed_a_tenth(width, seed):
     x = np.random.default_rng(seed).standard_cauchy((1, 40))[:, :width]
     x = np.pad(x, ((0, 0), (0, 40 - width)))
@@ -219,7 +219,7 @@ described = st.one_of(
 
 
 @given(described)
-@settings(max_examples=15)
+@settings(max_examples=40)
 def test_text_is_read_back(codec):
     assert codecs.parse(str(codec)) == codec
     assert str(codecs.parse(str(codec).replace(",", " , ").replace("(", " ( "))) == str(codec), (

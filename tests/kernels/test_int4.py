@@ -15,7 +15,7 @@ from jaxmem_kernels import int4
 from tests.kernels import oracle
 
 pytestmark = pytest.mark.core
-few = settings(max_examples=15)
+few = settings(max_examples=40)
 SCALES = ("bfloat16", "float32")
 HOW = {"group": 8, "stochastic": False}
 

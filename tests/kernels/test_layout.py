@@ -52,7 +52,7 @@ def test_no_more_axes_are_merged_than_groups_need(shape, want):
 
 
 @given(hnp.arrays(bool, (2, 3, 24)))
-@settings(max_examples=15)
+@settings(max_examples=40)
 def test_bits_are_a_bijection(b):
     packed = jk.pack_bits(b, False, group=24)
     assert np.asarray(packed).tobytes() == b"".join(oracle.bits(row) for row in b.reshape(6, 24))

@@ -62,7 +62,7 @@ def live_at_most(body, order) -> int:
     return most
 
 
-@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.settings(max_examples=60, deadline=None)
 @given(programs())
 def test_walks_count_what_is_alive_by_its_definition(function):
     jaxpr = jax.make_jaxpr(function)(X)

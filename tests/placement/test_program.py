@@ -84,7 +84,7 @@ def doubt_of(problem, counts) -> float:
     return sum(n * times * policies[k.policy].doubt_seconds for k, n in counts.items())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(problems())
 def test_the_fastest_counts_are_found(problem):
     found, known = solve_placement(problem), [s for s, _ in all_solutions(problem)]
@@ -103,7 +103,7 @@ def test_the_fastest_counts_are_found(problem):
     assert stops[-1] == problem.states.layers
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(problems())
 def test_the_fewest_bytes_are_found(problem):
     unlimited = PlacementProblem(**{**vars(problem), "room": None})

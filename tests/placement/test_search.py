@@ -90,7 +90,7 @@ def test_what_compiles_teach_is_reckoned_with():
     assert len(one.trials) <= 3
 
 
-@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.settings(max_examples=40, deadline=None)
 @hypothesis.given(
     st.lists(st.integers(0, 400), min_size=7, max_size=7),
     st.integers(500, 1500).map(lambda m: m * MB),

@@ -60,7 +60,7 @@ def answers(draw):
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(answers())
 def test_the_sums_are_those_of_the_program(found):
     asked, solution, outside = found
@@ -87,7 +87,7 @@ def test_the_sums_are_those_of_the_program(found):
     assert hosted + made.outer_host_bytes + offloaded == solution.host_bytes
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(answers())
 def test_marks_are_as_long_as_what_they_stand_for(found):
     made = timeline_of(*found)

@@ -19,7 +19,7 @@ from tests.shared.profiles import assignments, block, flat, nested, options, ora
 
 pytestmark = pytest.mark.core
 few = hypothesis.settings(
-    max_examples=12, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+    max_examples=25, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
 )
 
 

@@ -64,7 +64,7 @@ def asked(room, estimates):
     return agreed(ask, lambda: estimates.model([]), room, estimates)
 
 
-@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=7, max_size=7), st.integers(0, 900))
 def test_the_answer_fits_or_was_asked_for_again(sizes, room):
     estimates = Told(drawn(sizes))

@@ -50,7 +50,7 @@ drawn = st.lists(
 )
 
 
-@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.settings(max_examples=60, deadline=None)
 @given(drawn, st.integers(0, 25))
 def test_what_it_returns_is_no_worse_than_any_start_and_is_told_the_truth(sizes, room):
     beside = of(sizes)

@@ -165,7 +165,7 @@ def test_nothing_is_weighed_where_a_whole_compile_alone_tells():
     assert not steps.weighed
 
 
-@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.settings(max_examples=40, deadline=None)
 @hypothesis.given(profiles.profiles(), st.data())
 def test_the_best_is_no_slower_than_the_start_a_policy_or_a_change_of_one_tag(made, data):
     open_to = profiles.open_to(made)

@@ -50,7 +50,7 @@ histories = st.lists(
 )
 
 
-@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.settings(max_examples=100, deadline=None)
 @given(histories)
 def test_what_was_compiled_is_predicted_as_it_was_measured(history):
     model = Additive.fit(history, step())
@@ -59,7 +59,7 @@ def test_what_was_compiled_is_predicted_as_it_was_measured(history):
         assert model.predict(actions) == pytest.approx(size, rel=1e-3)
 
 
-@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.settings(max_examples=100, deadline=None)
 @given(histories)
 def test_the_corrections_alone_give_the_history_wherever_a_sum_can(history):
     model = Additive.fit(history, step())

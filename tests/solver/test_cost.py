@@ -20,7 +20,7 @@ from tests.shared.profiles import INT4, INT8, block, chain, flat, nested, oracle
 pytestmark = pytest.mark.core
 INT4_OFFLOAD = Choice("compress_offload", "int4")
 few = hypothesis.settings(
-    max_examples=30, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+    max_examples=100, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
 )
 
 DOUBTS = st.tuples(st.sampled_from((0.0, 0.1, 2.0)), st.sampled_from((0.0, 0.3, 5.0)))

@@ -23,7 +23,7 @@ from tests.shared.profiles import INT4, INT8, block, chain, flat, oracle, prices
 
 pytestmark = pytest.mark.core
 few = hypothesis.settings(
-    max_examples=15, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+    max_examples=40, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
 )
 
 # Of lossy choices: none, some share of their seconds, some seconds of a run.

@@ -164,7 +164,7 @@ def test_an_array_that_numpy_should_not_make_is_refused(state, message, cifar_10
 
 
 @hypothesis.settings(
-    max_examples=100, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+    max_examples=300, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
 @hypothesis.given(st.data())
 def test_damaged_bytes_are_an_error_or_still_cifar(cifar_10, data):
