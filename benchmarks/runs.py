@@ -249,7 +249,7 @@ def summary(report: Report) -> dict:
 
 SAVES = 60
 HALF = 8  # steps of each half of a round
-MINUTE = 60.0  # seconds between two saves, by the clock of the loop and by that of the result
+MINUTE = 60.0  # seconds between two saves, by the clock of the loop and by the clock of the result
 NANO = load("gpt_nano", ["plan.budget=none"])
 
 
@@ -290,7 +290,7 @@ def saved(rounds: int) -> tuple[dict[int, dict[str, float]], dict[int, float]]:
 
 def of_saves(report: Report) -> None:
     saves, seen = saved(SAVES)
-    # Not the first of all, nor the last, of which there is no half without it.
+    # Neither the first nor the last: the half without the last one does not exist.
     whole = sorted(step for step in saves if step and step + 2 * HALF < max(seen))
     report.results = {}
     for step in whole[1 : SAVES + 1]:

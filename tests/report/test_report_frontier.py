@@ -14,7 +14,7 @@ pytestmark = pytest.mark.core
 
 
 def found(tokens: int | None = 100, **changes) -> Frontier:
-    """Two sizes and three budgets, of which the smallest fits no size."""
+    """Two sizes and three budgets. The smallest budget fits no size."""
     plan = lambda batch, budget, size, seconds: made(
         batch=batch, budget_bytes=budget * MIB, compiled_bytes=size * MIB, predicted_seconds=seconds
     )

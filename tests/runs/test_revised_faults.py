@@ -186,7 +186,7 @@ def test_a_wrapper_is_kept_when_plans_change(tmp_path, plan):
 
 
 def test_a_rectifier_trains_again(tmp_path, plan):
-    """Its steps are those of the first plan where it begins anew."""
+    """A run that begins anew repeats the steps of the first plan."""
     revising = rectifier(plan)
     first = run(tmp_path / "r", plan, revising)
     assert capacities(revising.plan.actions) == {("block", "up"): 4}
