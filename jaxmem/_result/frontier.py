@@ -22,7 +22,8 @@ class Cell:
     bytes: estimated bytes of the step on one device. If no plan fits, the bytes of the smallest
       plan: estimated bytes, or compiled bytes if jaxmem compiled the cell.
     host_bytes: estimated bytes in host memory, for one device.
-    seconds: estimated seconds of one step. None if no plan fits.
+    seconds: estimated seconds of one step, scaled to the compiled plans of the frontier. None if no
+      plan fits.
     microbatches: the number of microbatches. None if `build` decides it.
     plan: the compiled plan of the cell. None for a cell that was not compiled.
     """

@@ -3,6 +3,7 @@ compiled.
 """
 
 import json
+import statistics
 
 import jax
 import jax.numpy as jnp
@@ -125,6 +126,13 @@ def test_estimates_are_near_the_compiled_bytes(made):
     assert compiled
     for cell in compiled:
         assert cell.bytes == pytest.approx(cell.plan.compiled_bytes, rel=0.25)
+
+
+def test_estimated_seconds_are_scaled_to_the_compiled_plans(made):
+    compiled = [cell for cell in made.cells if cell.plan is not None]
+    assert len(compiled) > 1
+    ratios = [cell.plan.predicted_seconds / cell.seconds for cell in compiled]
+    assert statistics.geometric_mean(ratios) == pytest.approx(1.0)
 
 
 def test_a_file_holds_the_whole_frontier(made, tmp_path):
