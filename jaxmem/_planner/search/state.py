@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxmem._core.actions import AS_WRITTEN, Actions
 from jaxmem._core.bytes import show_bytes
@@ -17,7 +17,7 @@ from jaxmem._planner.search.step_time import StepTime, step_time_of
 from jaxmem._planner.search.trial import Limits, Trial
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.memory import working_bytes
-from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.problem import ActionProblem, Key
 from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._target.compile.running import CannotRun
 from jaxmem.errors import StepError
@@ -48,6 +48,11 @@ class Search:
     trial_as_written: the step as its author wrote it. It is the baseline if it keeps everything. It
       is None if a plan's policies decide the step.
     profile_seconds, solve_seconds: the time of tracing and profiling, and the time of the solver.
+    best: the fastest plan that fits, once the search has ended; None if no plan fits.
+    divided_problem: the problem of the groups of layers into which the best plan divides layers;
+      None if the plan divides no layers.
+    corrections: by choice, the seconds in whole steps less the profile's seconds, as
+      `ActionProblem.corrections`; empty if `refine_by_whole_steps` corrected no prices.
     baseline: the step with everything kept, once it is compiled. If it is from an earlier search,
       it does not fit.
     """
@@ -66,6 +71,9 @@ class Search:
     trial_as_written: Trial | None = None
     profile_seconds: float = 0.0
     solve_seconds: float = 0.0
+    best: Trial | None = None
+    divided_problem: ActionProblem | None = None
+    corrections: Mapping[Key, float] = dataclasses.field(default_factory=dict)
     baseline: Trial = dataclasses.field(init=False)
 
     @property
