@@ -123,7 +123,7 @@ def of_plans(report: Report, model: str, target: str) -> None:
         search = search_of(model, backend)
         lowest = search.least()
         assert lowest is not None
-        compiled = search.steps.compile(search.assignment(lowest), lowest.places)
+        compiled = search.steps.compile_fully(search.assignment(lowest), lowest.places)
         least, usable = LEAST_COMPILED * compiled.total, backend.target.usable_bytes
         for key, room in zip(keys, rooms(search.within(None), least, usable, COMPILED)):
             report.once(key, within, search, room)

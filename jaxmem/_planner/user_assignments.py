@@ -112,7 +112,7 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
         as_written = leaves_as_written(assignment)
         wanted = [whole.everything_kept, *([AS_WRITTEN] if checkpointed else [])]
         is_new = not keeps_everything(actions) and not as_written
-        compiled = step.compiler.compile(*wanted, *([actions] if is_new else []))
+        compiled = step.compiler.compile_buffers(*wanted, *([actions] if is_new else []))
         for one in compiled:  # so that a later `plan` for these bytes need not compile it again
             history_as_written = step.history_as_written if one.actions == AS_WRITTEN else None
             (history_as_written or step.history).remember(one)

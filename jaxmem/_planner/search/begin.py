@@ -66,14 +66,14 @@ def begin(search: Search, arguments: int) -> None:
         if search.history_as_written is not None and _too_large(search) is None:
             search.compiler.begin(AS_WRITTEN)
         guess = first_guess(search, recalled, arguments)
-        step, guessed = search.try_compile(kept, guess.actions)
+        step, guessed = search.try_compile_buffers(kept, guess.actions)
         if isinstance(step, StepError):
             raise step
         search.baseline = trial_of_kept(step)
     elif known is not None and known.total > limits.usable_bytes:
         search.baseline = known  # a step that does not fit is not compiled again
     else:
-        (step,) = search.compile(kept)
+        (step,) = search.compile_buffers(kept)
         search.baseline = trial_of_kept(step)
     search.trial_as_written = _compile_as_written(search)
     fits = search.baseline.total <= limits.usable_bytes
@@ -84,11 +84,11 @@ def begin(search: Search, arguments: int) -> None:
     if guess is None or guessed is None:
         known_trials = [*search.trials, *recalled]
         guess = first_guess(search, known_trials, search.static)
-        (guessed,) = search.try_compile(guess.actions, least=search.baseline.total)
+        (guessed,) = search.try_compile_buffers(guess.actions, least=search.baseline.total)
     if isinstance(guessed, StepError):
         search.refused.append(guess.actions)
         guess = priced(ActionProblem(profile), profile.everything_recomputed)
-        (guessed,) = search.compile(guess.actions, least=search.baseline.total)
+        (guessed,) = search.compile_buffers(guess.actions, least=search.baseline.total)
     search.plan_trials.append(Trial(guessed, guess.cost, search.expected(guess), guess.gap))
 
 
@@ -119,7 +119,7 @@ def _compile_as_written(search: Search) -> Trial | None:
     step: CompiledStep | StepError | None = _too_large(search)
     if step is None:
         LOG.info("compiling the step as written")
-        (step,) = search.try_compile(AS_WRITTEN, least=search.baseline.total)
+        (step,) = search.try_compile_buffers(AS_WRITTEN, least=search.baseline.total)
     if isinstance(step, StepError):
         return None
     if step.host_bytes and (why := host_loop_fault(search.compiler.backend.target)):

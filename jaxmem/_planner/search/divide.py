@@ -241,7 +241,7 @@ def _divide(
                 break
             short += estimated - predicted  # a plan that is not expected to fit is not compiled
             continue
-        (step,) = search.try_compile(division.solution.actions, least=best.total)
+        (step,) = search.try_compile_buffers(division.solution.actions, least=best.total)
         if isinstance(step, StepError):
             break
         expected = max(search.static, predicted if estimated is None else estimated)

@@ -108,13 +108,13 @@ class Search:
         last = 1 if self.compiler.backend.stops_at_buffers else 0
         return MOST_COMPILES + (self.history_as_written is not None) - last - self.compiler.compiles
 
-    def compile(self, *many: Actions, least: int | None = None) -> list[CompiledStep]:
+    def compile_buffers(self, *many: Actions, least: int | None = None) -> list[CompiledStep]:
         """Compiles the step under each of `many` actions, logs the compiles, and stores the results
         in the history. Raises StepError if XLA does not compile one of the steps.
 
         least: the least compiled bytes so far, for the log.
         """
-        return all_compiled(self.try_compile(*many, least=least))
+        return all_compiled(self.try_compile_buffers(*many, least=least))
 
     def timed(self, *trials: Trial) -> list[Trial]:
         """The trials with measured seconds. A trial that does not run on the device at hand, or
@@ -138,7 +138,7 @@ class Search:
                     known[i] = self.history_of(trials[i].actions).remember_seconds(seconds)
         return [dataclasses.replace(t, measured_seconds=s) for t, s in zip(trials, known)]
 
-    def try_compile(
+    def try_compile_buffers(
         self, *many: Actions, least: int | None = None
     ) -> list[CompiledStep | StepError]:
         """Compiles the step under each of `many` actions. For a step that XLA does not compile, the
@@ -159,7 +159,7 @@ class Search:
             so_far,
             extra={"done": done, "of": most},
         )
-        results = self.compiler.try_compile(*many)
+        results = self.compiler.try_compile_buffers(*many)
         for actions, step in zip(many, results):
             if isinstance(step, CompiledStep):
                 self.history_of(step.actions).remember(step)
@@ -229,7 +229,7 @@ class Search:
             return []
         # A trial keeps the prediction of the memory model before the model was fitted to the trial.
         expected = [self.expected(pick) for pick in picks]
-        steps = self.try_compile(*(pick.actions for pick in picks), least=self.least)
+        steps = self.try_compile_buffers(*(pick.actions for pick in picks), least=self.least)
         trials = []
         for step, pick, predicted in zip(steps, picks, expected):
             if isinstance(step, StepError):

@@ -56,7 +56,7 @@ class Local(Backend):
 
     source = "measured"
 
-    def compile(self, stage, traced) -> "concurrent.futures.Future[Compiled]":
+    def compile_fully(self, stage, traced) -> "concurrent.futures.Future[Compiled]":
         # It compiles in the caller's thread: the future that it returns is done.
         check_arguments(self.target, traced)
         start = time.perf_counter()
@@ -156,7 +156,7 @@ class Deviceless(Backend):
         libtpu = f" libtpu {installed('libtpu')} {flags}" if self.target.platform == "tpu" else ""
         return f"{super().device} {READING} {rates}{libtpu}"
 
-    def compile(self, stage, traced) -> "concurrent.futures.Future[Compiled]":
+    def compile_fully(self, stage, traced) -> "concurrent.futures.Future[Compiled]":
         return self._compiled(traced, assigned=False)
 
     def compile_buffers(self, stage, traced) -> "concurrent.futures.Future[Compiled]":
