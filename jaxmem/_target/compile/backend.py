@@ -172,11 +172,12 @@ class Deviceless(Backend):
         options = options_of(self.target.platform, traced)
         device = f"{self.target} {self.device}{' assigned' if assigned else ''}"
         program = _program(exported, donated, options)
+        result: concurrent.futures.Future[Compiled] = concurrent.futures.Future()
         # A stored result has all that a search reads; nothing could run here in any case.
         if (known := self.database.read_compile(device, program)) is not None:
             with contextlib.suppress(TypeError):  # written by another version of jaxmem
-                return _accepted(Compiled(**known), traced)
-        result: concurrent.futures.Future[Compiled] = concurrent.futures.Future()
+                _accept(result, Compiled(**known), traced)
+                return result
 
         def finish(future):
             if (error := future.exception()) is not None:
@@ -185,11 +186,7 @@ class Deviceless(Backend):
             compiled = future.result()
             # The result comes first. Writing may raise where warnings are errors; `concurrent`
             # only logs what a callback raises, and `result` would wait for ever.
-            accepted = _accepted(compiled, traced)
-            if (error := accepted.exception()) is not None:
-                result.set_exception(error)
-            else:
-                result.set_result(accepted.result())
+            _accept(result, compiled, traced)
             self.database.write_compile(device, program, compiled.stored())
 
         kernels = kernel_flops(traced.jaxpr.jaxpr)
@@ -275,15 +272,13 @@ def _hosted_bytes(executable: jax.stages.Compiled, traced: jax.stages.Traced) ->
     )
 
 
-def _accepted(compiled: Compiled, traced) -> "concurrent.futures.Future[Compiled]":
-    """What was compiled for a device that is not there, unless `check_transfers` refuses it."""
-    future: concurrent.futures.Future[Compiled] = concurrent.futures.Future()
+def _accept(future: "concurrent.futures.Future[Compiled]", compiled: Compiled, traced) -> None:
+    """Sets the result of a deviceless compile, or the error of `check_transfers`."""
     try:
         check_transfers(compiled, traced)
         future.set_result(compiled)
     except StepError as error:
         future.set_exception(error)
-    return future
 
 
 def _program(exported: bytes, donated: tuple[int, ...], options: dict) -> bytes:
