@@ -1,5 +1,5 @@
-"""Makes the block classes of a step: `block_class` with work in the place of seconds, `priced` with
-the seconds of that work.
+"""Makes the block classes of a step: `block_class` with work in the place of seconds, and
+`with_prices` with the seconds of that work.
 """
 
 import dataclasses

@@ -33,7 +33,7 @@ from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import everything
 from jaxmem._planner.solve.memory import working_bytes
 from jaxmem._planner.solve.problem import ActionProblem
-from jaxmem._planner.solve.solution import ActionSolution, priced
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._planner.solve.solve import least_bytes
 from jaxmem._target.devices.support import host_loop_fault
 from jaxmem.errors import BudgetError, StepError
@@ -87,7 +87,7 @@ def begin(search: Search, arguments: int) -> None:
         (guessed,) = search.try_compile_buffers(guess.actions, least=search.baseline.total)
     if isinstance(guessed, StepError):
         search.refused.append(guess.actions)
-        guess = priced(ActionProblem(profile), profile.everything_recomputed)
+        guess = ActionSolution.of(ActionProblem(profile), profile.everything_recomputed)
         (guessed,) = search.compile_buffers(guess.actions, least=search.baseline.total)
     search.plan_trials.append(Trial(guessed, guess.cost, search.expected(guess), guess.gap))
 
@@ -177,7 +177,7 @@ def first_guess(search: Search, known: list[Trial], static: int) -> ActionSoluti
     fits = solution.saved_bytes + model().predict(solution.actions) <= available
     if best is not None:
         faster = fits and solution.risk_adjusted_seconds < best.cost.risk_adjusted_seconds
-        return solution if faster else priced(ActionProblem(profile), best.actions)
+        return solution if faster else ActionSolution.of(ActionProblem(profile), best.actions)
     if not fits:
         expected = estimates.expecting([(t.actions, t.working) for t in known])
         smallest, *_ = least(search)

@@ -21,7 +21,7 @@ from jaxmem._planner.search.history import Comparison, History
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import worth_its_loss
 from jaxmem._planner.search.trial import Trial
-from jaxmem._planner.solve.solution import priced
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.running import CannotRun
 from jaxmem._target.devices.target import Target
@@ -185,7 +185,7 @@ def _compiled(search: Search, actions: Actions) -> Trial | None:
     for trial in search.trials:
         if trial.step.compiled.executable is not None and candidates.is_among(actions, [trial]):
             return trial if trial in search.fitting else None
-    solution = priced(search.problem(search.model()), actions)
+    solution = ActionSolution.of(search.problem(search.model()), actions)
     over = search.expected(solution) > (1 + OVER) * limits.usable_bytes
     if over or solution.host_bytes > limits.host_bytes:
         return None

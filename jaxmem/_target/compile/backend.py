@@ -142,7 +142,8 @@ class Deviceless(Backend):
         self.margin = PROGRAM_MARGIN if self.stops_at_buffers else DEVICELESS_MARGIN
         self._compiler = Compiler(target, workers=workers)
         self._told = False  # whether the user was warned of idle devices
-        self.source = "xla" if target.chip is not None and target.chip.priced else "roofline"
+        chip = target.chip
+        self.source = "xla" if chip is not None and chip.has_xla_estimates else "roofline"
 
     def __exit__(self, *_) -> None:
         self._compiler.close()

@@ -82,7 +82,7 @@ class Compiler:
         free: bool = False,
     ) -> "concurrent.futures.Future[Compiled]":
         """Compiles the result of `export_flat`, and returns a future of its facts: for TPUs and
-        some GPUs (`Gpu.priced`) with an estimate of time.
+        some GPUs (`Gpu.has_xla_estimates`) with an estimate of time.
 
         exported: the serialized step.
         donated: the flat indices of the donated arguments.
