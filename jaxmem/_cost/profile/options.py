@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxmem._core.actions import LOSSLESS, Action, Actions, Choice
 from jaxmem._core.profile import Option, Profile, Tag
 from jaxmem._cost.blocks.loops import Operation
-from jaxmem._cost.blocks.opened import Opened
+from jaxmem._cost.blocks.opened_block import Opened
 from jaxmem._cost.profile.jobs import Jobs, Untimed
 from jaxmem._model.codecs import registry
 from jaxmem._model.codecs.base import Codec

@@ -20,7 +20,7 @@ from jaxmem._core.database import Database, Timing
 from jaxmem._core.versions import installed
 from jaxmem._core.warn import warn
 from jaxmem._target.buffers.assignment import on_core
-from jaxmem._target.buffers.held import Peak
+from jaxmem._target.buffers.held_buffers import Peak
 from jaxmem._target.buffers.peak import peak
 from jaxmem._target.compile.options import options_of, tuned_alone
 from jaxmem._target.compile.protocol import Backend

@@ -14,7 +14,7 @@ from typing import Self
 import jax
 
 from jaxmem._core.database import Database, Timing
-from jaxmem._target.buffers.held import Peak
+from jaxmem._target.buffers.held_buffers import Peak
 from jaxmem._target.compile.running import CannotRun
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target

@@ -6,7 +6,7 @@ import concurrent.futures
 import threading
 from collections.abc import Mapping, Sequence
 
-from jaxmem._target.buffers.held import Peak
+from jaxmem._target.buffers.held_buffers import Peak
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.deviceless import gpu, tpu
 from jaxmem._target.deviceless.process import Process
