@@ -88,7 +88,7 @@ ARGUMENTS = 2**20  # bytes beyond the arguments of the step with everything kept
 
 def ends(step: Step) -> dict:
     """Bytes of the least that compiled, of every tag kept, and of everything kept."""
-    everything, keep_all = (s.compiled for s in step.compile(None, keep_tags(step.profile)))
+    everything, keep_all = (s.compiled for s in step.compile_buffers(None, keep_tags(step.profile)))
     return {
         "least": step.least(everything.argument_bytes + ARGUMENTS),
         "keep_all": keep_all.total_bytes,
@@ -188,7 +188,7 @@ def after(case: Case, arguments: int, budget: int) -> dict:
 def of_luck(report: Report, config: str, target: str) -> None:
     name = f"{config} {target}"
     with case_on(target, config) as case:
-        steps = case.compile(None, case.profile.everything_recomputed)
+        steps = case.compile_buffers(None, case.profile.everything_recomputed)
         sizes = [step.compiled.total_bytes for step in steps]
         arguments = steps[0].compiled.argument_bytes
         report.once(f"{name} ends", lambda: dict(zip(("everything", "recomputed"), sizes)))
@@ -250,7 +250,7 @@ NOISE = 1e-4  # of the largest gradient: one below it is rounding
 def ends_of_model(step: Callable, planned: Step) -> dict:
     """Bytes of the step as it is, and under full recomputation."""
     build = lambda plan: planned_step(step, Assignment.nothing())
-    (full,) = StepCompiler(build, planned.args, planned.backend).compile({})
+    (full,) = StepCompiler(build, planned.args, planned.backend).compile_buffers({})
     baseline = planned.plan(10**15).baseline_bytes
     return {"baseline": baseline, "recomputed": full.compiled.total_bytes}
 

@@ -134,7 +134,7 @@ def compare(case: Case, actions: Actions) -> dict:
 
 def optimized(case: Case, actions: Actions) -> dict:
     """[predicted, in the HLO]."""
-    base, under = (v.compiled for v in case.compile(None, actions))
+    base, under = (v.compiled for v in case.compile_buffers(None, actions))
     matmuls, _ = recomputations(case, evaluate(case.profile, actions))
     return {"recomputed_matmuls": [matmuls, under.matmuls - base.matmuls]}
 
@@ -191,7 +191,7 @@ def of_walk(report: Report, name: str, target: str) -> None:
         for which, actions in assignments(step.profile).items():
             if report.has(key := f"{name}, {target}, {which}"):
                 continue
-            (found,) = step.compiler.try_compile(actions)
+            (found,) = step.compiler.try_compile_buffers(actions)
             if isinstance(found, CompiledStep):
                 told = walks.temporary_bytes(actions) + found.compiled.argument_bytes
                 total = found.compiled.total_bytes

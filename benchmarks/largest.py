@@ -134,7 +134,7 @@ class Found:
 def least_of(search: PlacementSearch, lowest: PlacementSolution) -> PlacedTrial | None:
     """The least step, compiled; None where it does not fit."""
     predicted = search.expected(lowest)
-    step = search.steps.compile(search.assignment(lowest), lowest.places)
+    step = search.steps.compile_fully(search.assignment(lowest), lowest.places)
     search.error += step.total - predicted
     return PlacedTrial(lowest, predicted, step) if search.limits.allow(step) else None
 
@@ -181,7 +181,7 @@ def temporaries(search: PlacementSearch) -> int:
     """
     layers = search.problem.states.layers
     assignment = Assignment({**search.others, search.block.name: {}})
-    step = search.steps.compile(assignment, Places(layers, 0, outer_moments=HOST))
+    step = search.steps.compile_fully(assignment, Places(layers, 0, outer_moments=HOST))
     return step.total - step.compiled.argument_bytes
 
 

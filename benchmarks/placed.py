@@ -54,12 +54,7 @@ from jaxmem._cost.profile.options import Allowed
 from jaxmem._planner.placement.front import layer_policy
 from jaxmem._planner.placement.layer import BUFFERED, RESIDENT, STREAMED, LayerGroup
 from jaxmem._planner.placement.plan import read_places
-from jaxmem._planner.placement.program import (
-    PlacementProblem,
-    PlacementSolution,
-    priced_placement,
-    solve_placement,
-)
+from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, solve_placement
 from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch, with_working
 from jaxmem._planner.search.trial import Limits
 from jaxmem._target.devices.support import allowed_actions
@@ -123,7 +118,7 @@ def of_plans(report: Report, model: str, target: str) -> None:
         search = search_of(model, backend)
         lowest = search.least()
         assert lowest is not None
-        compiled = search.steps.compile(search.assignment(lowest), lowest.places)
+        compiled = search.steps.compile_fully(search.assignment(lowest), lowest.places)
         least, usable = LEAST_COMPILED * compiled.total, backend.target.usable_bytes
         for key, room in zip(keys, rooms(search.within(None), least, usable, COMPILED)):
             report.once(key, within, search, room)
@@ -155,7 +150,7 @@ def states_first(problem: PlacementProblem) -> PlacementSolution | None:
         counts: dict[LayerGroup, int] = {}
         for (kind, n), policy in zip(first.counts.items(), policies):
             counts[LayerGroup(kind.place, policy)] = n
-        found.append(priced_placement(problem, counts, first.outer))
+        found.append(PlacementSolution.of(problem, counts, first.outer))
     found = [one for one in found if fits(problem, one)]
     return min(found, key=lambda one: one.risk_adjusted_seconds, default=None)
 
@@ -165,7 +160,7 @@ def actions_first(problem: PlacementProblem) -> PlacementSolution | None:
     alone = [
         (policy.seconds, w)
         for w, policy in enumerate(problem.policies)
-        for one in [priced_placement(problem, {LayerGroup(STREAMED, w): layers}, "pinned_host")]
+        for one in [PlacementSolution.of(problem, {LayerGroup(STREAMED, w): layers}, "pinned_host")]
         if fits(problem, one)
     ]
     if not alone:

@@ -135,13 +135,13 @@ def policies(step: Step) -> dict:
     """The hand-written policies, compiled, by name."""
     made = step.profile
     wanted = {"everything kept": made.everything_kept} | hand_policies(made)
-    return dict(zip(wanted, step.compiler.compile(*wanted.values()), strict=True))
+    return dict(zip(wanted, step.compiler.compile_buffers(*wanted.values()), strict=True))
 
 
 def compared(step: Step, hand: dict, budget: int, way) -> dict:
     plan = step.plan(budget, actions=way, measure=CHOOSING)
     fits = {n: s for n, s in hand.items() if s.compiled.total_bytes <= budget}
-    (own,) = step.compiler.compile(plan.actions)
+    (own,) = step.compiler.compile_buffers(plan.actions)
     named = {"plan": own} | fits
     rounds = dict(zip(named, step.compiler.run(*named.values(), seconds=COMPARING), strict=True))
     best = min(fits, key=lambda name: statistics.median(rounds[name]), default=None)
@@ -210,7 +210,7 @@ def priced(case: Case, step: CompiledStep, actions: Actions) -> dict:
 
 def of_baseline(case: Case, baseline: Baseline, whole: bool = False) -> dict:
     compiler = compiler_of(case, baseline)
-    (step,) = compiler.compile(baseline.actions)
+    (step,) = compiler.compile_buffers(baseline.actions)
     step = compiler.compile_fully(step) if whole else step
     model = {"model_is": "exact" if baseline.exact else "the nearest keep-set"}
     return priced(case, step, baseline.actions) | model
@@ -221,7 +221,7 @@ def of_plan(case: Case, at_bytes: int) -> dict:
     plan, told = case.attempt(case.budget_for(at_bytes))
     told["at_bytes"] = at_bytes
     if plan is not None:
-        told |= priced(case, case.compile(plan.actions)[0], plan.actions)
+        told |= priced(case, case.compile_buffers(plan.actions)[0], plan.actions)
         told["bytes"] = plan.compiled_bytes
     return told
 
@@ -293,7 +293,7 @@ def halves(first: Actions, last: Actions, layers: int) -> Actions:
 
 
 def sizes(case: Case, actions: Actions | None) -> dict:
-    compiled = case.compile(actions)[0].compiled
+    compiled = case.compile_buffers(actions)[0].compiled
     return {"bytes": compiled.total_bytes, "host_bytes": compiled.host_bytes}
 
 

@@ -74,14 +74,14 @@ def own_mesh() -> Iterator[None]:
 
 def bytes_and_seconds(step: Step) -> dict:
     """Of the step as the library wrote it."""
-    whole = step.backend.compile(*trace(step.build, None, step.args)).result()
+    whole = step.backend.compile_fully(*trace(step.build, None, step.args)).result()
     return {"bytes": whole.total_bytes, "seconds": whole.xla_seconds}
 
 
 def ends(step: Step) -> dict:
     """Bytes of full recomputation, and of everything kept."""
     least, most = (
-        step.backend.compile(*trace(step.build, plan, step.args)).result().total_bytes
+        step.backend.compile_fully(*trace(step.build, plan, step.args)).result().total_bytes
         for plan in (Assignment.nothing(), Assignment.everything())
     )
     return {"least": least, "most": most}

@@ -109,7 +109,7 @@ def in_rounds(report: Report, name: str) -> None:
         made, steps = step.profile, step.compiler
         chosen = plans(made)
         say(f"{name}: {len(chosen)} plans are compiled")
-        compiled = steps.compile(*chosen.values())
+        compiled = steps.compile_buffers(*chosen.values())
         say(f"{name}: they run for {SECONDS:.0f} s")
         rounds = dict(zip(chosen, steps.run(*compiled, seconds=SECONDS), strict=True))
     base = rounds[BASE]

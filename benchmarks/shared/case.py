@@ -86,17 +86,17 @@ class Step:
             Assignment.everything() if actions is None else Assignment(actions)
         )
 
-    def compile(self, *many: Actions | None) -> list[CompiledStep]:
+    def compile_buffers(self, *many: Actions | None) -> list[CompiledStep]:
         """The step under each, None being everything kept."""
         everything = assignments.keep_everything(self.profile)
-        return self.compiler.compile(*(everything if a is None else a for a in many))
+        return self.compiler.compile_buffers(*(everything if a is None else a for a in many))
 
     def compile_fully(self, actions: Actions | None):
         """The future of a complete compile of the step as it is written under `actions`; None is no
         plan.
         """
         under = None if actions is None else Assignment(actions)
-        return self.backend.compile(*trace(self.build, under, self.args))
+        return self.backend.compile_fully(*trace(self.build, under, self.args))
 
     def plan(self, budget: int | None, **given) -> jaxmem.Plan:
         return jaxmem.plan(self.build, *self.args, budget=budget, target=self.target, **given)

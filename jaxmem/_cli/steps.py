@@ -20,7 +20,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.files import read_json, write_json
 from jaxmem._core.progress import LOG, progress
 from jaxmem._model.auto.auto import auto
-from jaxmem._model.auto.seen import seen
+from jaxmem._model.auto.found_layers import found_layers
 from jaxmem._model.codecs.registry import parse
 from jaxmem._planner.explain.explain import explain as make_explanation
 from jaxmem._planner.frontier import frontier as make_frontier
@@ -165,7 +165,7 @@ def explain(args: argparse.Namespace) -> int:
     check_outputs({"--out": args.out}, inputs)
     with _step(args) as (build, arguments):
         arguments = _sized(arguments, chosen)
-        layers = seen(build(None), arguments) if args.auto else ()
+        layers = found_layers(build(None), arguments) if args.auto else ()
         target = args.target or (chosen.target if chosen else "local")
         LOG.info("compiling the step, and reading its buffers")
         found = make_explanation(build, *arguments, plan=chosen, target=target, beside=args.beside)

@@ -45,7 +45,7 @@ def would_fit(search: Search, wider: Callable[[], Profile]) -> str:
     if with_codecs is None:
         return ""
     solution, names = with_codecs
-    (step,) = search.try_compile(solution.actions, least=search.least)
+    (step,) = search.try_compile_buffers(solution.actions, least=search.least)
     if isinstance(step, StepError):
         return ""
     if not search.limits.allow(step):

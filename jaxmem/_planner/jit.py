@@ -316,7 +316,8 @@ class PlannedFunction:
         def compile_within_limit() -> None:
             nonlocal compiled
             with backend_for(target) as backend:
-                compiled = StepCompiler(jitted, values, backend).compile(AS_WRITTEN)[0].compiled
+                (step,) = StepCompiler(jitted, values, backend).compile_buffers(AS_WRITTEN)
+            compiled = step.compiled
             if compiled.total_bytes > limit:
                 raise BudgetError(
                     f"jit: the step takes {show_bytes(compiled.total_bytes)} as it is, over the"

@@ -224,24 +224,23 @@ def _plan(
     _warn_of_no_tags(profile, jaxpr, step.shards)
     # Search: solve and compile in alternation.
     search = step.search(limits, allowed.codecs_by_default)
-    found = find_plan(search, step.arguments)
+    find_plan(search, step.arguments)
     # The profile with codecs for values that `checkpoint_name` names, for advice to the user.
     wider = lambda: silently(step.wider)
-    if found.best is None:
+    if search.best is None:
         hint = would_fit(search, wider) if allowed.named != allowed.actions else ""
         largest = listed(unnamed(jaxpr, step.shards))
         raise infeasible(search, largest, hint)
-    notes += step.notes + _time_notes(profile) + _gap_notes(found.best.gap)
+    notes += step.notes + _time_notes(profile) + _gap_notes(search.best.gap)
     notes += random_notes(jaxpr.jaxpr, target)
     runs: list[Runs] = []
     if measure is not None:
-        found, runs, notes_of_runs = compare_by_runs(found, measure)
+        runs, notes_of_runs = compare_by_runs(search, measure)
         notes += notes_of_runs
-    assert found.best is not None
-    if allowed.named != allowed.actions and found.best is not search.baseline:
-        notes += would_save(search, found.best, wider)
-    notes += _kernel_notes(search.estimates.more_by_kernels(found.best.actions))
-    return outcome(found, notes, runs)
+    if allowed.named != allowed.actions and search.best is not search.baseline:
+        notes += would_save(search, search.best, wider)
+    notes += _kernel_notes(search.estimates.more_by_kernels(search.best.actions))
+    return outcome(search, notes, runs)
 
 
 def _time_notes(profile: Profile) -> tuple[str, ...]:

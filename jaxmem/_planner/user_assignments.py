@@ -12,13 +12,10 @@ from jaxmem._core.profile import BlockClass, Profile, Tag
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._planner.outcome.searched import outcome
 from jaxmem._planner.search.compile import StepCompiler
-from jaxmem._planner.search.divide import Division, Groups
 from jaxmem._planner.search.estimates import Estimates
-from jaxmem._planner.search.search import Found
 from jaxmem._planner.search.trial import Limits, Trial, cost_as_written
 from jaxmem._planner.solve.cost import evaluate, everything
 from jaxmem._planner.solve.problem import ActionProblem
-from jaxmem._planner.solve.solution import priced
 from jaxmem._planner.traced_step import TracedStep, read_step
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
@@ -115,7 +112,7 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
         as_written = leaves_as_written(assignment)
         wanted = [whole.everything_kept, *([AS_WRITTEN] if checkpointed else [])]
         is_new = not keeps_everything(actions) and not as_written
-        compiled = step.compiler.compile(*wanted, *([actions] if is_new else []))
+        compiled = step.compiler.compile_buffers(*wanted, *([actions] if is_new else []))
         for one in compiled:  # so that a later `plan` for these bytes need not compile it again
             history_as_written = step.history_as_written if one.actions == AS_WRITTEN else None
             (history_as_written or step.history).remember(one)
@@ -132,13 +129,8 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
     plan_trials = [trial] if is_new and not is_divided else []
     search = dataclasses.replace(step.search(limits), profile=whole, plan_trials=plan_trials)
     search.trial_as_written, search.baseline = written, baseline
-    division = _division(profile, actions) if is_divided else None
-    return outcome(Found(search, trial, division), step.notes, taken="it was asked for")
-
-
-def _division(profile: Profile, actions: Actions) -> Division:
-    problem = ActionProblem(profile)
-    return Division(Groups(profile), problem, priced(problem, actions), 0)
+    search.best, search.divided_problem = trial, ActionProblem(profile) if is_divided else None
+    return outcome(search, step.notes, taken="it was asked for")
 
 
 def _read(

@@ -60,7 +60,7 @@ def compiled_under(plan: Plan, steps: StepCompiler) -> Plan:
     steps: compiles the step.
     """
     actions = AS_WRITTEN if plan.as_written else plan.actions
-    compiled = steps.compile_fully(*steps.compile(actions)).compiled
+    compiled = steps.compile_fully(*steps.compile_buffers(actions)).compiled
     fault = host_loop_fault(Target.parse(plan.target))
     total, host = compiled.total_bytes, compiled.host_bytes
     if host and fault is not None:

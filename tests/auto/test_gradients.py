@@ -10,7 +10,7 @@ import jax
 import pytest
 
 import jaxmem
-from jaxmem._model.auto.seen import seen
+from jaxmem._model.auto.found_layers import found_layers
 from jaxmem.errors import JaxmemWarning, StepError
 from tests.auto.steps import ARGS, LOSS, NOTHING, PARAMS, blocks_in, farthest, update
 
@@ -29,7 +29,7 @@ def test_of_nested_gradients_the_outermost_is_planned():
     """Its loss holds three loops over layers: its own, and the inner gradient's two."""
     planned = jaxmem.auto(nested)(NOTHING)
     assert blocks_in(planned, PARAMS, *ARGS) > 0
-    assert len(seen(nested, (PARAMS, *ARGS))) == 3, "the inner gradient is none of its own"
+    assert len(found_layers(nested, (PARAMS, *ARGS))) == 3, "the inner gradient is none of its own"
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from jaxmem._core.actions import ALL, REST, Action
 from jaxmem._core.assignment import Assignment
 from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.blocks.find import find_blocks
-from jaxmem._cost.blocks.opened import open_block
+from jaxmem._cost.blocks.opened_block import open_block
 from jaxmem._cost.blocks.segments import graph_of
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import block_classes, profile

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from jaxmem._target.buffers.held import POINTS, Peak
+from jaxmem._target.buffers.held_buffers import POINTS, Peak
 from jaxmem._target.buffers.peak import peak
 from jaxmem._target.buffers.proto import Message
 from jaxmem.errors import StepError

@@ -56,12 +56,12 @@ def step(size: int, sharding=None):
 def test_devices_that_the_step_is_not_sharded_over_are_told_once(backend):
     eight = backend("h200:8")
     with pytest.warns(JaxmemWarning, match="'h200:8' has 8 devices.*the other 7 would idle") as w:
-        eight.compile(*step(16)).result()
+        eight.compile_fully(*step(16)).result()
     assert len(w) == 1
     assert "or plan for 'h200'" in str(w[0].message)
-    eight.compile(*step(24)).result()  # a warning would be an error
+    eight.compile_fully(*step(24)).result()  # a warning would be an error
     with pytest.warns(JaxmemWarning, match="'v3' has 2 devices") as w:
-        backend("v3").compile(*step(16)).result()
+        backend("v3").compile_fully(*step(16)).result()
     assert str(w[0].message).endswith("over a mesh of 2 devices"), "no smaller target to plan for"
 
 
@@ -69,9 +69,9 @@ def test_a_step_that_is_sharded_and_pieces_of_one_are_not_told_of(backend):
     mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     eight = backend("h200:8")
-    eight.compile(*step(16, sharding)).result()
+    eight.compile_fully(*step(16, sharding)).result()
     eight.times([Job(lambda x: x * 2, (jax.ShapeDtypeStruct((8,), jnp.float32),))])
-    backend("h200").compile(*step(16)).result()
+    backend("h200").compile_fully(*step(16)).result()
 
 
 def test_arguments_in_host_memory_want_a_jaxlib_that_reads_them(backend, monkeypatch):
@@ -83,7 +83,7 @@ def test_arguments_in_host_memory_want_a_jaxlib_that_reads_them(backend, monkeyp
     wants = r"host memory, and .* 'h200' jaxlib 0.11.0 reads .* 0.11.1 or later"
     monkeypatch.setattr("jaxmem._target.devices.support.installed", lambda _: "0.11.0")
     with pytest.raises(TargetError, match=wants):
-        h200.compile(stage, traced)
+        h200.compile_fully(stage, traced)
     with pytest.raises(TargetError, match=wants):
         h200.explain(traced)
     build = lambda _: lambda x: x
@@ -95,9 +95,9 @@ def test_arguments_in_host_memory_want_a_jaxlib_that_reads_them(backend, monkeyp
     ):
         with pytest.raises(TargetError, match=wants):
             ask()
-    h200.compile(*step(16)).result()  # without such arguments any release will do
+    h200.compile_fully(*step(16)).result()  # without such arguments any release will do
     monkeypatch.setattr("jaxmem._target.devices.support.installed", lambda _: "0.11.1")
-    h200.compile(stage, traced).result()
+    h200.compile_fully(stage, traced).result()
 
 
 def test_a_database_that_fails_does_not_stop_a_compile(backend, monkeypatch, caplog):
@@ -108,13 +108,13 @@ def test_a_database_that_fails_does_not_stop_a_compile(backend, monkeypatch, cap
 
     monkeypatch.setattr(Database, "write_compile", fails)
     caplog.set_level(logging.CRITICAL)
-    assert backend("h200").compile(*step(32)).result(timeout=60) == ANSWER
+    assert backend("h200").compile_fully(*step(32)).result(timeout=60) == ANSWER
 
 
 def test_what_was_compiled_is_not_compiled_again(backend):
     compilers = [backend("h200"), backend("h200"), backend("t4")]
     for one in (compilers[0], *compilers):
-        assert one.compile(*step(40)).result() == ANSWER
+        assert one.compile_fully(*step(40)).result() == ANSWER
     assert Answers.asked == ["h200", "t4"]
 
 
@@ -125,5 +125,5 @@ def test_what_libtpu_compiled_under_other_flags_is_compiled_again(backend, monke
         else:
             monkeypatch.setenv("LIBTPU_INIT_ARGS", flags)
         for name in ("v5e", "h200"):
-            assert backend(name).compile(*step(48)).result() == ANSWER
+            assert backend(name).compile_fully(*step(48)).result() == ANSWER
     assert Answers.asked == ["v5e", "h200", "v5e"], "each once, and a TPU for its flags"

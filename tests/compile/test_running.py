@@ -111,7 +111,7 @@ def test_a_backend_runs_what_fits_and_says_nothing_of_the_rest(measured_times, m
     backend = Local(Target.parse("local"))
     args = (SHAPE,)
     stage, told = trace(lambda plan: jnp.tanh, None, args)
-    built = backend.compile(stage, told).result()
+    built = backend.compile_fully(stage, told).result()
     quick, nothing = backend.run(
         [built, dataclasses.replace(built, executable=None)], told, args, 0.01
     )
@@ -127,6 +127,6 @@ def test_a_step_that_fails_as_it_runs_is_not_timed(measured_times):
 
     backend = Local(Target.parse("local"))
     stage, told = trace(lambda plan: fails, None, (SHAPE,))
-    built = backend.compile(stage, told).result()
+    built = backend.compile_fully(stage, told).result()
     with pytest.raises(CannotRun, match=r"(?s)running it raised .*division by zero"):
         backend.run([built], told, (SHAPE,), 0.01)

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem._core.actions import KEEP
-from jaxmem._model.auto.seen import seen
+from jaxmem._model.auto.found_layers import found_layers
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 from jaxmem._target.hlo.kernels import kernel_flops
@@ -98,7 +98,7 @@ def halved_splash(q, k, v):
 def test_its_forward_runs_once_where_it_is_kept(attention, chips):
     step = step_with(attention)
     args = placed(PARAMS, X) if chips == 2 else (PARAMS, X)
-    (layers,) = seen(step, args)
+    (layers,) = found_layers(step, args)
     (name,) = [tag.name for tag in layers.tags if tag.kind == "exact"]
     built = []
     target = Target.parse("v5e" if chips == 1 else "v5e:2x1")

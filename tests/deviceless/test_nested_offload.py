@@ -91,7 +91,7 @@ def test_xla_compiles_offload_of_single_loops_alone(layout):
     build, args = step_of(layout)
     offload = Assignment(others={"up": "offload"})
     with backend_for(Target.parse("v5e"), workers=1) as backend:
-        compiling = backend.compile(*trace(build, offload, args))
+        compiling = backend.compile_fully(*trace(build, offload, args))
         if layout in NESTED:
             with pytest.raises(StepError, match="operand 0 to match the async shape"):
                 compiling.result()

@@ -59,7 +59,8 @@ def compiled_total(step, actions) -> int:
     backend = backend_for(Target.parse("local"))
     if actions is None:
         actions = {"block": {"*": KEEP}}
-    return StepCompiler(build, tuple(args), backend).compile(actions)[0].compiled.total_bytes
+    (step,) = StepCompiler(build, tuple(args), backend).compile_buffers(actions)
+    return step.compiled.total_bytes
 
 
 def part(found: Explanation, name: str) -> Part:
@@ -189,4 +190,4 @@ def test_a_gpu_that_is_not_there():
     build, *args = STEP
     with backend_for(Target.parse("h200"), workers=1) as backend:
         steps = StepCompiler(build, tuple(args), backend)
-        assert steps.compile({"block": kept})[0].compiled.total_bytes == found.total_bytes
+        assert steps.compile_buffers({"block": kept})[0].compiled.total_bytes == found.total_bytes

@@ -12,7 +12,7 @@ from jaxmem._planner.explain.explain import explain
 from jaxmem._planner.explain.over_time import elsewhere
 from jaxmem._result.memory.explanation import Explanation, load
 from jaxmem._result.memory.live import Live
-from jaxmem._target.buffers.held import POINTS, BufferHistory, Held, Life, Peak
+from jaxmem._target.buffers.held_buffers import POINTS, BufferHistory, Held, Life, Peak
 from jaxmem._target.compile import backend
 from tests.explain.test_explain import (
     BATCH,

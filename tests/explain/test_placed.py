@@ -81,7 +81,7 @@ def test_states_in_host_memory_are_told_by_name():
     # What a plan of it compiles to.
     with backend_for(Target.parse("local")) as backend:
         steps = PlacedSteps(build, (shapes(), BATCH), backend)
-        placed = steps.compile(Assignment(plan().actions), PLACES).compiled
+        placed = steps.compile_fully(Assignment(plan().actions), PLACES).compiled
     assert (found.total_bytes, found.host_bytes) == (placed.total_bytes, placed.host_bytes)
     assert found.live is not None
     assert max(found.live.totals) <= found.live.total_bytes == found.total_bytes

@@ -28,7 +28,7 @@ def test_gpt_117m_with_every_tag_in_int4():
             )
             compressed[block] = {tag: Choice(Action.COMPRESS, str(codec(tag))) for tag in tags}
         exported, _ = export_flat(case.trace(compressed), "cuda", 90)
-        small, large = (step.compiled for step in case.compile(compressed, kept))
+        small, large = (step.compiled for step in case.compile_buffers(compressed, kept))
         program = jax.export.deserialize(bytearray(exported)).mlir_module()
         masks = sum(
             tag.endswith("_mask") for tag in kept["block"]

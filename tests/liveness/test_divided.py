@@ -30,9 +30,9 @@ def test_a_walk_tells_what_compiled_kernels_take_more_than_references():
     step = jax.jit(masked)
     with backend_for(Target.parse("h200")) as backend:
         with jaxmem_kernels.references():
-            references = backend.compile(None, step.trace(X)).result()
+            references = backend.compile_fully(None, step.trace(X)).result()
         jax.clear_caches()
-        kernels = backend.compile(None, step.trace(X)).result()
+        kernels = backend.compile_fully(None, step.trace(X)).result()
     more = kernels.total_bytes - references.total_bytes
     assert more == pytest.approx(X.size, rel=0.01), "a mask takes a byte a value"
     jaxpr = step.trace(X).jaxpr

@@ -17,7 +17,7 @@ from jaxmem._planner.placement.layer import (
     Sharding,
     States,
 )
-from jaxmem._planner.placement.program import PlacementProblem, priced_placement, solve_placement
+from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, solve_placement
 
 pytestmark = pytest.mark.core
 MB = 1_000_000
@@ -74,7 +74,7 @@ def all_solutions(problem):
         if len(counts) > problem.most_groups or (layers > 1 and 1 in counts.values()):
             continue
         for outer in outers:
-            found = priced_placement(problem, counts, outer)
+            found = PlacementSolution.of(problem, counts, outer)
             if found.device_bytes <= problem.room and found.host_bytes <= problem.host_room:
                 yield found.seconds + doubt_of(problem, counts), found
 

@@ -33,7 +33,7 @@ class Steps:
     def estimate(self, assignment, places):
         return self.told(assignment, places)
 
-    def compile(self, assignment, places):
+    def compile_fully(self, assignment, places):
         self.compiles += 1
         if self.compiles in self.fails:
             raise StepError("XLA could not compile the step")

@@ -15,7 +15,7 @@ from jaxmem._planner.placement.layer import (
     States,
     lanes_of,
 )
-from jaxmem._planner.placement.program import PlacementProblem, priced_placement
+from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution
 
 pytestmark = pytest.mark.core
 MB = 1_000_000
@@ -28,7 +28,7 @@ RING = 3 / 4 / RATE  # seconds a byte, among four
 
 def seconds(sharding, place=RESIDENT):
     problem = PlacementProblem(WHOLE, (POLICY,), Link(1e15, 1e15), 2, sharding=sharding)
-    return priced_placement(problem, {LayerGroup(place, 0): 10}, DEVICE).seconds
+    return PlacementSolution.of(problem, {LayerGroup(place, 0): 10}, DEVICE).seconds
 
 
 WORK = 2 * 10 * 3.0

@@ -22,7 +22,7 @@ from jaxmem._planner.placement.layer import (
     Sharding,
     States,
 )
-from jaxmem._planner.placement.program import PlacementProblem, priced_placement
+from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution
 from jaxmem._result.plan.timeline import LANES, WORK, Pass
 from jaxmem._result.plan.timeline_figure import CELLS, EXPOSED, panels, places
 from jaxmem.errors import StepError
@@ -55,7 +55,7 @@ def answers(draw):
     asked = PlacementProblem(states, policies, link, draw(st.integers(1, 4)), sharding=sharding)
     return (
         asked,
-        priced_placement(asked, counts, draw(st.sampled_from([DEVICE, HOST]))),
+        PlacementSolution.of(asked, counts, draw(st.sampled_from([DEVICE, HOST]))),
         draw(seconds),
     )
 

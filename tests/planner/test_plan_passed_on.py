@@ -32,7 +32,7 @@ def refused(builder) -> str:
     """The error's text, which comes before anything is compiled."""
     with pytest.MonkeyPatch.context() as patch:
         never = lambda *_, **__: pytest.fail("a compile was asked for")
-        patch.setattr("jaxmem._planner.search.compile.StepCompiler.compile", never)
+        patch.setattr("jaxmem._planner.search.compile.StepCompiler.try_compile_buffers", never)
         patch.setattr("jaxmem._target.compile.backend.measure_all", never)
         with pytest.raises(StepError, match="does not pass its plan on") as caught:
             jaxmem.plan(builder, *SHAPES)

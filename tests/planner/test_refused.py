@@ -25,7 +25,7 @@ BUDGET = "2MiB"
 def refusing(monkeypatch):
     """A set to which numbers of compiles are added, from 1, that fail as XLA's do."""
     refused, count = set(), [0]
-    real = Local.compile
+    real = Local.compile_fully
 
     def compile_(self, stage, traced):
         count[0] += 1
@@ -35,7 +35,7 @@ def refusing(monkeypatch):
         failed.set_exception(StepError("XLA could not compile the step: INTERNAL"))
         return failed
 
-    monkeypatch.setattr(Local, "compile", compile_)
+    monkeypatch.setattr(Local, "compile_fully", compile_)
     monkeypatch.setattr(History, "recall", lambda self: [])  # each search is the first
     return refused
 

@@ -83,7 +83,7 @@ def shapes() -> tuple:
 def built(target: str, build):
     """What the step that `build` makes compiles to, and what runs it here."""
     with backend_for(Target.parse(target), workers=1) as backend:
-        return backend.compile(*trace(build, None, shapes())).result()
+        return backend.compile_fully(*trace(build, None, shapes())).result()
 
 
 def total(target: str, build) -> int:

@@ -18,7 +18,7 @@ from jaxmem._core.database import Database, Timing
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile
 from jaxmem._cost.profile.times import job_times
-from jaxmem._cost.profile.whole import whole
+from jaxmem._cost.profile.unsharded import without_shardings
 from jaxmem._target.compile.protocol import Pricing
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.export import export_flat
@@ -54,7 +54,7 @@ def test_a_job_from_inside_a_shard_map_is_run_inside_one_too():
     """Its arguments are those of one device of the mesh axes that are divided around it."""
     build = mapped.mapped_loss(mapped.mesh(), mapped.untagged)
     with jax.sharding.use_abstract_mesh(mapped.mesh()):
-        step = whole(jax.make_jaxpr(build(None))(*mapped.shapes(mapped.mesh())))
+        step = without_shardings(jax.make_jaxpr(build(None))(*mapped.shapes(mapped.mesh())))
     loops = [e.params["jaxpr"] for e in equations(step.jaxpr) if e.primitive.name == "scan"]
     assert len(loops) == 2, "forward and backward"
     for layer in loops:
@@ -135,7 +135,7 @@ def pieces(kind, axes, check):
     mesh = mapped.mesh(axes)
     with jax.sharding.use_abstract_mesh(mesh):
         build = mapped.build_with(kind, mesh, tag=mapped.untagged, check=check, own=True)
-        return whole(jax.make_jaxpr(build(None))(*mapped.shapes(mesh)))
+        return without_shardings(jax.make_jaxpr(build(None))(*mapped.shapes(mesh)))
 
 
 @pytest.mark.quick("by_tensor", "ring")
@@ -169,7 +169,7 @@ def test_a_mesh_loses_its_devices():
 
     one = jax.shard_map(inner, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)
     with jax.set_mesh(mesh):
-        made = whole(jax.make_jaxpr(one)(x))
+        made = without_shardings(jax.make_jaxpr(one)(x))
     (eqn,) = [e for e in made.jaxpr.eqns if as_mapped(e) is not None]
     assert as_mapped(eqn).mesh == mesh.abstract_mesh
     with jax.set_mesh(None):

@@ -248,7 +248,7 @@ def test_an_index_that_is_read_as_data_makes_kernels_of_copies_and_is_refused(h2
         stage = jax.jit(by_arange, donate_argnums=0).trace(STACK, X)
         for _ in range(2):  # the second is found in the database
             with pytest.raises(StepError, match="not moved by copies alone: XLA reads .* kernels"):
-                backend.compile(stage, stage).result()
+                backend.compile_fully(stage, stage).result()
 
 
 def metric_first(stack, x):
@@ -263,7 +263,7 @@ def test_a_result_that_takes_the_buffer_of_an_argument_elsewhere_is_refused(monk
     with Deviceless(Target.parse("h200"), workers=1) as backend:
         for _ in range(2):  # the second is found in the database
             with pytest.raises(StepError, match=r"f32\[8,256,256\] is in host memory on one side"):
-                backend.compile(stage, stage).result()
+                backend.compile_fully(stage, stage).result()
 
 
 def updating(ordered):

@@ -46,11 +46,11 @@ def test_what_was_begun_is_compiled_once_and_counted_once():
     steps = StepCompiler(build, ARGS, backend)
     steps.begin(KEPT)
     assert (backend.asked, steps.compiles) == (1, 0)
-    kept, _ = steps.try_compile(KEPT, NOTHING)
+    kept, _ = steps.try_compile_buffers(KEPT, NOTHING)
     assert (backend.asked, steps.compiles) == (2, 2)
     assert isinstance(kept, CompiledStep)
     assert kept.actions == KEPT
-    steps.try_compile(KEPT)
+    steps.try_compile_buffers(KEPT)
     assert (backend.asked, steps.compiles) == (3, 3), "it is compiled anew when asked for again"
 
 
@@ -58,5 +58,5 @@ def test_a_compile_that_was_begun_and_failed_tells_so_when_it_is_asked_for():
     backend: Any = Counting(fails=True)
     steps = StepCompiler(build, ARGS, backend)
     steps.begin(KEPT)
-    (found,) = steps.try_compile(KEPT)
+    (found,) = steps.try_compile_buffers(KEPT)
     assert isinstance(found, StepError)

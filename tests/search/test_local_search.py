@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST
 from jaxmem._planner.search.local_search import PATIENCE, local_search
 from jaxmem._planner.solve.problem import ActionProblem
-from jaxmem._planner.solve.solution import priced
+from jaxmem._planner.solve.solution import ActionSolution
 from tests.shared.profiles import chain, profile
 
 pytestmark = pytest.mark.core
@@ -24,7 +24,7 @@ def everything_priced():
     """Every assignment there is, with its price."""
     for chosen in itertools.product(*CHOICES.values()):
         actions = {"block": {tag: choice for (_, tag), choice in zip(CHOICES, chosen)}}
-        yield priced(ActionProblem(MADE), actions)
+        yield ActionSolution.of(ActionProblem(MADE), actions)
 
 
 ALL = {repr(sorted(s.actions["block"].items())): s for s in everything_priced()}
@@ -57,7 +57,7 @@ def test_what_it_returns_is_no_worse_than_any_start_and_is_told_the_truth(sizes,
     found = local_search([NOTHING], ActionProblem(MADE), beside, room)
     assert found is not None
     over = lambda s: max(0, beside(s.actions) - room)
-    start = priced(ActionProblem(MADE), NOTHING)
+    start = ActionSolution.of(ActionProblem(MADE), NOTHING)
     assert over(found) <= over(start)
     if over(start) == 0:
         assert found.risk_adjusted_seconds <= start.risk_adjusted_seconds

@@ -54,8 +54,8 @@ def settled(more, room, monkeypatch):
     monkeypatch.setattr(Search, "compiles_left", 0)
     monkeypatch.setattr(search_module, "begin", lambda search, arguments: None)
     monkeypatch.setattr(search_module, "refine_by_whole_steps", lambda search: {})
-    found = search_module.find_plan(search, STATIC)
-    best = None if found.best is None else [*found.best.actions["block"]]
+    search_module.find_plan(search, STATIC)
+    best = None if search.best is None else [*search.best.actions["block"]]
     return best, steps.proved
 
 

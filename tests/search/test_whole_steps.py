@@ -47,7 +47,8 @@ class Steps:
         told = Compiled(total, STATIC, 0, 0, 0, cost.host_bytes, seconds, 0, 0, 0.0)
         return CompiledStep(actions, told)
 
-    def compile_buffers(self, *many):
+    def try_compile_buffers(self, *many, counted):
+        assert not counted
         self.weighed += many
         refused = lambda actions: effective(self.made, actions) in self.refused
         return [StepError("no") if refused(a) else self.step(a) for a in many]

@@ -9,7 +9,7 @@ import time
 from jaxmem._core.actions import KEEP, Actions, Choice
 from jaxmem._planner.solve.check import check_problem
 from jaxmem._planner.solve.problem import ActionProblem
-from jaxmem._planner.solve.solution import ActionSolution, fits, priced
+from jaxmem._planner.solve.solution import ActionSolution, fits
 
 
 def greedy(problem: ActionProblem) -> ActionSolution | None:
@@ -29,13 +29,16 @@ def greedy(problem: ActionProblem) -> ActionSolution | None:
         actions[label][tag] = KEEP if KEEP in open_ else open_[0]
     # Switches that exceed the host's room are passed over one by one, so that the loop ends when
     # the device's room is met. The last check below is for a start that offloads too much.
-    now, on_device = priced(problem, actions), dataclasses.replace(problem, host_room=None)
+    now, on_device = (
+        ActionSolution.of(problem, actions),
+        dataclasses.replace(problem, host_room=None),
+    )
     while not fits(now, on_device):
         best = None
         for (label, tag), open_ in choices.items():
             for choice in open_:
                 other = _switched(actions, label, tag, choice)
-                then = priced(problem, other)
+                then = ActionSolution.of(problem, other)
                 freed, costs = (
                     now.bytes - then.bytes,
                     then.risk_adjusted_seconds - now.risk_adjusted_seconds,

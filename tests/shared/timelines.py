@@ -4,7 +4,7 @@ from jaxmem._core.actions import OFFLOAD
 from jaxmem._model.states.places import HOST
 from jaxmem._planner.outcome.placed import timeline_of
 from jaxmem._planner.placement.layer import PLACES, LayerGroup, LayerPolicy, Link, States
-from jaxmem._planner.placement.program import PlacementProblem, priced_placement
+from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution
 from jaxmem._result.plan.timeline import Timeline
 
 MB = 1_000_000
@@ -27,4 +27,4 @@ def timeline(each: int = 6, microbatches: int = 4, places=PLACES) -> Timeline:
     """`each` layers of every place, of which resident ones offload."""
     asked = problem(each * len(places), microbatches)
     counts = {LayerGroup(place, int(place == "resident")): each for place in places}
-    return timeline_of(asked, priced_placement(asked, counts, HOST), OUTSIDE)
+    return timeline_of(asked, PlacementSolution.of(asked, counts, HOST), OUTSIDE)

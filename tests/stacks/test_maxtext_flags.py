@@ -134,7 +134,7 @@ def test_offload_by_flags_is_offload_by_a_policy():
     made = under(flags)
     with made.entered(), backend_for(Target.parse("h200"), workers=1) as backend:
         staged = trace(lambda _: made.jitted(made.step), None, made.args)
-        compiled = backend.compile(*staged).result()
+        compiled = backend.compile_fully(*staged).result()
     assert compiled.host_bytes == plan.host_bytes > 0
     assert compiled.total_bytes == pytest.approx(plan.compiled_bytes, rel=0.01)
 

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 from jaxmem._core.actions import LOSSLESS, Action, Actions, Choice
 from jaxmem._core.profile import Option, Profile, Tag
 from jaxmem._cost.blocks.loops import Operation
-from jaxmem._cost.blocks.opened import Opened
+from jaxmem._cost.blocks.opened_block import Opened
 from jaxmem._cost.profile.jobs import Jobs, Untimed
 from jaxmem._model.codecs import registry
 from jaxmem._model.codecs.base import Codec
 from jaxmem._model.codecs.mask import BitMask
-from jaxmem._model.codecs.outlier import OutlierSeparated
 from jaxmem._model.tags.storage import Storage, form_of
 from jaxmem._model.tags.tag import tag_p
 from jaxmem._trace.jaxpr import nbytes, per_device
@@ -100,7 +99,8 @@ def _forms(
     if compressing := [a for a in actions if a.compresses]:
         outliers = allowed.outliers.get(label, {}).get(places[0].params["name"])
         for codec in codecs_of(places, allowed.codecs):
-            yield codec, [Choice(a, str(with_room(codec, outliers))) for a in compressing]
+            sized = codec if outliers is None else codec.with_room_for(outliers)
+            yield codec, [Choice(a, str(sized)) for a in compressing]
 
 
 def _options(
@@ -164,13 +164,6 @@ def checked_outliers(outliers) -> dict[str, dict[str, int]]:
     )
 
 
-def with_room(codec, outliers: int | None):
-    """A codec that separates outliers, with room for those that were counted; another as it is."""
-    if outliers is None or not isinstance(codec, OutlierSeparated):
-        return codec
-    return codec.with_room_for(outliers)
-
-
 def _is_smaller(form: Codec | None, place: Operation) -> bool:
     """Whether the codes of one tensor take less memory than the tensor itself. True for None, and
     False if the codec does not take the tensor.
@@ -203,11 +196,11 @@ def codecs_of(places: Sequence[Operation], codecs) -> Iterable:
             " one codec, or names of their own"
         )
     each = [_of_place(place, codecs) for place in places]
-    # `BitMask` stores tensors of two values only: every place must accept it.
+    # Every place must accept a codec that takes tensors of two values only.
     return [
         c
         for c in dict.fromkeys(c for several in each for c in several)
-        if not isinstance(c, BitMask) or all(c in several for several in each)
+        if not c.two_valued or all(c in several for several in each)
     ]
 
 

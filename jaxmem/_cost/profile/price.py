@@ -1,5 +1,5 @@
-"""Makes the block classes of a step: `block_class` with work in the place of seconds, `priced` with
-the seconds of that work.
+"""Makes the block classes of a step: `block_class` with work in the place of seconds, and
+`with_prices` with the seconds of that work.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ from jaxmem._core.profile import BlockClass, Equation, Option, Tag
 from jaxmem._cost.blocks.classes import at_once, graph_key
 from jaxmem._cost.blocks.find import Instance
 from jaxmem._cost.blocks.loops import Operation
-from jaxmem._cost.blocks.opened import Opened
+from jaxmem._cost.blocks.opened_block import Opened
 from jaxmem._cost.blocks.segments import backward, forward, segments
 from jaxmem._cost.profile.jobs import Jobs, Untimed
 from jaxmem._cost.profile.options import Allowed, options_of

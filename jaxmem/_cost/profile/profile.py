@@ -11,14 +11,14 @@ from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.warn import warn
 from jaxmem._cost.blocks.classes import classes_of, plan_fingerprint
 from jaxmem._cost.blocks.find import find_blocks
-from jaxmem._cost.blocks.opened import Opened, hidden_tags, open_block
+from jaxmem._cost.blocks.opened_block import Opened, hidden_tags, open_block
 from jaxmem._cost.blocks.segments import BlockGraph
 from jaxmem._cost.profile.doubt import MIN_GAIN_DEFAULT, MIN_GAIN_REQUESTED, with_doubts
 from jaxmem._cost.profile.jobs import Jobs
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.price import block_class, with_prices
 from jaxmem._cost.profile.times import job_times
-from jaxmem._cost.profile.whole import whole
+from jaxmem._cost.profile.unsharded import without_shardings
 from jaxmem._target.devices.platforms import Platform
 
 
@@ -42,7 +42,7 @@ def profile(
     different codecs.
     """
     target = backend.target
-    found = find_blocks(whole(jaxpr).jaxpr)
+    found = find_blocks(without_shardings(jaxpr).jaxpr)
     classes = classes_of(found)
     traits = target.traits
     jobs = Jobs(target.local, traits.tiled)

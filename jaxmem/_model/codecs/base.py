@@ -65,11 +65,16 @@ class NamedCodec(Codec):
     name: the codec's name in its text form and in errors.
     lossless: whether `decode` returns the encoded array, to the bit.
     takes: the names of the dtypes.
+    two_valued: whether the codec takes tensors of two values only.
+    capacity: number of outlier channels that can be stored exactly; None if the codec separates no
+      outliers.
     """
 
     name: ClassVar[str]
     lossless: ClassVar[bool] = False
     takes: ClassVar[tuple[str, ...]] = FLOATS
+    two_valued: ClassVar[bool] = False
+    capacity: int | None = None
 
     def __str__(self) -> str:
         fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]
@@ -90,6 +95,12 @@ class NamedCodec(Codec):
                 f" {', '.join(self.takes)}:"
                 " keep, recompute or offload this tensor, or give its tag another codec"
             )
+
+    def with_room_for(self, count: int) -> "NamedCodec":
+        """Returns the codec with capacity for `count` outlier channels. A codec that separates no
+        outliers is returned unchanged.
+        """
+        return self
 
 
 def dtype_of(dtype):

@@ -27,6 +27,7 @@ class BitMask(NamedCodec):
     name: ClassVar[str] = "bit_mask"
     lossless: ClassVar[bool] = True
     takes: ClassVar[tuple[str, ...]] = ("bool", *INTEGERS, *FLOATS)
+    two_valued: ClassVar[bool] = True
 
     def encode(self, x):
         import jax.numpy as jnp

@@ -67,7 +67,7 @@ def default_for(kind: str | None) -> Codec | None:
     return _BY_KIND.get(kind)
 
 
-def parse(text: str) -> Codec:
+def parse(text: str) -> NamedCodec:
     """Returns the codec that `text` describes: `parse(str(codec)) == codec`.
 
     text: the text form, `name(field=value,...)`. A field that is left out has its default.

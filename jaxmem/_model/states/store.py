@@ -11,9 +11,9 @@ Four rules keep these copies fast. No compiler documents them, and each costs a 
 - An updated stack is read from the loop's carry. If it is read from outside the loop, it is stored
   twice.
 - An updated layer keeps the axis of layers, of length 1, from reading to writing, and is multiplied
-  by arrays, not by numbers alone (`folded_at`, `Gathering`). Otherwise XLA copies the layer before
-  it updates the layer, in device memory too: two more passes over each array, and memory for the
-  copies.
+  by arrays, not by numbers alone (`folded_at`, `Accumulation`). Otherwise XLA copies the layer
+  before it updates the layer, in device memory too: two more passes over each array, and memory for
+  the copies.
 """
 
 from collections.abc import Callable

@@ -42,7 +42,7 @@ from jaxmem._model.states.store import brought, streams
 from jaxmem._optim.adama.rule import Moments, Rule
 from jaxmem._optim.adama.transform import AdamA, AdamAState, RowState, State
 from jaxmem._optim.released.backward import backward
-from jaxmem._optim.released.fold import Clip, Fold, Folds, Gathering, entries
+from jaxmem._optim.released.fold import Accumulation, Clip, Fold, Folds, entries
 from jaxmem._optim.released.form import check_shapes
 from jaxmem._optim.released.gather import of_layers, updated, whole, whole_layer, whole_outside
 from jaxmem._optim.released.model import Model, metrics_of
@@ -159,7 +159,7 @@ class Accumulated:
         def fold_of(i, update=None):
             # The first fold of a minibatch also decays the moments, which saves a pass over them.
             b1, b2 = (jnp.where(i == first, b, 1.0) for b in begin)
-            use = Gathering(rule, old.count, (b1, b2), update, mean_over)
+            use = Accumulation(rule, old.count, (b1, b2), update, mean_over)
             return Fold(use, clip, mean_over=mean_over)
 
         if by_layer or streams((params, old)):

@@ -4,10 +4,10 @@ moments.
 A component is a part of the parameters that is updated at once: one layer, or one array outside the
 layers.
 
-A component's gradient has one of two uses, `Gathering` or `Update` (`direct.py`). The backward does
-not distinguish them: it passes a state and a gradient to the use, and puts the new state in the
-place of the old one. If the state has an entry "params", the loop reads the parameters from that
-entry, since the parameters are replaced.
+A component's gradient has one of two uses, `Accumulation` or `Update` (`direct.py`). The backward
+does not distinguish them: it passes a state and a gradient to the use, and puts the new state in
+the place of the old one. If the state has an entry "params", the loop reads the parameters from
+that entry, since the parameters are replaced.
 """
 
 import dataclasses
@@ -201,7 +201,7 @@ class Folds(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Gathering:
+class Accumulation:
     """Folds a gradient into the moments of a component's state. The moments decay first, even if
     the gradient is not finite.
 

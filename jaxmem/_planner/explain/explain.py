@@ -36,7 +36,7 @@ from jaxmem._planner.placement.steps import placed_steps
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._result.memory.explanation import Explanation, Part
 from jaxmem._result.plan.plan import Plan, check_fingerprint
-from jaxmem._target.buffers.held import Held, Peak
+from jaxmem._target.buffers.held_buffers import Held, Peak
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.target import Target

@@ -18,7 +18,7 @@ from jaxmem._core.profile import BlockClass
 from jaxmem._model.states.places import HOST
 from jaxmem._model.tags.storage import Storage, form_of
 from jaxmem._result.memory.explanation import Item, Part
-from jaxmem._target.buffers.held import Held, Peak
+from jaxmem._target.buffers.held_buffers import Held, Peak
 from jaxmem._trace.primitives import RELABELLED
 
 _PARTS = 8  # an argument with more children is one part

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from jaxmem._planner.explain.names import Row, without
 from jaxmem._result.memory.live import KINDS, Live, Series, phases
-from jaxmem._target.buffers.held import Held, Peak
+from jaxmem._target.buffers.held_buffers import Held, Peak
 
 Place = Callable[[Held], tuple[str, str, str]]  # the kind, the part and the item of a buffer
 

@@ -15,12 +15,7 @@ from jaxmem._planner.outcome.searched import option_notes
 from jaxmem._planner.outcome.table import rows
 from jaxmem._planner.placement.front import layer_policy
 from jaxmem._planner.placement.layer import RESIDENT, LayerGroup, LayerPolicy
-from jaxmem._planner.placement.program import (
-    PlacementProblem,
-    PlacementSolution,
-    priced_placement,
-    solve_placement,
-)
+from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, solve_placement
 from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch
 from jaxmem._planner.search.step_time import outside_blocks
 from jaxmem._planner.solve.cost import evaluate
@@ -99,7 +94,8 @@ def outcome(
 def _all_kept(problem: PlacementProblem, kept: LayerPolicy) -> float:
     """Seconds of the layers if all states and all saved tensors are in device memory."""
     one = dataclasses.replace(problem, policies=(kept.with_working(0, 0),))
-    return priced_placement(one, {LayerGroup(RESIDENT, 0): problem.states.layers}, DEVICE).seconds
+    counts = {LayerGroup(RESIDENT, 0): problem.states.layers}
+    return PlacementSolution.of(one, counts, DEVICE).seconds
 
 
 def _seconds_outside(search: PlacementSearch, best: PlacedTrial) -> float:

@@ -15,7 +15,6 @@ from jaxmem._planner.outcome.pareto import curve, whole_actions
 from jaxmem._planner.outcome.table import rows
 from jaxmem._planner.search.candidates import solve_fastest
 from jaxmem._planner.search.measure import Runs, quartiles
-from jaxmem._planner.search.search import Found
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import StepTime
 from jaxmem._planner.search.trial import Limits, Trial
@@ -36,19 +35,19 @@ ADVICE = {
 
 
 def outcome(
-    found: Found,
+    search: Search,
     notes: tuple[str, ...] = (),
     runs: Sequence[Runs] = (),
     taken: str | None = None,
 ) -> Plan:
     """Returns the plan that a search found, with its table and its curve of other budgets.
 
-    found: the result of the search, with a best trial.
+    search: the search, which has found a best plan.
     notes: sentences for the user.
     runs: the steps that were run for comparison.
     taken: why the plan has its actions, if the solver did not choose them.
     """
-    search, best, division = found.search, found.best, found.division
+    best = search.best
     assert best is not None
     profile, baseline, model = search.profile, search.baseline, search.model()
     compiler = search.compiler
@@ -56,8 +55,8 @@ def outcome(
     problem = search.problem(model)
     # The table shows the decided problem, with divided layers if the plan divides layers, within
     # the room that the memory model leaves. The curve always has undivided layers.
-    decided = division.problem if division else problem
-    decided = dataclasses.replace(decided, room=problem.room, corrections=found.corrections)
+    decided = search.divided_problem or problem
+    decided = dataclasses.replace(decided, room=problem.room, corrections=search.corrections)
     is_as_written = best is search.checkpointed
     actions = AS_WRITTEN if is_as_written else whole_actions(decided.profile, best.actions)
     # A plan keeps everything only if every block keeps everything. So idle blocks are kept if all

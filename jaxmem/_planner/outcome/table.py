@@ -6,7 +6,7 @@ from jaxmem._core.actions import KEEP, Actions, Choice, choice_of, is_whole, kee
 from jaxmem._core.profile import BlockClass, Option, Profile
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import ActionProblem
-from jaxmem._planner.solve.solution import ActionSolution, demanded, priced
+from jaxmem._planner.solve.solution import ActionSolution, demanded
 from jaxmem._planner.solve.solve import runner_up
 from jaxmem._result.plan.rows import Row
 
@@ -24,7 +24,7 @@ def rows(
       everything fits.
     """
     profile, blocks = problem.profile, problem.profile.blocks
-    solution = priced(problem, actions)
+    solution = ActionSolution.of(problem, actions)
     problem, solution = _without_whole_blocks(problem, solution)
     if problem.room is not None:  # the compiled plan fits, even if its predicted bytes do not
         problem = problem.within(max(problem.room, solution.bytes))
@@ -53,7 +53,7 @@ def _without_whole_blocks(
     room = None if problem.room is None else max(0, problem.room - kept_bytes)
     profile = dataclasses.replace(problem.profile, blocks=blocks)
     rest = dataclasses.replace(problem, profile=profile, room=room)
-    return rest, priced(rest, {b.name: solution.actions[b.name] for b in blocks})
+    return rest, ActionSolution.of(rest, {b.name: solution.actions[b.name] for b in blocks})
 
 
 def _row(

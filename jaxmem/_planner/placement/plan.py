@@ -110,8 +110,9 @@ def placement_searches(
     target = backend.target
     released, _ = released_of(build(None))
     accumulates = not isinstance(getattr(released, "optimizer", None), Direct)
-    # If XLA has prices for the target, its schedule overlaps more of an all-gather.
-    beside = GATHERED_BESIDE if target.chip is not None and target.chip.priced else LESS_BESIDE
+    # If XLA has estimates for the target, its schedule overlaps more of an all-gather.
+    chip = target.chip
+    beside = GATHERED_BESIDE if chip is not None and chip.has_xla_estimates else LESS_BESIDE
     searches, refused = [], None
     # Optimizers other than AdamA always gather by layer.
     for how in DIVIDED if accumulates else (NOTHING, LAYERS):

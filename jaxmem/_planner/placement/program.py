@@ -144,6 +144,28 @@ class PlacementSolution:
     risk_adjusted_seconds: float
     solve_seconds: float
 
+    @staticmethod
+    def of(
+        problem: PlacementProblem,
+        counts: Mapping[LayerGroup, int],
+        outer: str,
+        solve_seconds: float = 0.0,
+    ) -> "PlacementSolution":
+        """Returns counts as a solution with the problem's sums, whether or not they are within the
+        limits.
+        """
+        states = problem.states
+        hosted = states.outside if outer == HOST else 0
+        device = sum(n * problem.device(g) for g, n in counts.items())
+        device += max(problem.working(g) for g in counts)
+        device += states.fixed + states.outside - hosted + problem.short
+        host = sum(n * problem.host(g) for g, n in counts.items()) + hosted
+        alone = fetched_first([g.place for g in counts], states, problem.link)
+        alone += problem.alone_seconds + (problem.outer_seconds if hosted else 0.0)
+        seconds = alone + sum(n * problem.seconds(g) for g, n in counts.items())
+        risk_adjusted = alone + sum(n * problem.risk_adjusted(g) for g, n in counts.items())
+        return PlacementSolution(counts, outer, device, host, seconds, risk_adjusted, solve_seconds)
+
     @property
     def places(self) -> Places:
         at = lambda place: sum(n for group, n in self.counts.items() if group.place == place)
@@ -214,29 +236,7 @@ def solve_placement(problem: PlacementProblem, goal: str = "time") -> PlacementS
     rounded = {g: round(v.varValue or 0) for g, v in n.items()}
     chosen = {g: c for g, c in _ordered(problem, rounded).items() if c}
     memory = HOST if (outer.varValue or 0) > 0.5 else DEVICE
-    return priced_placement(problem, chosen, memory, time.perf_counter() - start)
-
-
-def priced_placement(
-    problem: PlacementProblem,
-    counts: Mapping[LayerGroup, int],
-    outer: str,
-    solve_seconds: float = 0.0,
-) -> PlacementSolution:
-    """Returns counts as a solution, priced by the problem's sums, whether or not they are within
-    the limits.
-    """
-    states = problem.states
-    hosted = states.outside if outer == HOST else 0
-    device = sum(n * problem.device(g) for g, n in counts.items())
-    device += max(problem.working(g) for g in counts)
-    device += states.fixed + states.outside - hosted + problem.short
-    host = sum(n * problem.host(g) for g, n in counts.items()) + hosted
-    alone = fetched_first([g.place for g in counts], states, problem.link)
-    alone += problem.alone_seconds + (problem.outer_seconds if hosted else 0.0)
-    seconds = alone + sum(n * problem.seconds(g) for g, n in counts.items())
-    risk_adjusted = alone + sum(n * problem.risk_adjusted(g) for g, n in counts.items())
-    return PlacementSolution(counts, outer, device, host, seconds, risk_adjusted, solve_seconds)
+    return PlacementSolution.of(problem, chosen, memory, time.perf_counter() - start)
 
 
 def _ordered(problem: PlacementProblem, counts: Mapping[LayerGroup, int]) -> dict[LayerGroup, int]:

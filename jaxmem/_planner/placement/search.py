@@ -117,7 +117,7 @@ class PlacementSearch:
             predicted = self.expected(solution)
             LOG.info("compile %d: %s", len(self.trials) + 1, solution.places)
             try:
-                step = self.steps.compile(self.assignment(solution), solution.places)
+                step = self.steps.compile_fully(self.assignment(solution), solution.places)
             except StepError as error:
                 # A solution that XLA does not compile because of a defect does not invalidate the
                 # trials before it.

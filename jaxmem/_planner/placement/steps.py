@@ -166,10 +166,10 @@ class PlacedSteps:
             self._estimated[key] = self.backend.step_bytes(step.trace(assignment), arguments)
         return self._estimated[key]
 
-    def compile(self, assignment: Assignment, places: Places) -> CompiledStep:
-        """Compiles the step. Raises StepError if XLA does not compile it."""
+    def compile_fully(self, assignment: Assignment, places: Places) -> CompiledStep:
+        """Compiles the step fully. Raises StepError if XLA does not compile it."""
         start = time.perf_counter()
-        compiled = self.backend.compile(*self.at(places).stages(assignment)).result()
+        compiled = self.backend.compile_fully(*self.at(places).stages(assignment)).result()
         self.compiles += 1
         self.seconds += time.perf_counter() - start
         actions = {label: dict(choices) for label, choices in assignment.actions.items()}

@@ -33,7 +33,7 @@ from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import everything
 from jaxmem._planner.solve.memory import working_bytes
 from jaxmem._planner.solve.problem import ActionProblem
-from jaxmem._planner.solve.solution import ActionSolution, priced
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._planner.solve.solve import least_bytes
 from jaxmem._target.devices.support import host_loop_fault
 from jaxmem.errors import BudgetError, StepError
@@ -66,14 +66,14 @@ def begin(search: Search, arguments: int) -> None:
         if search.history_as_written is not None and _too_large(search) is None:
             search.compiler.begin(AS_WRITTEN)
         guess = first_guess(search, recalled, arguments)
-        step, guessed = search.try_compile(kept, guess.actions)
+        step, guessed = search.try_compile_buffers(kept, guess.actions)
         if isinstance(step, StepError):
             raise step
         search.baseline = trial_of_kept(step)
     elif known is not None and known.total > limits.usable_bytes:
         search.baseline = known  # a step that does not fit is not compiled again
     else:
-        (step,) = search.compile(kept)
+        (step,) = search.compile_buffers(kept)
         search.baseline = trial_of_kept(step)
     search.trial_as_written = _compile_as_written(search)
     fits = search.baseline.total <= limits.usable_bytes
@@ -84,11 +84,11 @@ def begin(search: Search, arguments: int) -> None:
     if guess is None or guessed is None:
         known_trials = [*search.trials, *recalled]
         guess = first_guess(search, known_trials, search.static)
-        (guessed,) = search.try_compile(guess.actions, least=search.baseline.total)
+        (guessed,) = search.try_compile_buffers(guess.actions, least=search.baseline.total)
     if isinstance(guessed, StepError):
         search.refused.append(guess.actions)
-        guess = priced(ActionProblem(profile), profile.everything_recomputed)
-        (guessed,) = search.compile(guess.actions, least=search.baseline.total)
+        guess = ActionSolution.of(ActionProblem(profile), profile.everything_recomputed)
+        (guessed,) = search.compile_buffers(guess.actions, least=search.baseline.total)
     search.plan_trials.append(Trial(guessed, guess.cost, search.expected(guess), guess.gap))
 
 
@@ -119,7 +119,7 @@ def _compile_as_written(search: Search) -> Trial | None:
     step: CompiledStep | StepError | None = _too_large(search)
     if step is None:
         LOG.info("compiling the step as written")
-        (step,) = search.try_compile(AS_WRITTEN, least=search.baseline.total)
+        (step,) = search.try_compile_buffers(AS_WRITTEN, least=search.baseline.total)
     if isinstance(step, StepError):
         return None
     if step.host_bytes and (why := host_loop_fault(search.compiler.backend.target)):
@@ -177,7 +177,7 @@ def first_guess(search: Search, known: list[Trial], static: int) -> ActionSoluti
     fits = solution.saved_bytes + model().predict(solution.actions) <= available
     if best is not None:
         faster = fits and solution.risk_adjusted_seconds < best.cost.risk_adjusted_seconds
-        return solution if faster else priced(ActionProblem(profile), best.actions)
+        return solution if faster else ActionSolution.of(ActionProblem(profile), best.actions)
     if not fits:
         expected = estimates.expecting([(t.actions, t.working) for t in known])
         smallest, *_ = least(search)

@@ -16,7 +16,7 @@ from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.cost import Cost, evaluate, tag_at
 from jaxmem._planner.solve.problem import ActionProblem
-from jaxmem._planner.solve.solution import ActionSolution, priced
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._planner.solve.solve import least_bytes, solve
 from jaxmem.errors import TagError
 
@@ -33,7 +33,8 @@ def solve_fastest(problem: ActionProblem) -> ActionSolution | None:
     solution = solve(problem)
     if solution is None:
         return None
-    return priced(problem, settled(problem.profile, solution), solution.solve_seconds, solution.gap)
+    actions = settled(problem.profile, solution)
+    return ActionSolution.of(problem, actions, solution.solve_seconds, solution.gap)
 
 
 def solve_within_budget(search: Search, count: int) -> list[ActionSolution]:
@@ -64,7 +65,8 @@ def nearest(search: Search) -> list[ActionSolution]:
     may be wrong.
     """
     by_model = search.agreed(least_bytes)
-    nothing = priced(search.problem(search.model()), search.profile.everything_recomputed)
+    problem = search.problem(search.model())
+    nothing = ActionSolution.of(problem, search.profile.everything_recomputed)
     alternatives = [s for s in (by_model, nothing) if s is not None]
     usable = [t for t in search.trials if not (search.lossless and t.cost.is_lossy)]
     smallest = min(usable, key=lambda t: t.total).actions
@@ -109,7 +111,7 @@ def recalled(
     ]
     if not faster:
         return None
-    return priced(problem, min(faster, key=seconds).actions)
+    return ActionSolution.of(problem, min(faster, key=seconds).actions)
 
 
 def settled(profile: Profile, solution: ActionSolution) -> Actions:

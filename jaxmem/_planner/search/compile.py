@@ -55,7 +55,8 @@ class CompiledStep:
 
 class StepCompiler:
     """Traces and compiles steps of one `build`; counts compiles, and the seconds spent waiting for
-    them.
+    them. `compile_buffers` compiles as far as bytes and costs need (`Backend.compile_buffers`);
+    `compile_fully` compiles the step that will run.
 
     build: takes a plan and returns the step.
     args: the step's arguments, as arrays or shapes.
@@ -80,21 +81,21 @@ class StepCompiler:
         """Traces the step under a plan, without compiling it."""
         return self.stages(plan)[1]
 
-    def compile(self, *many: Actions) -> list[CompiledStep]:
-        """Compiles the step under each of `many` actions, at the same time if the backend can."""
-        return all_compiled(self.try_compile(*many))
-
-    def try_compile(self, *many: Actions) -> list[CompiledStep | StepError]:
-        """Compiles the step under each of `many` actions. For a step that XLA does not compile, the
-        result is the error.
+    def compile_buffers(self, *many: Actions) -> list[CompiledStep]:
+        """Compiles the step under each of `many` actions for buffers, at the same time if the
+        backend can. Raises StepError if XLA does not compile one of the steps.
         """
-        self.compiles += len(many)
-        return self.compile_buffers(*many)
+        return all_compiled(self.try_compile_buffers(*many))
 
-    def compile_buffers(self, *many: Actions) -> list[CompiledStep | StepError]:
-        """Compiles the step under each of `many` actions as `try_compile` does, and does not count
-        the compiles.
+    def try_compile_buffers(
+        self, *many: Actions, counted: bool = True
+    ) -> list[CompiledStep | StepError]:
+        """Compiles as `compile_buffers` does. For a step that XLA does not compile, the result is
+        the error.
+
+        counted: whether the compiles are added to `compiles`.
         """
+        self.compiles += len(many) if counted else 0
         start = time.perf_counter()
         futures = [self._begin(actions) for actions in many]  # begin all before waiting for one
         results: list[CompiledStep | StepError] = []
@@ -107,8 +108,9 @@ class StepCompiler:
         return results
 
     def begin(self, actions: Actions) -> None:
-        """Begins a compile that a later call of `try_compile` waits for. This saves time if the
-        backend compiles outside this process, that is, if its `parallel_compiles` is above 1.
+        """Begins a compile for buffers that a later call of `try_compile_buffers` waits for. This
+        saves time if the backend compiles outside this process, that is, if its `parallel_compiles`
+        is above 1.
         """
         self._begun.append((actions, self._begin(actions)))
 
@@ -128,7 +130,7 @@ class StepCompiler:
         if not self.backend.stops_at_buffers:
             return step
         start = time.perf_counter()
-        compiled = self.backend.compile(*self.stages(self.plan_of(step.actions))).result()
+        compiled = self.backend.compile_fully(*self.stages(self.plan_of(step.actions))).result()
         self.compiles += 1
         self.seconds += time.perf_counter() - start
         return CompiledStep(step.actions, compiled)

@@ -28,7 +28,7 @@ from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.problem import ActionProblem
-from jaxmem._planner.solve.solution import ActionSolution, priced
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._planner.solve.solve import solve
 from jaxmem.errors import StepError
 
@@ -145,8 +145,8 @@ def _solved(problem: ActionProblem, groups: Groups, newest: str) -> Division | N
         peak = _peak(problem.working, groups, profile, solution)
         if peak <= room:
             full = dataclasses.replace(open_problem, profile=groups.profile, room=problem.room)
-            kept = {label: {REST: KEEP} for label in groups.whole}
-            complete = priced(full, solution.actions | kept, solution.solve_seconds, solution.gap)
+            actions = solution.actions | {label: {REST: KEEP} for label in groups.whole}
+            complete = ActionSolution.of(full, actions, solution.solve_seconds, solution.gap)
             return Division(groups, full, complete, peak + kept_bytes)
     return None
 
@@ -241,7 +241,7 @@ def _divide(
                 break
             short += estimated - predicted  # a plan that is not expected to fit is not compiled
             continue
-        (step,) = search.try_compile(division.solution.actions, least=best.total)
+        (step,) = search.try_compile_buffers(division.solution.actions, least=best.total)
         if isinstance(step, StepError):
             break
         expected = max(search.static, predicted if estimated is None else estimated)

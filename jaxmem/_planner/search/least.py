@@ -19,7 +19,7 @@ from jaxmem._planner.search.local_search import local_search
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.problem import ActionProblem
-from jaxmem._planner.solve.solution import ActionSolution, priced
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._planner.solve.solve import least_bytes
 
 
@@ -67,5 +67,5 @@ def _timeless(search: Search, refused: Sequence[Actions]) -> ActionProblem:
 
 def _each(search: Search, many: Sequence[Actions]) -> list[ActionSolution]:
     """Assignments with their prices, without duplicates."""
-    solutions = [priced(ActionProblem(search.profile), actions) for actions in many]
+    solutions = [ActionSolution.of(ActionProblem(search.profile), actions) for actions in many]
     return [s for i, s in enumerate(solutions) if not is_among(s.actions, solutions[:i])]

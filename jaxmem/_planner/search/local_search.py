@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 
 from jaxmem._core.actions import REST, Actions
 from jaxmem._planner.solve.problem import ActionProblem
-from jaxmem._planner.solve.solution import ActionSolution, fits, priced
+from jaxmem._planner.solve.solution import ActionSolution, fits
 from jaxmem.errors import TagError
 
 PATIENCE = 40  # the most assignments that are tried after the best one
@@ -124,7 +124,7 @@ class _Descent:
         limit of host memory.
         """
         try:
-            solution = priced(self.problem, actions)
+            solution = ActionSolution.of(self.problem, actions)
         except TagError:
             return None
         fitting = fits(solution, self.problem.within(None))

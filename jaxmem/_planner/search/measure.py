@@ -18,11 +18,10 @@ from jaxmem._planner.search import candidates
 from jaxmem._planner.search.candidates import hand_policies
 from jaxmem._planner.search.factors import NOISE, Factors, fitted, rescaled
 from jaxmem._planner.search.history import Comparison, History
-from jaxmem._planner.search.search import Found
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import worth_its_loss
 from jaxmem._planner.search.trial import Trial
-from jaxmem._planner.solve.solution import priced
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.running import CannotRun
 from jaxmem._target.devices.target import Target
@@ -56,9 +55,9 @@ class Runs:
         return statistics.median(self.rounds)
 
 
-def run_and_correct(found: Found, seconds: float) -> tuple[Found, list[Runs]]:
-    """Runs the most promising steps in alternation for `seconds`. Returns the search's result with
-    the fastest measured trial as its best, and all runs.
+def run_and_correct(search: Search, seconds: float) -> list[Runs]:
+    """Runs the most promising steps in alternation for `seconds`, and returns their runs. The
+    fastest measured trial becomes the search's best plan.
 
     These steps run: the best plan, everything kept and the step as written if they fit, the
     policies of `hand_policies` that fit, and the plans that would be best under other prices
@@ -69,13 +68,12 @@ def run_and_correct(found: Found, seconds: float) -> tuple[Found, list[Runs]]:
 
     Raises CannotRun if the step does not run on the device at hand.
     """
-    search = found.search
-    assert found.best is not None
-    named = {"the plan": found.best}
-    if search.baseline in search.fitting and found.best is not search.baseline:
+    assert search.best is not None
+    named = {"the plan": search.best}
+    if search.baseline in search.fitting and search.best is not search.baseline:
         named["everything kept"] = search.baseline
     as_written = search.checkpointed_fits
-    if as_written is not None and found.best is not as_written:
+    if as_written is not None and search.best is not as_written:
         named["the step as written"] = as_written
     others = hand_policies(search.profile) | _solved_otherwise(search)
     for name, actions in others.items():
@@ -85,7 +83,7 @@ def run_and_correct(found: Found, seconds: float) -> tuple[Found, list[Runs]]:
             named[name] = trial
     runs = _run(search, named, seconds / 2)
     if not runs:
-        return found, []
+        return []
     for number in range(CORRECTIONS):
         fastest = min(runs, key=lambda run: run.median)
         actions = _solved_with(search, learned(search.profile, search.history))
@@ -103,8 +101,9 @@ def run_and_correct(found: Found, seconds: float) -> tuple[Found, list[Runs]]:
         pace = fastest.median / fastest_again.median
         runs.append(dataclasses.replace(new, rounds=tuple(pace * s for s in new.rounds)))
     best = fastest_run(search.codecs_by_default, runs).trial
-    division = found.division if best is found.best else None
-    return dataclasses.replace(found, best=best, division=division), runs
+    search.divided_problem = search.divided_problem if best is search.best else None
+    search.best = best
+    return runs
 
 
 def fastest_run(codecs_by_default: bool, runs: Sequence[Runs]) -> Runs:
@@ -186,7 +185,7 @@ def _compiled(search: Search, actions: Actions) -> Trial | None:
     for trial in search.trials:
         if trial.step.compiled.executable is not None and candidates.is_among(actions, [trial]):
             return trial if trial in search.fitting else None
-    solution = priced(search.problem(search.model()), actions)
+    solution = ActionSolution.of(search.problem(search.model()), actions)
     over = search.expected(solution) > (1 + OVER) * limits.usable_bytes
     if over or solution.host_bytes > limits.host_bytes:
         return None
@@ -244,15 +243,13 @@ def remember_run(build, args: tuple, actions: Actions, other: Actions, seconds, 
         History(backend, traced.jaxpr).remember_run(Comparison(actions, other, seconds, noise))
 
 
-def compare_by_runs(found: Found, seconds: float) -> tuple[Found, list[Runs], tuple[str, ...]]:
-    """Returns the search's result with the fastest measured trial as its best, all runs, and notes
-    for the user.
-    """
+def compare_by_runs(search: Search, seconds: float) -> tuple[list[Runs], tuple[str, ...]]:
+    """Runs steps as `run_and_correct` does. Returns the runs, and notes for the user."""
     LOG.info("running the likely fastest steps for %g s", seconds)
     try:
-        fastest, runs = run_and_correct(found, seconds)
+        runs = run_and_correct(search, seconds)
     except CannotRun as why:
-        return found, [], (f"nothing was run for `measure`: {why}",)
+        return [], (f"nothing was run for `measure`: {why}",)
     if not runs:
-        return found, [], ("nothing was run for `measure`: there is no memory for the step",)
-    return fastest, runs, ()
+        return [], ("nothing was run for `measure`: there is no memory for the step",)
+    return runs, ()

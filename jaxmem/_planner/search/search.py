@@ -17,7 +17,7 @@ assignments of least bytes.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from jaxmem._core.groups import divisible
 from jaxmem._planner.search import candidates
@@ -28,7 +28,7 @@ from jaxmem._planner.search.state import Search, warn_left_out
 from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime, worth_its_loss
 from jaxmem._planner.search.trial import Trial, solve_and_compile
 from jaxmem._planner.search.whole_steps import refine_by_whole_steps
-from jaxmem._planner.solve.problem import ActionProblem, Key
+from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem.errors import StepError
 
@@ -45,27 +45,10 @@ DIVIDED_COMPILES = 2  # compiles of the search that are left for plans with grou
 LOSSLESS_COMPILES = 2  # compiles of lossless plans, in addition to the other compiles
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """The result of a search.
-
-    search: the search, with its compiles of undivided plans.
-    best: the fastest plan that fits, or None.
-    division: how the best plan divides layers into groups; None if it divides no layers.
-    corrections: by choice, the seconds in whole steps less the profile's seconds, as
-      `ActionProblem.corrections`; empty if `refine_by_whole_steps` corrected no prices.
-    """
-
-    search: Search
-    best: Trial | None
-    division: Division | None
-    corrections: Mapping[Key, float] = dataclasses.field(default_factory=dict)
-
-
-def find_plan(search: Search, arguments: int) -> Found:
-    """Finds the fastest plan within the limits, and shows by a compile that the plan fits. A search
-    makes at most `MOST_COMPILES` compiles of solutions. The search for a lossless plan, an error's
-    least bytes and, for a TPU, `refine_by_whole_steps` may compile more.
+def find_plan(search: Search, arguments: int) -> None:
+    """Finds the fastest plan within the limits, shows by a compile that the plan fits, and sets
+    `Search.best`. A search makes at most `MOST_COMPILES` compiles of solutions. The search for a
+    lossless plan, an error's least bytes and, for a TPU, `refine_by_whole_steps` may compile more.
 
     arguments: bytes of the step's arguments on one device, as traced.
 
@@ -79,24 +62,26 @@ def find_plan(search: Search, arguments: int) -> Found:
         refine(search)
     if not search.fitting and not search.checkpointed_fits:
         compile_least(search)
-        if (proven := _proven_least(search)) is not None:
-            return Found(search, proven, None)
+        search.best = _proven_least(search)
+        if search.best is not None:
+            return
     if search.codecs_by_default:
         look_for_lossless(search)
-    corrections = refine_by_whole_steps(search)
+    search.corrections = refine_by_whole_steps(search)
     # The largest excess so far of the bytes of a full compile over the bytes of its compile for
     # buffers.
     more = 0
     while search.fitting or search.checkpointed_fits:
         # On a target that compiles for buffers, only the plan to return is compiled fully. A full
         # compile may exceed the limits. Then the trials are ranked again.
-        for trial, groups in _ranked(search, more):
+        for trial, division in _ranked(search, more):
             proven = search.compiled_fully(trial)
             if proven is not None and search.limits.allow(proven):
-                return Found(search, proven, groups, corrections)
+                search.best = proven
+                search.divided_problem = None if division is None else division.problem
+                return
             more = max(more, 1, 0 if proven is None else proven.total - trial.total)
         refine(search)
-    return Found(search, None, None)
 
 
 def look_for_lossless(search: Search) -> None:

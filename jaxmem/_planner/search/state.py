@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxmem._core.actions import AS_WRITTEN, Actions
 from jaxmem._core.bytes import show_bytes
@@ -17,7 +17,7 @@ from jaxmem._planner.search.step_time import StepTime, step_time_of
 from jaxmem._planner.search.trial import Limits, Trial
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.memory import working_bytes
-from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.problem import ActionProblem, Key
 from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._target.compile.running import CannotRun
 from jaxmem.errors import StepError
@@ -48,6 +48,11 @@ class Search:
     trial_as_written: the step as its author wrote it. It is the baseline if it keeps everything. It
       is None if a plan's policies decide the step.
     profile_seconds, solve_seconds: the time of tracing and profiling, and the time of the solver.
+    best: the fastest plan that fits, once the search has ended; None if no plan fits.
+    divided_problem: the problem of the groups of layers into which the best plan divides layers;
+      None if the plan divides no layers.
+    corrections: by choice, the seconds in whole steps less the profile's seconds, as
+      `ActionProblem.corrections`; empty if `refine_by_whole_steps` corrected no prices.
     baseline: the step with everything kept, once it is compiled. If it is from an earlier search,
       it does not fit.
     """
@@ -66,6 +71,9 @@ class Search:
     trial_as_written: Trial | None = None
     profile_seconds: float = 0.0
     solve_seconds: float = 0.0
+    best: Trial | None = None
+    divided_problem: ActionProblem | None = None
+    corrections: Mapping[Key, float] = dataclasses.field(default_factory=dict)
     baseline: Trial = dataclasses.field(init=False)
 
     @property
@@ -100,13 +108,13 @@ class Search:
         last = 1 if self.compiler.backend.stops_at_buffers else 0
         return MOST_COMPILES + (self.history_as_written is not None) - last - self.compiler.compiles
 
-    def compile(self, *many: Actions, least: int | None = None) -> list[CompiledStep]:
+    def compile_buffers(self, *many: Actions, least: int | None = None) -> list[CompiledStep]:
         """Compiles the step under each of `many` actions, logs the compiles, and stores the results
         in the history. Raises StepError if XLA does not compile one of the steps.
 
         least: the least compiled bytes so far, for the log.
         """
-        return all_compiled(self.try_compile(*many, least=least))
+        return all_compiled(self.try_compile_buffers(*many, least=least))
 
     def timed(self, *trials: Trial) -> list[Trial]:
         """The trials with measured seconds. A trial that does not run on the device at hand, or
@@ -130,7 +138,7 @@ class Search:
                     known[i] = self.history_of(trials[i].actions).remember_seconds(seconds)
         return [dataclasses.replace(t, measured_seconds=s) for t, s in zip(trials, known)]
 
-    def try_compile(
+    def try_compile_buffers(
         self, *many: Actions, least: int | None = None
     ) -> list[CompiledStep | StepError]:
         """Compiles the step under each of `many` actions. For a step that XLA does not compile, the
@@ -151,7 +159,7 @@ class Search:
             so_far,
             extra={"done": done, "of": most},
         )
-        results = self.compiler.try_compile(*many)
+        results = self.compiler.try_compile_buffers(*many)
         for actions, step in zip(many, results):
             if isinstance(step, CompiledStep):
                 self.history_of(step.actions).remember(step)
@@ -221,7 +229,7 @@ class Search:
             return []
         # A trial keeps the prediction of the memory model before the model was fitted to the trial.
         expected = [self.expected(pick) for pick in picks]
-        steps = self.try_compile(*(pick.actions for pick in picks), least=self.least)
+        steps = self.try_compile_buffers(*(pick.actions for pick in picks), least=self.least)
         trials = []
         for step, pick, predicted in zip(steps, picks, expected):
             if isinstance(step, StepError):

@@ -166,7 +166,9 @@ class _Refinement:
                 fresh.append((actions, cost))
                 known.append(actions)
         self.left -= len(fresh)
-        results = self.search.compiler.compile_buffers(*(actions for actions, _ in fresh))
+        results = self.search.compiler.try_compile_buffers(
+            *(actions for actions, _ in fresh), counted=False
+        )
         for (actions, cost), step in zip(fresh, results):
             if not isinstance(step, CompiledStep):
                 self.search.refused.append(actions)

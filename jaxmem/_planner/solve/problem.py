@@ -69,9 +69,9 @@ class ActionProblem:
         by_tag: dict[tuple[str, str], tuple[Choice, ...]] = {}
         for block in self.profile.blocks:
             for tag in block.tags:
-                priced = (RECOMPUTE, *(o.choice for o in tag.options))
+                choices = (RECOMPUTE, *(o.choice for o in tag.options))
                 key = (block.name, tag.name)
-                by_tag[key] = tuple(c for c in by_tag.get(key, priced) if c in priced)
+                by_tag[key] = tuple(c for c in by_tag.get(key, choices) if c in choices)
         return {
             key: tuple(c for c in choices if (*key, c) not in self.refused)
             for key, choices in by_tag.items()

@@ -31,6 +31,25 @@ class ActionSolution:
     solve_seconds: float = 0.0
     gap: float = 0.0
 
+    @staticmethod
+    def of(
+        problem: ActionProblem, actions: Actions, solve_seconds=0.0, gap=0.0
+    ) -> "ActionSolution":
+        """Returns an assignment as an ActionSolution, whether or not it meets the problem's limits.
+
+        problem: the profile, and the working memory of each choice.
+        actions: the assignment, which need not name every tag.
+        solve_seconds, gap: the fields of the ActionSolution.
+
+        Raises TagError if the assignment names a block, tag or choice that the profile lacks.
+        """
+        cost = evaluate(problem.profile, actions)
+        actions = effective(problem.profile, actions, cost)
+        keys = ((b, t, c) for b, tags in actions.items() for t, c in tags.items())
+        # fsum rounds once, so that the sum does not depend on the order of the tags.
+        extra = math.fsum(problem.working.get(key, 0.0) for key in keys)
+        return ActionSolution(actions, cost, round(extra), solve_seconds, gap)
+
     @property
     def saved_bytes(self) -> int:
         return self.cost.saved_bytes
@@ -54,23 +73,6 @@ class ActionSolution:
         reference.
         """
         return self.saved_bytes + self.working_bytes
-
-
-def priced(problem: ActionProblem, actions: Actions, solve_seconds=0.0, gap=0.0) -> ActionSolution:
-    """Returns an assignment as an ActionSolution, whether or not it meets the problem's limits.
-
-    problem: the profile, and the working memory of each choice.
-    actions: the assignment, which need not name every tag.
-    solve_seconds, gap: the fields of the ActionSolution.
-
-    Raises TagError if the assignment names a block, tag or choice that the profile lacks.
-    """
-    cost = evaluate(problem.profile, actions)
-    actions = effective(problem.profile, actions, cost)
-    keys = ((b, t, c) for b, tags in actions.items() for t, c in tags.items())
-    # fsum rounds once, so that the sum does not depend on the order of the tags.
-    extra = math.fsum(problem.working.get(key, 0.0) for key in keys)
-    return ActionSolution(actions, cost, round(extra), solve_seconds, gap)
 
 
 def corrected_seconds(problem: ActionProblem, solution: ActionSolution) -> float:

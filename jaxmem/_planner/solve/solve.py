@@ -14,7 +14,7 @@ from jaxmem._planner.solve.check import check_problem
 from jaxmem._planner.solve.cost import effective
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.program import MixedIntegerProgram
-from jaxmem._planner.solve.solution import ActionSolution, corrected_seconds, demanded, fits, priced
+from jaxmem._planner.solve.solution import ActionSolution, corrected_seconds, demanded, fits
 from jaxmem.errors import SolverError, TagError
 
 # How many assignments are refused because their exact bytes exceed a limit, before the program
@@ -111,7 +111,7 @@ def _search(problem: ActionProblem, goal: str) -> ActionSolution | None:
             return None
         if gap is None:
             break  # sizes are rounded up, which may have excluded an assignment that fits
-        solution = priced(problem, program.actions(), time.perf_counter() - started, gap)
+        solution = ActionSolution.of(problem, program.actions(), time.perf_counter() - started, gap)
         if fits(solution, problem):
             # Under the goal "bytes", the weight of seconds is too small for exact seconds.
             if goal == "time":

@@ -26,7 +26,7 @@ from jaxmem._target.buffers.assignment import (
     fullest_moments,
     schedule,
 )
-from jaxmem._target.buffers.held import POINTS, BufferHistory, Held, Life, Peak
+from jaxmem._target.buffers.held_buffers import POINTS, BufferHistory, Held, Life, Peak
 from jaxmem._target.buffers.module import Module, Place
 from jaxmem._target.buffers.proto import Message
 from jaxmem.errors import StepError

@@ -20,7 +20,7 @@ from jaxmem._core.database import Database, Timing
 from jaxmem._core.versions import installed
 from jaxmem._core.warn import warn
 from jaxmem._target.buffers.assignment import on_core
-from jaxmem._target.buffers.held import Peak
+from jaxmem._target.buffers.held_buffers import Peak
 from jaxmem._target.buffers.peak import peak
 from jaxmem._target.compile.options import options_of, tuned_alone
 from jaxmem._target.compile.protocol import Backend
@@ -56,7 +56,7 @@ class Local(Backend):
 
     source = "measured"
 
-    def compile(self, stage, traced) -> "concurrent.futures.Future[Compiled]":
+    def compile_fully(self, stage, traced) -> "concurrent.futures.Future[Compiled]":
         # It compiles in the caller's thread: the future that it returns is done.
         check_arguments(self.target, traced)
         start = time.perf_counter()
@@ -142,7 +142,8 @@ class Deviceless(Backend):
         self.margin = PROGRAM_MARGIN if self.stops_at_buffers else DEVICELESS_MARGIN
         self._compiler = Compiler(target, workers=workers)
         self._told = False  # whether the user was warned of idle devices
-        self.source = "xla" if target.chip is not None and target.chip.priced else "roofline"
+        chip = target.chip
+        self.source = "xla" if chip is not None and chip.has_xla_estimates else "roofline"
 
     def __exit__(self, *_) -> None:
         self._compiler.close()
@@ -156,7 +157,7 @@ class Deviceless(Backend):
         libtpu = f" libtpu {installed('libtpu')} {flags}" if self.target.platform == "tpu" else ""
         return f"{super().device} {READING} {rates}{libtpu}"
 
-    def compile(self, stage, traced) -> "concurrent.futures.Future[Compiled]":
+    def compile_fully(self, stage, traced) -> "concurrent.futures.Future[Compiled]":
         return self._compiled(traced, assigned=False)
 
     def compile_buffers(self, stage, traced) -> "concurrent.futures.Future[Compiled]":
@@ -172,11 +173,12 @@ class Deviceless(Backend):
         options = options_of(self.target.platform, traced)
         device = f"{self.target} {self.device}{' assigned' if assigned else ''}"
         program = _program(exported, donated, options)
+        result: concurrent.futures.Future[Compiled] = concurrent.futures.Future()
         # A stored result has all that a search reads; nothing could run here in any case.
         if (known := self.database.read_compile(device, program)) is not None:
             with contextlib.suppress(TypeError):  # written by another version of jaxmem
-                return _accepted(Compiled(**known), traced)
-        result: concurrent.futures.Future[Compiled] = concurrent.futures.Future()
+                _accept(result, Compiled(**known), traced)
+                return result
 
         def finish(future):
             if (error := future.exception()) is not None:
@@ -185,11 +187,7 @@ class Deviceless(Backend):
             compiled = future.result()
             # The result comes first. Writing may raise where warnings are errors; `concurrent`
             # only logs what a callback raises, and `result` would wait for ever.
-            accepted = _accepted(compiled, traced)
-            if (error := accepted.exception()) is not None:
-                result.set_exception(error)
-            else:
-                result.set_result(accepted.result())
+            _accept(result, compiled, traced)
             self.database.write_compile(device, program, compiled.stored())
 
         kernels = kernel_flops(traced.jaxpr.jaxpr)
@@ -275,15 +273,13 @@ def _hosted_bytes(executable: jax.stages.Compiled, traced: jax.stages.Traced) ->
     )
 
 
-def _accepted(compiled: Compiled, traced) -> "concurrent.futures.Future[Compiled]":
-    """What was compiled for a device that is not there, unless `check_transfers` refuses it."""
-    future: concurrent.futures.Future[Compiled] = concurrent.futures.Future()
+def _accept(future: "concurrent.futures.Future[Compiled]", compiled: Compiled, traced) -> None:
+    """Sets the result of a deviceless compile, or the error of `check_transfers`."""
     try:
         check_transfers(compiled, traced)
         future.set_result(compiled)
     except StepError as error:
         future.set_exception(error)
-    return future
 
 
 def _program(exported: bytes, donated: tuple[int, ...], options: dict) -> bytes:

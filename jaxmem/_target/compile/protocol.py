@@ -14,7 +14,7 @@ from typing import Self
 import jax
 
 from jaxmem._core.database import Database, Timing
-from jaxmem._target.buffers.held import Peak
+from jaxmem._target.buffers.held_buffers import Peak
 from jaxmem._target.compile.running import CannotRun
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
@@ -59,7 +59,7 @@ class Backend(Pricing, abc.ABC):
     parallel_compiles: the number of steps that the backend compiles at the same time.
     stops_at_buffers: whether the compiler can stop after it has assigned buffers. The bytes and the
       costs of a step are known then, so that `compile_buffers` takes a fraction of the time of
-      `compile`.
+      `compile_fully`.
     compiles_references: whether the references of the codecs' kernels are compiled in place of the
       kernels if arrays are divided over devices.
     database: the stored times and compiles; the backend reads it, and adds to it.
@@ -81,7 +81,9 @@ class Backend(Pricing, abc.ABC):
         return
 
     @abc.abstractmethod
-    def compile(self, stage, traced: jax.stages.Traced) -> "concurrent.futures.Future[Compiled]":
+    def compile_fully(
+        self, stage, traced: jax.stages.Traced
+    ) -> "concurrent.futures.Future[Compiled]":
         """Compiles the step as it will run, and returns a future of the result.
 
         stage: the step's own traced stage, whose executable is called as the step is.
@@ -93,10 +95,10 @@ class Backend(Pricing, abc.ABC):
     ) -> "concurrent.futures.Future[Compiled]":
         """Compiles the step for its bytes and costs only. If `stops_at_buffers`, the compiler stops
         after it has assigned buffers; else the step is compiled fully. The arguments and the result
-        are as for `compile`. A search compiles the plan that it returns fully, and other plans for
-        buffers only.
+        are as for `compile_fully`. A search compiles the plan that it returns fully, and other
+        plans for buffers only.
         """
-        return self.compile(stage, traced)
+        return self.compile_fully(stage, traced)
 
     def temporary_bytes(
         self, traced: jax.stages.Traced, shards: int = 1, kernels: bool = False

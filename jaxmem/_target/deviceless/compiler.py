@@ -6,7 +6,7 @@ import concurrent.futures
 import threading
 from collections.abc import Mapping, Sequence
 
-from jaxmem._target.buffers.held import Peak
+from jaxmem._target.buffers.held_buffers import Peak
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.deviceless import gpu, tpu
 from jaxmem._target.deviceless.process import Process
@@ -82,7 +82,7 @@ class Compiler:
         free: bool = False,
     ) -> "concurrent.futures.Future[Compiled]":
         """Compiles the result of `export_flat`, and returns a future of its facts: for TPUs and
-        some GPUs (`Gpu.priced`) with an estimate of time.
+        some GPUs (`Gpu.has_xla_estimates`) with an estimate of time.
 
         exported: the serialized step.
         donated: the flat indices of the donated arguments.

@@ -30,7 +30,7 @@ def described(target: Target, gpu: Gpu) -> dict[str, Any]:
         "platform": "cuda",
         "config": target_config(gpu),
         "count": target.devices,
-        "rates": dataclasses.asdict(rates_of(gpu)) if gpu.priced else None,
+        "rates": dataclasses.asdict(rates_of(gpu)) if gpu.has_xla_estimates else None,
     }
 
 

@@ -36,14 +36,14 @@ class Gpu:
     threads_per_core: int
     # whether XLA has a table of matrix products for it; if not, asking for its estimates is an
     # error
-    priced: bool
+    has_xla_estimates: bool
     source: str  # the datasheet of the rates; the instance or machine of the host memory
     platform = "cuda"
 
     @property
     def time_source(self) -> str:
         """Where the times of plans come from, in words."""
-        return "XLA's estimates" if self.priced else "a roofline"
+        return "XLA's estimates" if self.has_xla_estimates else "a roofline"
 
     @property
     def compute_capability(self) -> int:

@@ -33,7 +33,7 @@ class Tpu:
     host_bytes: int  # host memory for offloaded tensors
     source: str
     platform = "tpu"
-    priced = True  # programs are priced by the compiler's fusions
+    has_xla_estimates = True  # by the compiler's fusions
     time_source = "a roofline of XLA's fusions"  # of plans, in words
 
     @property

@@ -89,8 +89,8 @@ def _instruction_cost(
         own = i.nbytes / rates.codec
     # The greater of the two: XLA prices a library call that is wrapped in a slicing fusion at
     # nearly nothing, and the call inside properly.
-    priced = [s for s in (own, inner.seconds) if s is not None]
-    seconds = max(priced) if priced else None
+    known = [s for s in (own, inner.seconds) if s is not None]
+    seconds = max(known) if known else None
     if rates and _TRITON_PRODUCT.search(i.text):
         seconds = product_seconds(inner.arithmetic, i.nbytes, rates)
     return HloCosts(

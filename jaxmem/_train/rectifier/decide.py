@@ -60,7 +60,7 @@ def rooms_of(actions: Actions) -> list[Room]:
         layers = max((end for _, end in groups.values()), default=1)
         for tag, choice in choices.items():
             codec = None if choice.codec is None else parse(choice.codec)
-            if isinstance(codec, OutlierSeparated):
+            if codec is not None and codec.capacity is not None:
                 found.append(Room(block, tag, codec.capacity, start, stop, layers))
     return found
 

@@ -13,7 +13,6 @@ from jax.interpreters import batching, mlir
 
 from jaxmem._core.actions import Choice
 from jaxmem._cost.profile.options import codecs_for
-from jaxmem._model.codecs.outlier import OutlierSeparated
 from jaxmem._model.tags.policy import Policy
 from jaxmem._model.tags.tag import tag_p
 from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, Scan, as_scan, call_body, inside
@@ -79,7 +78,7 @@ class _MarkingPolicy(Policy):
         if primitive is not tag_p:
             return False
         codecs = codecs_for(params["kind"], params["codec"], avals[0].dtype, self.codecs)
-        separates = any(isinstance(codec, OutlierSeparated) for codec in codecs)
+        separates = any(codec.capacity is not None for codec in codecs)
         inexact = jnp.issubdtype(avals[0].dtype, jnp.floating)
         if not (separates and inexact):
             return False

@@ -110,7 +110,7 @@ def test_what_cannot_be_divided_is_refused():
 
 @pytest.mark.slow
 def test_a_way_to_divide_that_xla_refuses_takes_nothing_from_the_others(monkeypatch):
-    compile_ = PlacedSteps.compile
+    compile_ = PlacedSteps.compile_fully
     refused = []
 
     def compile_some(self, assignment, places):
@@ -119,7 +119,7 @@ def test_a_way_to_divide_that_xla_refuses_takes_nothing_from_the_others(monkeypa
             raise StepError("XLA could not compile the step")
         return compile_(self, assignment, places)
 
-    monkeypatch.setattr(PlacedSteps, "compile", compile_some)
+    monkeypatch.setattr(PlacedSteps, "compile_fully", compile_some)
     how = {"target": "h200:8", "decide": ALL, "actions": ["keep"]}
     plan = jaxmem.plan(build, shapes(), tokens(32), budget="1GiB", **how)
     assert len(refused) == 1

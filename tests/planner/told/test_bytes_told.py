@@ -14,7 +14,6 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._planner.explain.names import UNSURE, without
 from jaxmem._planner.outcome.searched import infeasible, outcome
 from jaxmem._planner.search.compile import CompiledStep
-from jaxmem._planner.search.search import Found
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Limits, Trial
 from jaxmem._planner.solve.cost import evaluate
@@ -61,7 +60,8 @@ def test_plans_and_errors_tell_no_negative_bytes(search):
     message = str(infeasible(search))
     assert not NEGATIVE.search(message), message
     for best in search.trials:
-        plan = outcome(Found(search, best, None))
+        search.best = best
+        plan = outcome(search)
         for parts, total in (
             (plan.parts, best.total),
             (plan.baseline_parts, search.baseline.total),

@@ -8,7 +8,7 @@ from jaxmem._core.actions import REST, keeps_everything
 from jaxmem._planner.outcome.pareto import POINTS, curve
 from jaxmem._planner.solve.cost import everything
 from jaxmem._planner.solve.problem import ActionProblem
-from jaxmem._planner.solve.solution import priced
+from jaxmem._planner.solve.solution import ActionSolution
 from tests.shared.profiles import chain, deep, profile
 
 pytestmark = pytest.mark.core
@@ -28,7 +28,7 @@ def check(made) -> None:
             continue
         named = {label: {*chosen} - {REST} for label, chosen in point.actions.items()}
         assert named == tags
-        again = priced(problem, point.actions)
+        again = ActionSolution.of(problem, point.actions)
         assert (again.bytes, again.cost.seconds) == pytest.approx((point.bytes, point.seconds))
 
 

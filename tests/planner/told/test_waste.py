@@ -62,7 +62,7 @@ def products(build, choices) -> tuple[int, int]:
     with backend_for(Target.parse("local")) as backend:
         steps = StepCompiler(build, SHAPES, backend)
         traced = audit(steps.trace(Assignment(actions))).matmuls
-        (step,) = steps.compile(actions)
+        (step,) = steps.compile_buffers(actions)
     return traced, step.compiled.matmuls
 
 

@@ -31,12 +31,12 @@ _DIVIDE = frozenset({"sharding_constraint", "reshard", "mesh_cast"})
 _NOT = PartitionSpec()
 
 
-def whole(closed: ClosedJaxpr) -> ClosedJaxpr:
+def without_shardings(closed: ClosedJaxpr) -> ClosedJaxpr:
     """`closed` without shardings, those in types too, also inside `jax.shard_map`."""
-    return ClosedJaxpr(_Whole().jaxpr(closed.jaxpr), closed.consts)
+    return ClosedJaxpr(_Unsharded().jaxpr(closed.jaxpr), closed.consts)
 
 
-class _Whole:
+class _Unsharded:
     """Programs made anew, each variable and each inner program once.
 
     mapped: the `jax.shard_map` whose body the programs are, on a mesh without devices; None for a
@@ -69,7 +69,7 @@ class _Whole:
         params = eqn.params
         if (mapped := as_mapped(eqn)) is not None:
             mapped = dataclasses.replace(mapped, mesh=_automatic(mapped.mesh))
-            params = params | {"mesh": mapped.mesh, "jaxpr": _Whole(mapped).jaxpr(mapped.jaxpr)}
+            params = params | {"mesh": mapped.mesh, "jaxpr": _Unsharded(mapped).jaxpr(mapped.jaxpr)}
         else:
             kernel = eqn.primitive.name == "pallas_call"  # whose program knows no mesh
             own = lambda k, v: v if kernel and body(v) is not None else self._param(k, v)

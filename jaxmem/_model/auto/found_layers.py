@@ -13,7 +13,7 @@ from jaxmem._trace.step import trace
 
 
 @dataclasses.dataclass(frozen=True)
-class SeenTag:
+class FoundTag:
     """A tensor that `auto` tags.
 
     name, kind: the tag's name and kind.
@@ -33,7 +33,7 @@ class SeenTag:
 
 
 @dataclasses.dataclass(frozen=True)
-class SeenLayers:
+class FoundLayers:
     """Layers that share their decisions.
 
     label: the label of the block in a plan.
@@ -45,7 +45,7 @@ class SeenLayers:
     label: str
     count: int
     place: str
-    tags: tuple[SeenTag, ...]
+    tags: tuple[FoundTag, ...]
 
     def __str__(self) -> str:
         plural = "s" if self.count > 1 else ""
@@ -60,7 +60,7 @@ class SeenLayers:
         return "\n".join([head, *(f"  {line(row)}".rstrip() for row in rows)])
 
 
-def seen(step: Callable, args: tuple) -> tuple[SeenLayers, ...]:
+def found_layers(step: Callable, args: tuple) -> tuple[FoundLayers, ...]:
     """Returns the layers that `auto` finds in a step for these arguments, or for their shapes and
     dtypes. Raises StepError if it finds none.
     """
@@ -76,7 +76,7 @@ def seen(step: Callable, args: tuple) -> tuple[SeenLayers, ...]:
     return tuple(_described([*layers.values()]) for layers in by_label.values())
 
 
-def _described(layers: Sequence[Layer]) -> SeenLayers:
+def _described(layers: Sequence[Layer]) -> FoundLayers:
     """Returns the layers of one label as one description, with the tags of the first layer."""
     first = layers[0]
     graph = LayerGraph(first.program, ())
@@ -85,7 +85,7 @@ def _described(layers: Sequence[Layer]) -> SeenLayers:
         aval = first.program.avals[candidate.value]
         maker = graph.maker.get(candidate.value)
         tags.append(
-            SeenTag(
+            FoundTag(
                 name=candidate.name,
                 kind=candidate.kind,
                 shape=tuple(aval.shape),
@@ -96,4 +96,4 @@ def _described(layers: Sequence[Layer]) -> SeenLayers:
             )
         )
     count = sum(layer.turns for layer in layers)
-    return SeenLayers(first.label, count, first.place, tuple(tags))
+    return FoundLayers(first.label, count, first.place, tuple(tags))
