@@ -21,7 +21,7 @@ does not have, and the import of jaxmem. `call` is the CPU time of the calling t
 its return, while the step runs in other threads. `first step` is the time from the first call in a
 process to its result, at a budget of 60 % of the bytes of everything kept: under the library's own
 jit, under `jaxmem.jit` with nothing stored, and under `jaxmem.jit` with the plan that the process
-before stored. The first and the last are the least of three processes, which alternate. A second
+before stored. The first and the last are the lesser of two processes, which alternate. A second
 run in another environment adds the rows of the scripts of that environment.
 """
 
@@ -60,7 +60,7 @@ BUDGETS = 3
 CALLS = 10
 SHARE = 0.6  # of the bytes of everything kept, as in the scripts
 OWN, NOTHING, STORED = "own", "jaxmem.jit, nothing stored", "jaxmem.jit, a stored plan"
-PROCESSES = [NOTHING, *3 * [OWN, STORED]]
+PROCESSES = [NOTHING, *2 * [OWN, STORED]]
 
 
 def stack_of(name: str) -> tuple[Callable[..., Training], dict, Callable]:
@@ -229,21 +229,31 @@ def first_steps(name: str) -> dict:
     return {"budget": budget, **seconds}
 
 
-def jit_of(report: Report, name: str) -> None:
+def lines_of(name: str) -> list[str]:
     module = importlib.import_module(f"examples.stacks.{name}")
-    report.once(f"{name}, lines", changed_lines, module.own, module.planned)
-    report.once(f"{name}, call", call_seconds, name)
-    report.once(f"{name}, first step", first_steps, name)
+    return changed_lines(module.own, module.planned)
+
+
+COSTS = {"lines": lines_of, "call": call_seconds, "first step": first_steps}
+
+
+def cost(name: str, what: str):
+    return COSTS[what](name)
 
 
 def summary_of_jit(report: Report) -> dict:
-    found = {}
-    for name in sorted(k.partition(", ")[0] for k in report.results if k.endswith("first step")):
-        call, first = report[f"{name}, call"], report[f"{name}, first step"]
-        found[name] = {
-            "lines": len(report[f"{name}, lines"]),
-            "microseconds of a call more": 1e6 * (call["jaxmem.jit"] - call[OWN]),
-        } | {f"first step, {way}": min(first[way]) / min(first[OWN]) for way in (NOTHING, STORED)}
+    found: dict = {}
+    for key, row in sorted(report.results.items()):
+        name, what = key.split(", ")
+        of = found.setdefault(name, {})
+        if what == "lines":
+            of["lines"] = len(row)
+        elif what == "call":
+            of["microseconds of a call"] = 1e6 * row[OWN]
+            of["microseconds more"] = 1e6 * (row["jaxmem.jit"] - row[OWN])
+        else:
+            for way in (NOTHING, STORED):
+                of[f"first step, {way}"] = min(row[way]) / min(row[OWN])
     return found
 
 
@@ -252,7 +262,11 @@ NAMES_OF_STEPS = [*SHAPES, *INSTALLED]
 RESULTS = {
     "stacks": Benchmark([(n, t) for t in TARGETS for n in NAMES_OF_STEPS], run, summary),
     # No script's package may be installed here.
-    "stacks_jit": Benchmark(INSTALLED or ["transformers"], jit_of, summary_of_jit),
+    "stacks_jit": Benchmark(
+        [(name, what) for what in COSTS for name in INSTALLED or ["transformers"]],
+        row=cost,
+        summary=summary_of_jit,
+    ),
 }
 
 if __name__ == "__main__":
