@@ -31,8 +31,8 @@ import difflib
 import functools
 import importlib
 import importlib.util
-import inspect
 import json
+import pathlib
 import statistics
 import tempfile
 import time
@@ -40,6 +40,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 
+import examples.stacks
 import jaxmem
 from benchmarks.shared.case import Step, between, on, printed
 from benchmarks.shared.results import Benchmark, Report, measure
@@ -58,6 +59,7 @@ SIZE = Size(width=256, heads=8, layers=6, batch=8, sequence=256, vocab=512)
 TARGETS = "h200", "v5e", "local"
 BUDGETS = 3
 CALLS = 10
+SOURCES = pathlib.Path(examples.stacks.__path__[0])
 SHARE = 0.6  # of the bytes of everything kept, as in the scripts
 OWN, NOTHING, STORED = "own", "jaxmem.jit, nothing stored", "jaxmem.jit, a stored plan"
 PROCESSES = [NOTHING, *2 * [OWN, STORED]]
@@ -177,17 +179,21 @@ def summary(report: Report) -> dict:
 # -- stacks_jit
 
 
-def statements(function: Callable) -> list[str]:
-    """The lines of a function's body, without its docstring."""
-    source = inspect.getsource(function)
-    (definition,) = ast.parse(source).body
-    assert isinstance(definition, ast.FunctionDef)
-    body = definition.body[ast.get_docstring(definition) is not None :]
-    return [line.strip() for line in source.splitlines()[body[0].lineno - 1 :]]
+def statements(source: str, name: str) -> list[str]:
+    """The lines of a function's body in a file's source, without its docstring."""
+    (found,) = (
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    first = found.body[ast.get_docstring(found) is not None].lineno
+    return [line.strip() for line in source.splitlines()[first - 1 : found.end_lineno]]
 
 
-def changed_lines(own: Callable, planned: Callable) -> list[str]:
-    lines = difflib.ndiff(statements(own), statements(planned))
+def lines_of(name: str) -> list[str]:
+    """The changed lines of a script."""
+    source = (SOURCES / f"{name}.py").read_text("utf-8")
+    lines = difflib.ndiff(statements(source, "own"), statements(source, "planned"))
     return ["import jaxmem", *(line[2:] for line in lines if line.startswith("+ "))]
 
 
@@ -229,11 +235,6 @@ def first_steps(name: str) -> dict:
     return {"budget": budget, **seconds}
 
 
-def lines_of(name: str) -> list[str]:
-    module = importlib.import_module(f"examples.stacks.{name}")
-    return changed_lines(module.own, module.planned)
-
-
 COSTS = {"lines": lines_of, "call": call_seconds, "first step": first_steps}
 
 
@@ -261,9 +262,8 @@ INSTALLED = [s for s, package in SCRIPTS.items() if importlib.util.find_spec(pac
 NAMES_OF_STEPS = [*SHAPES, *INSTALLED]
 RESULTS = {
     "stacks": Benchmark([(n, t) for t in TARGETS for n in NAMES_OF_STEPS], run, summary),
-    # No script's package may be installed here.
     "stacks_jit": Benchmark(
-        [(name, what) for what in COSTS for name in INSTALLED or ["transformers"]],
+        [(n, what) for what in COSTS for n in (SCRIPTS if what == "lines" else INSTALLED)],
         row=cost,
         summary=summary_of_jit,
     ),
