@@ -1,6 +1,8 @@
 """Training steps of libraries under plans, against the libraries' own remat policies.
 
-    python -m benchmarks.stacks
+    python -m benchmarks.stacks [stacks] [stacks_jit]
+
+`stacks`:
 
 Each step is a script of `examples/stacks/` that trains with a real package, if the package is
 installed (`make stacks`), or a step in the exact shape of a library, of `tests/shared/shapes/`. The
@@ -12,21 +14,37 @@ gradient's largest element.
 
 For each of the library's own policies, `policies` has the bytes and XLA's seconds of the step. A
 plan is made at the bytes of each policy, and `ratio` is the policy's seconds over the plan's.
+
+`stacks_jit`: the cost of `jaxmem.jit` in the place of a library's own jit, for each script of
+`examples/stacks/`. `lines` are the lines of the script's function `planned` that its function `own`
+does not have, and the import of jaxmem. `call` is the CPU time of the calling thread from a call to
+its return, while the step runs in other threads. `first step` is the time from the first call in a
+process to its result, at a budget of 60 % of the bytes of everything kept: under the library's own
+jit, under `jaxmem.jit` with nothing stored, and under `jaxmem.jit` with the plan that the process
+before stored. The first and the last are the lesser of two processes, which alternate. A second
+run in another environment adds the rows of the scripts of that environment.
 """
 
+import ast
 import contextlib
+import difflib
 import functools
 import importlib
 import importlib.util
+import json
+import pathlib
 import statistics
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 
 import jax
 
+import examples.stacks
 import jaxmem
-from benchmarks.shared.case import Step, between, on
+from benchmarks.shared.case import Step, between, on, printed
 from benchmarks.shared.results import Benchmark, Report, measure
-from examples.stacks.training import Training, farthest, observed
+from examples.stacks.training import Training, farthest, nbytes, observed
 from jaxmem._core.assignment import Assignment
 from jaxmem._trace.signature import Signature
 from jaxmem._trace.step import trace
@@ -40,16 +58,22 @@ SCRIPTS = {
 SIZE = Size(width=256, heads=8, layers=6, batch=8, sequence=256, vocab=512)
 TARGETS = "h200", "v5e", "local"
 BUDGETS = 3
+CALLS = 10
+SOURCES = pathlib.Path(examples.stacks.__path__[0])
+SHARE = 0.6  # of the bytes of everything kept, as in the scripts
+OWN, NOTHING, STORED = "own", "jaxmem.jit, nothing stored", "jaxmem.jit, a stored plan"
+PROCESSES = [NOTHING, *2 * [OWN, STORED]]
 
 
-def stack_of(name: str) -> tuple[Callable[..., Training], dict]:
-    """A function of a policy that makes the step, and the library's policies. Shapes have a size
-    that is large enough for an H200, in which kernels take longer than their launches.
+def stack_of(name: str) -> tuple[Callable[..., Training], dict, Callable]:
+    """A function of a policy that makes the step, the library's policies, and what takes the place
+    of the library's jit. Shapes have a size that is large enough for an H200, in which kernels take
+    longer than their launches.
     """
     if name in SHAPES:
-        return functools.partial(SHAPES[name].make, size=SIZE), SHAPES[name].policies
+        return functools.partial(SHAPES[name].make, size=SIZE), SHAPES[name].policies, jaxmem.jit
     module = importlib.import_module(f"examples.stacks.{name}")
-    return module.training, getattr(module, "POLICIES", {"none": None})
+    return module.training, getattr(module, "POLICIES", {"none": None}), module.planned
 
 
 def positional(training: Training) -> tuple[Callable, tuple]:
@@ -87,18 +111,23 @@ def ends(step: Step) -> dict:
     return {"least": least, "most": most}
 
 
+def kept_of(name: str) -> functools.partial:
+    """A function of a jit that makes the step under the library's first policy."""
+    training, policies, _ = stack_of(name)
+    return functools.partial(training, next(iter(policies.values())))
+
+
 def run_plan(name: str, budget: int) -> dict:
     """A plan's step on this CPU against the library's own step."""
-    training, policies = stack_of(name)
-    kept = next(iter(policies.values()))
+    training, jit = kept_of(name), stack_of(name)[2]
     options = {"budget": budget, "actions": jaxmem.plans.LOSSLESS}
-    loss, moved = observed(training(kept, jit=functools.partial(jaxmem.jit, **options)))
-    own_loss, own_moved = observed(training(kept))
+    loss, moved = observed(training(jit=functools.partial(jit, **options)))
+    own_loss, own_moved = observed(training())
     return {"loss": loss / own_loss, "gradient": farthest(moved, own_moved)}
 
 
 def run(report: Report, name: str, target: str) -> None:
-    training, policies = stack_of(name)
+    training, policies, _ = stack_of(name)
     key = f"{name}, {target}"
     with on(target) as backend, own_mesh():
         default = next(iter(policies))
@@ -147,10 +176,98 @@ def summary(report: Report) -> dict:
     }
 
 
-NAMES_OF_STEPS = [
-    *SHAPES, *(s for s, package in SCRIPTS.items() if importlib.util.find_spec(package)),
-]  # fmt: skip
-RESULTS = {"stacks": Benchmark([(n, t) for t in TARGETS for n in NAMES_OF_STEPS], run, summary)}
+# -- stacks_jit
+
+
+def statements(source: str, name: str) -> list[str]:
+    """The lines of a function's body in a file's source, without its docstring."""
+    (found,) = (
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    first = found.body[ast.get_docstring(found) is not None].lineno
+    return [line.strip() for line in source.splitlines()[first - 1 : found.end_lineno]]
+
+
+def lines_of(name: str) -> list[str]:
+    """The changed lines of a script."""
+    source = (SOURCES / f"{name}.py").read_text("utf-8")
+    lines = difflib.ndiff(statements(source, "own"), statements(source, "planned"))
+    return ["import jaxmem", *(line[2:] for line in lines if line.startswith("+ "))]
+
+
+def call_seconds(name: str) -> dict[str, float]:
+    """The least CPU time of the calling thread over some calls, which alternate."""
+    made = {OWN: kept_of(name)(), "jaxmem.jit": kept_of(name)(jit=stack_of(name)[2])}
+    seconds = {way: [] for way in made}
+    for _ in range(1 + CALLS):
+        for way, training in made.items():
+            args, kwargs = training.arguments()
+            jax.block_until_ready(jax.tree.leaves((args, kwargs)))
+            start = time.thread_time()
+            result = training.step(*args, **kwargs)
+            seconds[way].append(time.thread_time() - start)
+            jax.block_until_ready(jax.tree.leaves(result))
+    return {way: min(after) for way, (_, *after) in seconds.items()}
+
+
+def first_step(name: str, budget: int | None) -> None:
+    """Prints the seconds of a first call in this process; without a budget, under the own jit."""
+    made, jit = kept_of(name), stack_of(name)[2]
+    planned = functools.partial(jit, budget=budget, actions=jaxmem.plans.LOSSLESS)
+    training = made() if budget is None else made(jit=planned)
+    args, kwargs = training.arguments()
+    jax.block_until_ready(jax.tree.leaves((args, kwargs)))
+    start = time.perf_counter()
+    jax.block_until_ready(jax.tree.leaves(training.step(*args, **kwargs)))
+    print(json.dumps(time.perf_counter() - start))
+
+
+def first_steps(name: str) -> dict:
+    budget = int(SHARE * nbytes(kept_of(name)()))
+    seconds: dict = {way: [] for way in PROCESSES}
+    with tempfile.TemporaryDirectory() as cache:
+        for way in PROCESSES:
+            given = None if way == OWN else budget
+            program = f"from benchmarks.stacks import first_step; first_step({name!r}, {given})"
+            seconds[way].append(printed(program, XDG_CACHE_HOME=cache))
+    return {"budget": budget, **seconds}
+
+
+COSTS = {"lines": lines_of, "call": call_seconds, "first step": first_steps}
+
+
+def cost(name: str, what: str):
+    return COSTS[what](name)
+
+
+def summary_of_jit(report: Report) -> dict:
+    found: dict = {}
+    for key, row in sorted(report.results.items()):
+        name, what = key.split(", ")
+        of = found.setdefault(name, {})
+        if what == "lines":
+            of["lines"] = len(row)
+        elif what == "call":
+            of["microseconds of a call"] = 1e6 * row[OWN]
+            of["microseconds more"] = 1e6 * (row["jaxmem.jit"] - row[OWN])
+        else:
+            for way in (NOTHING, STORED):
+                of[f"first step, {way}"] = min(row[way]) / min(row[OWN])
+    return found
+
+
+INSTALLED = [s for s, package in SCRIPTS.items() if importlib.util.find_spec(package)]
+NAMES_OF_STEPS = [*SHAPES, *INSTALLED]
+RESULTS = {
+    "stacks": Benchmark([(n, t) for t in TARGETS for n in NAMES_OF_STEPS], run, summary),
+    "stacks_jit": Benchmark(
+        [(n, what) for what in COSTS for n in (SCRIPTS if what == "lines" else INSTALLED)],
+        row=cost,
+        summary=summary_of_jit,
+    ),
+}
 
 if __name__ == "__main__":
     measure("stacks", RESULTS)

@@ -6,6 +6,7 @@ import statistics
 import pytest
 
 from benchmarks.shared.stale import written_by
+from benchmarks.stacks import NOTHING, SCRIPTS, STORED, lines_of
 from tests.shared.quoted import (
     ASKED,
     MODELS,
@@ -393,6 +394,21 @@ def test_codecs_on_tpus():
     assert quotes(
         said[1], *(w[f"median {way} passes"] for w in ways for way in ("encode", "decode"))
     )
+
+
+def test_what_the_changed_lines_of_each_stack_cost():
+    page = tables("docs/libraries.md")["What the changed lines cost"]
+    measured = result("stacks_jit")
+    assert page.keys() == measured["summary"].keys() == SCRIPTS.keys()
+    columns = (
+        "lines", "microseconds of a call", "microseconds more",
+        f"first step, {NOTHING}", f"first step, {STORED}",
+    )  # fmt: skip
+    for name, cells in page.items():
+        assert measured["results"][f"{name}, lines"] == lines_of(name), name
+        for cell, column in zip(cells, columns, strict=True):
+            value = measured["summary"][name].get(column)
+            assert cell == "–" if value is None else quotes(cell, value), (name, column)
 
 
 def test_choices_beside_protrains():

@@ -8,13 +8,22 @@ import jax
 import jax.numpy as jnp
 from equimo.vision.models.vit import VisionTransformer
 
+import jaxmem
 from examples.stacks.training import RATE, Training, copied, main
 
 IMAGES = jax.random.normal(jax.random.key(1), (8, 3, 32, 32))
 LABELS = jnp.arange(8) % 10
 
 
-def training(policy=None, jit=eqx.filter_jit) -> Training:
+def own(train_step):
+    return eqx.filter_jit(train_step, donate="all")
+
+
+def planned(train_step, **plan):
+    return jaxmem.jit(train_step, donate_argnums=0, **plan)
+
+
+def training(policy=None, jit=own) -> Training:
     model = VisionTransformer(
         img_size=32, in_channels=3, dim=64, patch_size=4, num_heads=4, depths=[6], reg_tokens=0,
         num_classes=10, key=jax.random.key(0),
@@ -34,9 +43,8 @@ def training(policy=None, jit=eqx.filter_jit) -> Training:
         return eqx.apply_updates(model, updates), loss
 
     arrays = lambda tree: eqx.filter(tree, eqx.is_inexact_array)
-    options = {"donate": "all"} if jit is eqx.filter_jit else {"donate_argnums": 0}
     return Training(
-        jit(train_step, **options),  # jaxmem.jit(train_step, budget=..., donate_argnums=0)
+        jit(train_step),
         lambda: (copied((model, IMAGES, LABELS, jax.random.key(3))), {}),
         lambda args, kwargs, result: (result[1], arrays(result[0])),
         arrays(model),
@@ -44,4 +52,4 @@ def training(policy=None, jit=eqx.filter_jit) -> Training:
 
 
 if __name__ == "__main__":
-    main("equimo", training, {"none": None})
+    main("equimo", training, planned, {"none": None})

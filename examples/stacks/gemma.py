@@ -9,18 +9,29 @@ import optax
 from gemma import gm
 from kauldron import kd
 
+import jaxmem
 from examples.stacks.training import RATE, Training, copied, main
 
 BATCH, LENGTH, VOCAB = 4, 128, 256
 TOKENS = np.random.default_rng(1).integers(1, VOCAB, (BATCH, LENGTH + 1))
 DATA = {"input": TOKENS[:, :-1].astype("int32"), "target": TOKENS[:, 1:, None].astype("int32")}
-# The options of Kauldron's own `jax.jit` of the step.
-OPTIONS = {
-    "static_argnames": (
-        "self", "return_losses", "return_metrics", "return_summaries", "checkify_error_categories",
-    ),
-    "donate_argnames": ("state",),
-}  # fmt: skip
+
+
+def own(step):
+    """`kd.train.TrainStep.step`, which Kauldron jits."""
+    return step
+
+
+def planned(step, **plan):
+    """`jax.jit` does not tell the static arguments of Kauldron's step, so they are named again."""
+    options = {
+        "static_argnames": (
+            "self", "return_losses", "return_metrics", "return_summaries",
+            "checkify_error_categories",
+        ),
+        "donate_argnames": "state",
+    }  # fmt: skip
+    return jaxmem.jit(step.__wrapped__, **options, **plan)
 
 
 def model_of() -> gm.nn.Transformer:
@@ -47,13 +58,7 @@ def trainer_of() -> kd.train.Trainer:
     )
 
 
-def training(policy=None, jit=None) -> Training:
-    """One step of Kauldron's, jitted with Kauldron's options."""
-    step = kd.train.TrainStep.step
-    if jit is not None:
-        step = jit(
-            step.__wrapped__, **OPTIONS
-        )  # the changed line: TrainStep.step = jaxmem.jit(...)
+def training(policy=None, jit=own) -> Training:
     trainer = trainer_of()
     state = trainer.init_state()
     keys = iter(jax.random.split(jax.random.key(2), 999))
@@ -62,7 +67,7 @@ def training(policy=None, jit=None) -> Training:
     options = lambda: {"state": copied(state), "batch": DATA, "return_losses": True}
     loss_of = lambda aux: aux.compute().loss_values["losses/loss"]
     return Training(
-        step,
+        jit(kd.train.TrainStep.step),
         lambda: ((trainer.trainstep,), options()),
         lambda args, kwargs, result: (loss_of(result[1]), result[0].params),
         state.params,
@@ -70,4 +75,4 @@ def training(policy=None, jit=None) -> Training:
 
 
 if __name__ == "__main__":
-    main("gemma", training, {"none": None})
+    main("gemma", training, planned, {"none": None})

@@ -10,6 +10,7 @@ from levanter.layers.attention import AttentionBackend
 from levanter.models.llama import LlamaConfig, LlamaLMHeadModel
 from levanter.models.lm_model import LmExample
 
+import jaxmem
 from examples.stacks.training import RATE, Training, copied, main
 
 BATCH, VOCAB = hax.Axis("batch", 4), hax.Axis("vocab", 256)
@@ -22,7 +23,15 @@ def config_of(policy) -> LlamaConfig:
     )  # fmt: skip
 
 
-def training(policy=True, jit=eqx.filter_jit) -> Training:
+def own(train_step):
+    return eqx.filter_jit(train_step, donate="all")
+
+
+def planned(train_step, **plan):
+    return jaxmem.jit(train_step, donate_argnums=0, **plan)
+
+
+def training(policy=True, jit=own) -> Training:
     config = config_of(policy)
     model = LlamaLMHeadModel.init(VOCAB, config, key=jax.random.key(0))
     keys = iter(jax.random.split(jax.random.key(2), 999))
@@ -41,9 +50,8 @@ def training(policy=True, jit=eqx.filter_jit) -> Training:
         return eqx.apply_updates(model, updates), loss
 
     arrays = lambda tree: eqx.filter(tree, eqx.is_inexact_array)
-    options = {"donate": "all"} if jit is eqx.filter_jit else {"donate_argnums": 0}
     return Training(
-        jit(train_step, **options),  # jaxmem.jit(train_step, budget=..., donate_argnums=0)
+        jit(train_step),
         lambda: (copied((model, tokens)), {}),
         lambda args, kwargs, result: (result[1], arrays(result[0])),
         arrays(model),
@@ -53,4 +61,4 @@ def training(policy=True, jit=eqx.filter_jit) -> Training:
 POLICIES = {"False": False, "True": True, "save_all": "save_all", "nested": "nested"}
 
 if __name__ == "__main__":
-    main("marin-levanter", training, POLICIES)
+    main("marin-levanter", training, planned, POLICIES)

@@ -64,10 +64,13 @@ def nbytes(training: Training) -> int:
     return held + found.temp_size_in_bytes
 
 
-def main(package: str, training: Callable[..., Training], policies: Mapping[str, Any]) -> None:
+def main(
+    package: str, training: Callable[..., Training], jit: Callable, policies: Mapping[str, Any]
+) -> None:
     """Compares the library's own remat policies with a plan, and prints one row.
 
     training: `training(policy=..., jit=...)`; without `jit` it is jitted as the library does.
+    jit: the script's `planned`, which takes the options of `jaxmem.jit`.
     policies: the library's own policies by name. The first one saves everything.
     """
     reader = argparse.ArgumentParser()
@@ -78,7 +81,7 @@ def main(package: str, training: Callable[..., Training], policies: Mapping[str,
     kept, *_ = policies.values()
     budget = int(args.share * max(own.values()))
     options = {"budget": budget, "actions": jaxmem.plans.LOSSLESS}
-    planned = training(policy=kept, jit=functools.partial(jaxmem.jit, **options))
+    planned = training(policy=kept, jit=functools.partial(jit, **options))
     loss, moved = observed(planned)
     own_loss, own_moved = observed(training(policy=kept))
     plan = planned.step.plan

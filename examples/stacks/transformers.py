@@ -7,12 +7,21 @@ import jax
 import jax.numpy as jnp
 from transformers import FlaxGPT2LMHeadModel, GPT2Config
 
+import jaxmem
 from examples.stacks.training import RATE, Training, copied, main
 
 TOKENS = jax.random.randint(jax.random.key(1), (4, 129), 0, 256)
 
 
-def training(policy=None, jit=jax.jit) -> Training:
+def own(train_step):
+    return jax.jit(train_step, donate_argnums=0)
+
+
+def planned(train_step, **plan):
+    return jaxmem.jit(train_step, donate_argnums=0, **plan)
+
+
+def training(policy=None, jit=own) -> Training:
     config = GPT2Config(vocab_size=256, n_layer=4, n_embd=64, n_head=4, n_positions=128)
     model = FlaxGPT2LMHeadModel(config, input_shape=(1, 8))
     keys = iter(jax.random.split(jax.random.key(2), 999))
@@ -29,7 +38,7 @@ def training(policy=None, jit=jax.jit) -> Training:
         return jax.tree.map(lambda p, g: p - RATE * g, params, gradients), loss
 
     return Training(
-        jit(train_step, donate_argnums=0),  # jaxmem.jit(train_step, budget=..., donate_argnums=0)
+        jit(train_step),
         lambda: ((copied(params), TOKENS, jax.random.key(3)), {}),
         lambda args, kwargs, result: (result[1], result[0]),
         params,
@@ -37,4 +46,4 @@ def training(policy=None, jit=jax.jit) -> Training:
 
 
 if __name__ == "__main__":
-    main("transformers", training, {"none": None})
+    main("transformers", training, planned, {"none": None})

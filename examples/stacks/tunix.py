@@ -43,21 +43,26 @@ def trainer_of(model: Llama3, rate=RATE) -> PeftTrainer:
     return PeftTrainer(model, optax.sgd(rate), config).with_gen_model_input_fn(inputs)
 
 
-def train(budget=None, rate=0.01):
-    """Trains by Tunix's own loop, in which Tunix jits the step that it is given. Returns the
-    trainer and the plan.
-    """
-    trainer = trainer_of(model_of(RematConfig.NONE), rate)
-    step = trainer.create_train_step_fn()
-    if budget is not None:
-        step = jaxmem.jit(step, budget=budget, donate_argnames="optimizer")  # the changed line
+def own(trainer: PeftTrainer) -> PeftTrainer:
+    """Tunix jits the step that `create_train_step_fn` returns."""
+    return trainer
+
+
+def planned(trainer: PeftTrainer, **plan) -> PeftTrainer:
+    step = jaxmem.jit(trainer.create_train_step_fn(), donate_argnames="optimizer", **plan)
     trainer.create_train_step_fn = lambda: step
+    return trainer
+
+
+def train(jit=own, rate=0.01) -> PeftTrainer:
+    """Trains by Tunix's own loop, in which Tunix jits the step that it is given."""
+    trainer = jit(trainer_of(model_of(RematConfig.NONE), rate))
     trainer.train([BATCH_OF] * 3)
-    return trainer, getattr(step, "plan", None)
+    return trainer
 
 
-def training(policy: RematConfig = RematConfig.NONE, jit=nnx.jit) -> Training:
-    """One step of the trainer, jitted with Tunix's options."""
+def training(policy: RematConfig = RematConfig.NONE, jit=own) -> Training:
+    """One step of the trainer. `own` is jitted with Tunix's options here."""
     model = model_of(policy)
     before = jax.tree.map(jnp.copy, nnx.state(model, nnx.Param))
 
@@ -65,7 +70,9 @@ def training(policy: RematConfig = RematConfig.NONE, jit=nnx.jit) -> Training:
         model = model_of(policy)
         return (model, trainer_of(model).optimizer, BATCH_OF), {}
 
-    step = jit(trainer_of(model).create_train_step_fn(), donate_argnames=("optimizer",))
+    step = jit(trainer_of(model)).create_train_step_fn()
+    if jit is own:
+        step = nnx.jit(step, donate_argnames=("optimizer",))
     read = lambda args, kwargs, result: (result[0], nnx.state(args[0], nnx.Param))
     return Training(step, arguments, read, before)
 
@@ -73,4 +80,4 @@ def training(policy: RematConfig = RematConfig.NONE, jit=nnx.jit) -> Training:
 POLICIES = {config.name: config for config in RematConfig}
 
 if __name__ == "__main__":
-    main("google-tunix", training, POLICIES)
+    main("google-tunix", training, planned, POLICIES)
