@@ -4,7 +4,7 @@ import dataclasses
 
 import hypothesis
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST
@@ -73,6 +73,22 @@ def test_the_best_division_is_that_of_brute_force(data):
     assert again.saved == got.bytes <= room
     assert again.host <= host_room
     assert again.priced == pytest.approx(want, rel=2e-3, abs=1e-3)  # recomputing breaks ties only
+
+
+@few
+@given(st.data())
+def test_a_limit_of_seconds_leaves_the_best_division_or_none(data):
+    made = data.draw(stacks())
+    rooms = st.integers(0, 130 * made.blocks[0].layers)
+    problem = ActionProblem(made, data.draw(rooms), data.draw(rooms))
+    best = best_division(problem)
+    assume(best is not None)
+    seconds = best.solution.risk_adjusted_seconds
+    same = best_division(problem, most_seconds=seconds)
+    assert same is not None
+    assert same.solution.risk_adjusted_seconds == pytest.approx(seconds, rel=2e-3, abs=1e-3)
+    assert same.bytes <= problem.room
+    assert best_division(problem, most_seconds=0.99 * seconds - 0.01) is None
 
 
 @few

@@ -5,8 +5,10 @@ Only the last group's working memory is added to all saved bytes, since the back
 group runs after the tensors that the last group saved are freed.
 
 The boundary is not a variable of the mixed-integer program. The program is solved for each
-boundary, and decides everything else. The best solution is taken. In a stack of few layers, every
-layer is tried as the boundary; in a longer stack, `MOST_DIVISIONS` = 16 layers, evenly spaced.
+boundary, and decides everything else. The best solution is taken. A program has no solution that is
+slower than the best plan so far, which the solver mostly finds out without a search. In a stack of
+few layers, every layer is tried as the boundary; in a longer stack, `MOST_DIVISIONS` = 16 layers,
+evenly spaced.
 
 Several stacks are divided one after the other, the stack of most bytes first. The alternative is to
 try the boundaries of all stacks together, which would multiply the solves.
@@ -78,7 +80,9 @@ class Division:
     bytes: int
 
 
-def best_division(problem: ActionProblem, stored: float | None = None) -> Division | None:
+def best_division(
+    problem: ActionProblem, stored: float | None = None, most_seconds: float | None = None
+) -> Division | None:
     """Returns the fastest division into two groups of layers, within the problem's room, of each
     stack for which a division is faster.
 
@@ -88,32 +92,36 @@ def best_division(problem: ActionProblem, stored: float | None = None) -> Divisi
     stored: for layers under no checkpoint, the stored bytes as a share of the counted bytes. If it
       is known, a last group may be under no checkpoint too, which is faster and takes more bytes
       than every tag kept.
+    most_seconds: risk-adjusted seconds above which a division is of no use, such as the seconds of
+      the best plan without groups.
     """
     if problem.room is None:
         return None
     best, groups = None, Groups(problem.profile)
     for block in divisible(problem.profile):
-        candidates = [best, *_divisions(problem, groups, block, stored)]
-        solved = [division for division in candidates if division is not None]
-        best = min(solved, key=lambda d: (d.solution.risk_adjusted_seconds, d.bytes), default=None)
+        for wider in _groups(groups, block, stored):
+            if best is not None:
+                most_seconds = best.solution.risk_adjusted_seconds
+            limited = dataclasses.replace(problem, most_seconds=most_seconds)
+            solved = [d for d in (best, _solved(limited, wider, block.name)) if d is not None]
+            rank = lambda d: (d.solution.risk_adjusted_seconds, d.bytes)
+            best = min(solved, key=rank, default=None)
         groups = groups if best is None else best.groups
     return best
 
 
-def _divisions(
-    problem: ActionProblem, groups: Groups, block: BlockClass, stored: float | None
-) -> Iterator[Division | None]:
-    """The fastest plan for each boundary in `block`; other blocks are divided as in `groups`."""
+def _groups(groups: Groups, block: BlockClass, stored: float | None) -> Iterator[Groups]:
+    """The groups for each boundary in `block`; other blocks are divided as in `groups`."""
     layers = block.divisible
     for k in range(1, MOST_DIVISIONS + 1):
         # `at` is the first layer of the last group. In stacks of few layers, every layer is tried.
         at = k * layers // (MOST_DIVISIONS + 1) if layers > MOST_DIVISIONS else k
         if not 0 < at < layers:
             continue
-        yield _solved(problem, groups.with_block(block, at), block.name)
+        yield groups.with_block(block, at)
         if stored is not None:
             size = stored * block.everything_bytes * block.layers * (layers - at) / layers
-            yield _solved(problem, groups.with_block(block, at, round(size)), block.name)
+            yield groups.with_block(block, at, round(size))
 
 
 def _solved(problem: ActionProblem, groups: Groups, newest: str) -> Division | None:
@@ -228,7 +236,8 @@ def _divide(
         base = search.static + int(model.reference) + short
         problem = search.problem(model)
         stored = _share_stored(search, model) if whole else None
-        division = search.solved(best_division, problem.within(limits.usable_bytes - base), stored)
+        within = problem.within(limits.usable_bytes - base)
+        division = search.solved(best_division, within, stored, best.cost.risk_adjusted_seconds)
         if division is None or division.solution.actions in seen:
             break
         if division.solution.risk_adjusted_seconds > worth:

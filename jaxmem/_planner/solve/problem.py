@@ -27,6 +27,8 @@ class ActionProblem:
       to the profile's seconds; may be negative. The program adds them to its goal. A solution's
       price leaves them out, since it is the profile's price.
     refused: choices that may not be taken; may contain RECOMPUTE.
+    most_seconds: the most risk-adjusted seconds that an assignment may take, without corrections.
+      None means no limit. A limit lets the solver stop early where no assignment is fast enough.
     excluded: whole assignments that may not be returned, such as those that compiled and did not
       fit.
     time_limit: seconds for one run of the solver.
@@ -38,6 +40,7 @@ class ActionProblem:
     working: Mapping[Key, float] = dataclasses.field(default_factory=dict)
     corrections: Mapping[Key, float] = dataclasses.field(default_factory=dict)
     refused: frozenset[Key] = frozenset()
+    most_seconds: float | None = None
     excluded: tuple[Actions, ...] = ()
     time_limit: float = 60.0
 

@@ -103,6 +103,9 @@ class MixedIntegerProgram:
                 self._add(stored <= pulp.lpSum(when))
         self._bytes = _sum((size / self._byte_unit, v) for size, v in self._saved + self._working)
         self._seconds = _sum([(RECOMPUTE_PRICE * c, v) for c, v in self._recompute] + self._other)
+        if problem.most_seconds is not None:
+            price = _sum(self._recompute + self._other + self._doubt)
+            self._add(price <= problem.most_seconds / self._second_unit * (1 + TIE))
         corrected = (
             (s, self._pick[key]) for key, s in problem.corrections.items() if key in self._pick
         )

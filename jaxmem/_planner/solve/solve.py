@@ -100,6 +100,7 @@ def _search(problem: ActionProblem, goal: str) -> ActionSolution | None:
     program.minimise(goal)
     for actions in problem.excluded:
         program.refuse(effective(problem.profile, actions))
+    least = None
     for attempt in range(ATTEMPTS + 1):
         # Thousands of assignments may exceed the room by a few bytes. The last run rounds sizes up,
         # and so returns none of them.
@@ -119,13 +120,14 @@ def _search(problem: ActionProblem, goal: str) -> ActionSolution | None:
             return solution
         if not choices:  # the only assignment does not fit
             return None
+        # The smallest assignment fits if any assignment fits. The search for it without `room`
+        # would be this search.
+        if attempt == 0 and not (goal == "bytes" and problem.room is None):
+            least = _search(problem.within(None), "bytes")
+            if least is None or not fits(least, problem):
+                return None
         program.refuse(solution.actions)
-    if goal == "bytes" and problem.room is None:  # the search below would be this search
-        return None
-    # Neither rounding found an assignment. The smallest assignment is slow, but it fits if any
-    # assignment fits.
-    least = _search(problem.within(None), "bytes")
-    return least if least is not None and fits(least, problem) else None
+    return least  # neither rounding found an assignment; the smallest is slow, but it fits
 
 
 def solved(problem: pulp.LpProblem, time_limit: float = 10.0) -> bool:
