@@ -25,6 +25,8 @@ INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check -c constraint
 # The deviceless wheels without a GPU make JAX print a traceback at start unless it is told to stay on the CPU.
 JAX_PLATFORMS ?= $(if $(shell command -v nvidia-smi),,cpu)
 export JAX_PLATFORMS
+# Where Python is told to keep no compiled files, each process of the tests would rewrite every assert again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup run test test-core test-slow test-matrix stacks bench stale lint format typecheck docs wheel present clean
 

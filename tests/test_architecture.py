@@ -3,22 +3,29 @@ over all imports, those inside functions too.
 """
 
 import ast
-import functools
-import pathlib
 import re
-from typing import NamedTuple
 
 import pytest
 
 from jaxmem._core.actions import Action
 from jaxmem._result.action_styles import LOOKS
 from tests.shared import sizes
+from tests.shared.sources import (
+    PATHS,
+    ROOT,
+    Import,
+    dependencies,
+    imports,
+    imports_of,
+    in_package,
+    module_of,
+    ours,
+    room,
+    tree_of,
+    within,
+)
 
 pytestmark = pytest.mark.core
-
-ROOT = pathlib.Path(__file__).parent.parent
-FOLDERS = ("jaxmem", "kernels", "experiments", "benchmarks", "tests")
-FIRST_PARTY = ("jaxmem", "jaxmem_kernels", "experiments", "benchmarks", "tests")
 
 
 def table(head: str) -> dict[str, tuple[str, ...]]:
@@ -73,122 +80,13 @@ HAND_WRITTEN = (
 )
 
 
-class Import(NamedTuple):
-    module: str  # the dotted name that is reached: `from jax import extend` gives jax.extend
-    top: bool | None  # runs when the file is imported; None: read by type checkers alone
-
-
-def when(tree: ast.Module) -> dict[int, bool | None]:
-    """By node: whether it runs when the file is imported, or for type checkers alone (None)."""
-    found: dict[int, bool | None] = {}
-
-    def mark(node: ast.AST, runs: bool | None) -> None:
-        found[id(node)] = runs
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            for child in (*node.body, node.test):
-                mark(child, None)
-            for child in node.orelse:
-                mark(child, runs)
-            return
-        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            mark(child, False if inside and runs else runs)
-
-    mark(tree, True)
-    return found
-
-
-def imports(source: str) -> set[Import]:
-    """Modules and names that a source imports, and the attributes it reaches through them, as
-    `jax.extend.core`.
-    """
-    tree = ast.parse(source)
-    top = when(tree)
-    found: set[Import] = set()
-    names: dict[str, tuple[str, bool | None]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                found.add(Import(alias.name, top[id(node)]))
-                head = alias.name.split(".")[0]
-                whole = alias.name if alias.asname else head
-                names[alias.asname or head] = whole, top[id(node)]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative import"
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                found.add(Import(name, top[id(node)]))
-                names[alias.asname or alias.name] = name, top[id(node)]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            head, rest = dotted(node)
-            if head in names:
-                name, runs = names[head]
-                found.add(Import(f"{name}.{rest}", None if runs is None else top[id(node)]))
-    return found
-
-
-def dotted(node: ast.Attribute) -> tuple[str | None, str]:
-    """`jax` and `extend.core` of `jax.extend.core`; None first where it starts from no name."""
-    attributes, value = [node.attr], node.value
-    while isinstance(value, ast.Attribute):
-        attributes.append(value.attr)
-        value = value.value
-    return getattr(value, "id", None), ".".join(reversed(attributes))
-
-
-def within(module: str, *packages: str) -> bool:
-    return any(module == package or module.startswith(f"{package}.") for package in packages)
-
-
-def module_of(path: pathlib.Path) -> str:
-    parts = list(path.relative_to(ROOT).with_suffix("").parts)
-    parts = parts[1:] if parts[0] == "kernels" else parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-PATHS = {
-    module_of(path): path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))
-}
-
-
-@functools.cache
-def imports_of(module: str) -> set[Import]:
-    return imports(PATHS[module].read_text())
-
-
 EXPORTED = {
     alias.asname or alias.name: alias.asname == alias.name
-    for node in ast.parse(PATHS["jaxmem._public"].read_text()).body
+    for node in tree_of("jaxmem._public").body
     if isinstance(node, ast.Import | ast.ImportFrom)
     for alias in node.names
 }
 PUBLIC = {name for name, again in EXPORTED.items() if again}  # re-exported as `X as X`
-
-
-def in_package(package: str) -> list[str]:
-    return [module for module in PATHS if within(module, package)]
-
-
-def ours(name: str) -> str | None:
-    """The file of an imported name: `jaxmem._core.actions` of `jaxmem._core.actions.Choice`."""
-    while name and name not in PATHS:
-        name = name.rpartition(".")[0]
-    return name or None
-
-
-def dependencies(module: str) -> set[str]:
-    """Every file of ours that a file imports, at its top or inside its functions.
-
-    `import jaxmem` itself runs no more than a silencer of noise.
-    """
-    names = (name for name, top in imports_of(module) if top is not None)
-    return {file for name in names if (file := ours(name))} - {module, "jaxmem"}
-
-
-def room(module: str) -> str:
-    """The package, or the file, of jaxmem or experiments that a file stands in."""
-    return (module.split(".") + [""])[1]
 
 
 def violations(modules, forbidden) -> list[str]:
@@ -310,7 +208,7 @@ def compares_a_platform(tree: ast.Module) -> bool:
 def test_no_room_but_the_target_asks_for_a_platform_by_name():
     """Other rooms read facts of `Target.traits`."""
     modules = [m for m in in_package("jaxmem") if room(m) != "_target"]
-    found = [m for m in modules if compares_a_platform(ast.parse(PATHS[m].read_text("utf-8")))]
+    found = [m for m in modules if compares_a_platform(tree_of(m))]
     assert found == []
     assert compares_a_platform(ast.parse("if a.platform in ('cpu', 'tpu'): pass"))
 
@@ -338,7 +236,7 @@ def test_an_action_is_added_in_the_few_files_that_the_guide_lists():
     assert listed <= set(SOURCES)
     assert len(listed) <= 4
     by_hand = [m for m in SOURCES if within(m, *HAND_WRITTEN)]
-    named = {m for m in SOURCES if names_an_action(ast.parse(PATHS[m].read_text("utf-8")))}
+    named = {m for m in SOURCES if names_an_action(tree_of(m))}
     assert named - listed - set(by_hand) == set()
     assert {"jaxmem._core.actions", "jaxmem._result.action_styles"} <= named & listed
     assert set(LOOKS) == set(Action)
@@ -432,9 +330,8 @@ def test_an_init_is_a_line_that_says_what_lives_there():
     for module in in_package("jaxmem") + in_package("experiments"):
         path = PATHS[module]
         if path.name == "__init__.py" and module not in ("jaxmem", "experiments.gpu_check"):
-            body = ast.parse(path.read_text()).body
-            assert len(body) == 1, module
-            assert ast.get_docstring(ast.parse(path.read_text())), module
+            assert len(tree_of(module).body) == 1, module
+            assert ast.get_docstring(tree_of(module)), module
 
 
 def test_public_names_are_few_and_marked_as_public():
@@ -471,7 +368,7 @@ def test_no_package_bears_the_name_of_a_public_function():
     ],
 )
 def test_imports_are_found(source, name, top):
-    assert Import(name, top) in imports(source)
+    assert Import(name, top) in imports(ast.parse(source))
 
 
 @pytest.mark.parametrize(
@@ -504,7 +401,7 @@ def test_nothing_that_is_read_can_run():
     others = [module for module in modules if module not in UNPICKLES]
     assert violations(others, lambda name: within(name, *readers)) == []
     for module in modules:
-        for node in ast.walk(ast.parse(PATHS[module].read_text("utf-8"))):
+        for node in ast.walk(tree_of(module)):
             if isinstance(node, ast.Call):
                 name = node.func.id if isinstance(node.func, ast.Name) else ""
                 assert name not in ("eval", "exec", "__import__"), f"{module}:{node.lineno}"

@@ -1,5 +1,6 @@
 """`jaxmem.jit` in the place of `jax.jit`, `nnx.jit` and `eqx.filter_jit`."""
 
+import functools
 import types
 import warnings
 
@@ -36,7 +37,15 @@ def nbytes(function, *args, **options) -> int:
     return whole - found.alias_size_in_bytes
 
 
-BUDGET = int(SHARE * nbytes(step, PARAMS, BATCH, donate_argnums=0))
+@functools.cache
+def budget() -> int:
+    return int(SHARE * nbytes(step, PARAMS, BATCH, donate_argnums=0))
+
+
+@functools.cache
+def expected(rate: float = 0.1, power: int = 1):
+    """What the step returns. Without jit, each call would compile the step's loops again."""
+    return jax.jit(functools.partial(step, power=power))(PARAMS, BATCH, rate)
 
 
 def copied(tree):
@@ -59,7 +68,7 @@ def own_cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def planned(own_cache) -> PlannedFunction:
     """The step after its first call."""
-    made = jaxmem.jit(step, BUDGET, actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
+    made = jaxmem.jit(step, budget(), actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
     made(copied(PARAMS), BATCH)
     return made
 
@@ -73,9 +82,9 @@ def no_search(monkeypatch):
 def test_it_computes_the_step_within_the_budget(planned):
     params = copied(PARAMS)
     got = planned(params, BATCH)
-    assert_equal(got, step(PARAMS, BATCH))
+    assert_equal(got, expected())
     assert params["embedding"].is_deleted(), "the first argument is donated"
-    assert planned.plan.compiled_bytes <= BUDGET == planned.plan.budget_bytes
+    assert planned.plan.compiled_bytes <= budget() == planned.plan.budget_bytes
     assert not planned.plan.keeps_everything
     assert planned.__name__ == "step"
 
@@ -91,10 +100,10 @@ def test_later_calls_are_calls_of_the_executable(planned, monkeypatch):
 
 def test_a_later_process_searches_nothing(planned, monkeypatch):
     no_search(monkeypatch)
-    again = jaxmem.jit(step, BUDGET, actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
-    assert_equal(again(copied(PARAMS), BATCH), step(PARAMS, BATCH))
+    again = jaxmem.jit(step, budget(), actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
+    assert_equal(again(copied(PARAMS), BATCH), expected())
     assert again.plan.actions == planned.plan.actions
-    other = jaxmem.jit(step, BUDGET - 1, actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
+    other = jaxmem.jit(step, budget() - 1, actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
     with pytest.raises(pytest.fail.Exception, match="a search"):
         other(copied(PARAMS), BATCH)
 
@@ -104,23 +113,23 @@ def test_a_fresh_plan_is_stored_in_the_place_of_the_earlier_one(planned, monkeyp
     with monkeypatch.context() as patch:
         no_search(patch)
         with pytest.raises(pytest.fail.Exception, match="a search"):
-            jaxmem.jit(step, BUDGET, fresh=True, **options)(copied(PARAMS), BATCH)
+            jaxmem.jit(step, budget(), fresh=True, **options)(copied(PARAMS), BATCH)
     stored = []
     keep = recall.History.remember_plan
     noted = lambda self, key, text: stored.append(key) or keep(self, key, text)
     monkeypatch.setattr(recall.History, "remember_plan", noted)
-    jaxmem.jit(step, BUDGET, fresh=True, **options)(copied(PARAMS), BATCH)
+    jaxmem.jit(step, budget(), fresh=True, **options)(copied(PARAMS), BATCH)
     read = []
     recalled = recall.History.recall_plan
     seen = lambda self, key: read.append(key) or recalled(self, key)
     monkeypatch.setattr(recall.History, "recall_plan", seen)
-    jaxmem.jit(step, BUDGET, **options)(copied(PARAMS), BATCH)
+    jaxmem.jit(step, budget(), **options)(copied(PARAMS), BATCH)
     assert read == stored
 
 
 def test_other_shapes_are_planned_and_known_afterwards(planned, monkeypatch):
     half = BATCH[: len(BATCH) // 2]
-    assert_equal(planned(copied(PARAMS), half), step(PARAMS, half))
+    assert_equal(planned(copied(PARAMS), half), jax.jit(step)(PARAMS, half))
     of_half = planned.plan
     no_search(monkeypatch)
     planned(copied(PARAMS), BATCH)
@@ -144,21 +153,22 @@ def test_an_executables_own_error_is_raised(planned, monkeypatch):
 
 
 def test_keywords_and_static_arguments(monkeypatch):
-    made = jaxmem.jit(step, static_argnames="power", donate_argnames="params")
+    options = {"static_argnames": "power", "donate_argnames": "params"}
+    made = jaxmem.jit(step, actions=jaxmem.plans.LOSSLESS, **options)
     for power in (1, 2):
         got = made(copied(PARAMS), batch=BATCH, rate=0.2, power=power)
-        assert_equal(got, step(PARAMS, BATCH, 0.2, power=power))
+        assert_equal(got, expected(0.2, power))
     assert len(made._known) == 2
     monkeypatch.setattr(made, "_made", lambda *_: pytest.fail("planned again"))
-    assert_equal(made(copied(PARAMS), batch=BATCH, rate=0.3, power=1), step(PARAMS, BATCH, 0.3))
+    assert_equal(made(copied(PARAMS), batch=BATCH, rate=0.3, power=1), expected(0.3))
 
 
 def test_a_static_argument_by_its_number_is_found_by_its_name_too():
-    made = jaxmem.jit(
-        lambda n, params: step(params, BATCH, power=n), static_argnums=0, donate_argnums=1
-    )
+    powers = lambda n, params: step(params, BATCH, power=n)
+    options = {"static_argnums": 0, "donate_argnums": 1}
+    made = jaxmem.jit(powers, actions=jaxmem.plans.LOSSLESS, **options)
     for call in (made(2, copied(PARAMS)), made(n=2, params=copied(PARAMS))):
-        assert_equal(call, step(PARAMS, BATCH, power=2))
+        assert_equal(call, expected(power=2))
 
 
 def test_as_a_decorator_and_as_a_method():
@@ -170,7 +180,7 @@ def test_as_a_decorator_and_as_a_method():
             return step(params, batch, self.rate)
 
     trainer = Trainer()
-    assert_equal(trainer.train(copied(PARAMS), BATCH), step(PARAMS, BATCH, 0.3))
+    assert_equal(trainer.train(copied(PARAMS), BATCH), expected(0.3))
     assert trainer.train.plan is Trainer.train.plan
 
 
@@ -178,13 +188,13 @@ def test_as_a_decorator_and_as_a_method():
     ("options", "named"), [({"donate_argnums": 0}, False), ({"donate_argnames": "params"}, True)]
 )
 def test_a_jitted_step_keeps_its_donation(options, named):
-    made = jaxmem.jit(jax.jit(step, **options), BUDGET)
+    made = jaxmem.jit(jax.jit(step, **options), budget(), actions=jaxmem.plans.LOSSLESS)
     for _ in range(2):
         params = copied(PARAMS)
         got = made(params=params, batch=BATCH) if named else made(params, BATCH)
-        assert_equal(got, step(PARAMS, BATCH))
+        assert_equal(got, expected())
         assert params["embedding"].is_deleted()
-    assert made.plan.compiled_bytes <= BUDGET
+    assert made.plan.compiled_bytes <= budget()
 
 
 def test_trace_lower_and_explain(planned):
@@ -203,13 +213,13 @@ def test_inside_another_function_it_is_the_step_under_its_plan(planned):
 
 def test_inside_another_function_it_is_planned_for_the_shapes_there():
     """As where a library jits the step that it is given."""
-    made = jaxmem.jit(step, BUDGET, actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
+    made = jaxmem.jit(step, budget(), actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
     library = jax.jit(lambda params, batch: made(params, batch), donate_argnums=0)
-    assert_equal(library(copied(PARAMS), BATCH), step(PARAMS, BATCH))
-    assert made.plan.compiled_bytes <= BUDGET
+    assert_equal(library(copied(PARAMS), BATCH), expected())
+    assert made.plan.compiled_bytes <= budget()
     assert not made.plan.keeps_everything
     assert blocks_in(lambda *args: made(*args), PARAMS, BATCH)
-    assert nbytes(lambda *args: made(*args), PARAMS, BATCH, donate_argnums=0) <= BUDGET
+    assert nbytes(lambda *args: made(*args), PARAMS, BATCH, donate_argnums=0) <= budget()
 
 
 def test_inside_a_function_for_several_devices_it_runs_as_it_is():
@@ -218,11 +228,14 @@ def test_inside_a_function_for_several_devices_it_runs_as_it_is():
         jax.sharding.use_abstract_mesh(mesh),
         pytest.warns(JaxmemWarning, match="before it has a plan"),
     ):
-        jax.eval_shape(jaxmem.jit(step, BUDGET), PARAMS, BATCH)
+        jax.eval_shape(jaxmem.jit(step, budget()), PARAMS, BATCH)
 
 
+@functools.cache
 def equinox_train(scanned: bool):
-    """A step of an Equinox module with functions and numbers, and its arguments."""
+    """A step of an Equinox module with functions and numbers, its arguments, and what it returns
+    under Equinox's own jit.
+    """
     model, batch = EquinoxModel(SMALL, scanned, jax.random.key(0)), tokens(SMALL)
     model = eqx.combine(perturbed(eqx.filter(model, eqx.is_array)), model)
     rest = batch, jax.random.key(1)
@@ -236,17 +249,22 @@ def equinox_train(scanned: bool):
         value, gradients = eqx.filter_value_and_grad(loss)(model, *rest)
         return eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, gradients)), value
 
-    return train, model, rest
+    return train, model, rest, eqx.filter_jit(train)(model, *rest)
 
 
+def assert_updated(got, want):
+    assert_equal(eqx.filter(got[0], eqx.is_array), eqx.filter(want[0], eqx.is_array), 1e-6)
+    assert float(got[1]) == pytest.approx(float(want[1]))
+
+
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("scanned", [True, False])
 def test_equinox_modules(scanned):
-    train, model, rest = equinox_train(scanned)
+    train, model, rest, want = equinox_train(scanned)
     made = jaxmem.jit(train, "1GiB", donate_argnums=0)
-    want, expected = eqx.filter_jit(train)(model, *rest)
-    got, value = made(model, *rest)
-    assert_equal(eqx.filter(got, eqx.is_array), eqx.filter(want, eqx.is_array), 1e-6)
-    assert float(value) == pytest.approx(float(expected))
+    arrays, other = eqx.partition(model, eqx.is_array)
+    got, value = made(eqx.combine(copied(arrays), other), *rest)
+    assert_updated((got, value), want)
     assert made.plan.compiled_bytes
     made(got, *rest)
     assert len(made._known) == 1
@@ -254,26 +272,21 @@ def test_equinox_modules(scanned):
 
 @pytest.mark.filterwarnings("ignore:plan. the step replaces")  # it donates nothing
 def test_equinox_modules_are_planned_for_other_devices_too():
-    train, model, rest = equinox_train(True)
+    train, model, rest, want = equinox_train(True)
     made = jaxmem.jit(train)
     plan = jaxmem.plan(jaxmem.auto(made), model, *rest, budget="1GiB")
-    want, expected = eqx.filter_jit(train)(model, *rest)
-    got, value = jaxmem.auto(made, plan)(model, *rest)
-    assert_equal(eqx.filter(got, eqx.is_array), eqx.filter(want, eqx.is_array), 1e-6)
-    assert float(value) == pytest.approx(float(expected))
+    assert_updated(jaxmem.auto(made, plan)(model, *rest), want)
 
 
 @pytest.mark.filterwarnings("ignore:plan. the step replaces")  # it donates nothing
 def test_a_step_of_filter_jit_without_donation_is_planned():
-    train, model, rest = equinox_train(True)
+    train, model, rest, want = equinox_train(True)
     jitted = eqx.filter_jit(train)
-    want, expected = jitted(model, *rest)  # what filter_jit traced before is no plan's
+    assert_updated(jitted(model, *rest), want)  # what filter_jit traced before is no plan's
     found = jitted.lower(model, *rest).compile().compiled.memory_analysis()
     whole = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
     made = jaxmem.jit(jitted, int(0.9 * whole))
-    got, value = made(model, *rest)
-    assert_equal(eqx.filter(got, eqx.is_array), eqx.filter(want, eqx.is_array), 1e-6)
-    assert float(value) == pytest.approx(float(expected))
+    assert_updated(made(model, *rest), want)
     assert made.plan.compiled_bytes <= made.plan.budget_bytes < whole
 
 
@@ -383,7 +396,7 @@ class OutOfMemory(Exception):
 
 def test_a_step_that_runs_out_of_memory_is_planned_for_less(monkeypatch, planned):
     monkeypatch.setattr(jax.errors, "JaxRuntimeError", OutOfMemory)
-    made = jaxmem.jit(step, int(1.2 * BUDGET), actions=jaxmem.plans.LOSSLESS)
+    made = jaxmem.jit(step, int(1.2 * budget()), actions=jaxmem.plans.LOSSLESS)
     warnings.filterwarnings("ignore", "plan: the step replaces")  # it donates nothing
     make, most = made._made, []
 
@@ -401,13 +414,13 @@ def test_a_step_that_runs_out_of_memory_is_planned_for_less(monkeypatch, planned
 
     monkeypatch.setattr(made, "_made", limited)
     with pytest.warns(JaxmemWarning, match="ran out of memory"):
-        assert_equal(made(PARAMS, BATCH), step(PARAMS, BATCH))
+        assert_equal(made(PARAMS, BATCH), expected())
     assert made.plan.compiled_bytes <= most[0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         made(PARAMS, BATCH)
     no_search(monkeypatch)
-    later = jaxmem.jit(step, int(1.2 * BUDGET), actions=jaxmem.plans.LOSSLESS)
+    later = jaxmem.jit(step, int(1.2 * budget()), actions=jaxmem.plans.LOSSLESS)
     later(PARAMS, BATCH)
     assert later.plan.compiled_bytes <= most[0], "a later process starts with the smaller plan"
 
@@ -415,7 +428,7 @@ def test_a_step_that_runs_out_of_memory_is_planned_for_less(monkeypatch, planned
 def test_the_first_run_is_watched_though_the_step_was_planned_before(monkeypatch, planned):
     """`lower` plans the step, and its first run may run out of memory all the same."""
     monkeypatch.setattr(jax.errors, "JaxRuntimeError", OutOfMemory)
-    made = jaxmem.jit(step, BUDGET, actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
+    made = jaxmem.jit(step, "1GiB", actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
     made.lower(PARAMS, BATCH)
     ((key, found),) = made._known.items()
 
@@ -424,7 +437,7 @@ def test_the_first_run_is_watched_though_the_step_was_planned_before(monkeypatch
 
     made._known[key] = Compilation(found.build, found.plan, fails, found.shapes)
     with pytest.warns(JaxmemWarning, match="ran out of memory"):
-        assert_equal(made(copied(PARAMS), BATCH), step(PARAMS, BATCH))
+        assert_equal(made(copied(PARAMS), BATCH), expected())
 
 
 @pytest.mark.parametrize(
@@ -444,14 +457,14 @@ def test_wrong_arguments(wrong, match):
 
 def test_a_budget_that_no_plan_meets():
     with pytest.raises(BudgetError) as error:
-        jaxmem.jit(step, BUDGET // 50)(PARAMS, BATCH)
-    assert error.value.least_bytes > BUDGET // 50
+        jaxmem.jit(step, budget() // 50)(PARAMS, BATCH)
+    assert error.value.least_bytes > budget() // 50
 
 
 def test_one_line_says_what_was_decided(capsys, planned, monkeypatch):
     """Outside of a terminal nothing else is written."""
     monkeypatch.setattr("jaxmem._core.progress.LOG.hasHandlers", lambda: False)
-    again = jaxmem.jit(step, BUDGET, actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
+    again = jaxmem.jit(step, budget(), actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
     again(copied(PARAMS), BATCH)
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1

@@ -110,7 +110,7 @@ def test_a_planned_run_keeps_its_budget_and_the_unplanned_losses(runs):
 
 
 def test_a_run_trains_with_the_size_that_its_plan_chose(text, tmp_path):
-    asked = ("plan.batch=max", "plan.sizes=[4,12,4096]", "plan.budget=20MB", "train.steps=2")
+    asked = ("plan.batch=max", "plan.sizes=[4,12,1048576]", "plan.budget=20MB", "train.steps=2")
     assert run(text, *asked, "plan.explain=true", out=tmp_path / "out") == 0
     summary, _ = read_run(tmp_path / "out")
     plan = jaxmem.Plan.load(tmp_path / "out" / "plan.json")
