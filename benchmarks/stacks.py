@@ -1,6 +1,6 @@
 """Training steps of libraries under plans, against the libraries' own remat policies.
 
-    python -m benchmarks.stacks [stacks] [stacks_jit]
+    python -m benchmarks.stacks [stacks] [stacks_jit] [stacks_openpi]
 
 `stacks`:
 
@@ -23,6 +23,9 @@ process to its result, at a budget of 60 % of the bytes of everything kept: unde
 jit, under `jaxmem.jit` with nothing stored, and under `jaxmem.jit` with the plan that the process
 before stored. The first and the last are the lesser of two processes, which alternate. A second
 run in another environment adds the rows of the scripts of that environment.
+
+`stacks_openpi`: plans of openpi's step at the sizes of PaliGemma 2B and its action expert, compiled
+for GPUs of 24, 48 and 80 GB.
 """
 
 import ast
@@ -44,6 +47,7 @@ import examples.stacks
 import jaxmem
 from benchmarks.shared.case import Step, between, on, printed
 from benchmarks.shared.results import Benchmark, Report, measure
+from examples.stacks.openpi_shape import row_for
 from examples.stacks.training import Training, farthest, nbytes, observed
 from jaxmem._core.assignment import Assignment
 from jaxmem._trace.signature import Signature
@@ -258,6 +262,13 @@ def summary_of_jit(report: Report) -> dict:
     return found
 
 
+# -- stacks_openpi
+
+
+def openpi_row(way: str, target: str) -> dict:
+    return row_for(way, target)[0]
+
+
 INSTALLED = [s for s, package in SCRIPTS.items() if importlib.util.find_spec(package)]
 NAMES_OF_STEPS = [*SHAPES, *INSTALLED]
 RESULTS = {
@@ -266,6 +277,10 @@ RESULTS = {
         [(n, what) for what in COSTS for n in (SCRIPTS if what == "lines" else INSTALLED)],
         row=cost,
         summary=summary_of_jit,
+    ),
+    "stacks_openpi": Benchmark(
+        [("lora", "rtx4090"), ("full", "h100-80gb"), ("lora", "l40s"), ("full", "l40s")],
+        row=openpi_row,
     ),
 }
 

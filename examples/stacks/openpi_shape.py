@@ -444,6 +444,43 @@ WAYS = {
 }
 
 
+def row_for(
+    way: str, target: str, budget: str | None = None, batch: int = REAL.batch
+) -> tuple[dict[str, Any], jaxmem.Plan | None]:
+    """Plans the step at openpi's sizes from shapes, and returns the numbers of the plan, and the
+    plan; None if no plan fits.
+
+    way: a key of `WAYS`.
+    target: the name of a device, which the machine need not have.
+    budget: bytes of the step; None for the usable memory of the device.
+    """
+    config = dataclasses.replace(WAYS[way], batch=batch)
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(2.5e-5))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state = jax.eval_shape(functools.partial(init, config, tx), key)
+    examples = jax.eval_shape(functools.partial(batch_of, config), key)
+    step = jax.jit(functools.partial(train_step, config), donate_argnums=(1,))
+    start, plan = time.perf_counter(), None
+    row: dict[str, Any] = {"way": way, "target": target, "batch": batch, "budget": budget}
+    try:
+        plan = jaxmem.plan(jaxmem.auto(step), key, state, examples, budget=budget, target=target)
+    except jaxmem.errors.BudgetError as error:
+        row["least bytes found"] = error.least_bytes
+    else:
+        written = plan.written
+        row |= {
+            "budget": plan.budget_bytes,
+            "bytes of the plan": plan.compiled_bytes,
+            "bytes in host memory": plan.host_bytes,
+            "bytes as openpi writes it": written.bytes if written else None,
+            "seconds as openpi writes it": written.seconds if written else None,
+            "seconds of the plan": plan.predicted_seconds,
+            "bytes of everything kept": plan.baseline_bytes,
+        }
+    row["seconds of planning"] = round(time.perf_counter() - start)
+    return row, plan
+
+
 def main() -> None:
     reader = argparse.ArgumentParser()
     reader.add_argument("way", choices=WAYS)
@@ -452,28 +489,9 @@ def main() -> None:
     reader.add_argument("--batch", type=int, default=REAL.batch)
     reader.add_argument("--out", type=pathlib.Path, help="a file for the row, as JSON")
     args = reader.parse_args()
-    config = dataclasses.replace(WAYS[args.way], batch=args.batch)
-    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(2.5e-5))
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(functools.partial(init, config, tx), key)
-    batch = jax.eval_shape(functools.partial(batch_of, config), key)
-    step = jax.jit(functools.partial(train_step, config), donate_argnums=(1,))
-    start = time.perf_counter()
-    row = {"way": args.way, "target": args.target, "batch": args.batch, "budget": args.budget}
-    try:
-        plan = jaxmem.plan(
-            jaxmem.auto(step), key, state, batch, budget=args.budget, target=args.target
-        )
-    except jaxmem.errors.BudgetError as error:
-        row["least bytes found"] = error.least_bytes
-    else:
-        row["bytes of the plan"] = plan.compiled_bytes
-        row["bytes as openpi writes it"] = plan.written.bytes if plan.written else None
-        row["seconds as openpi writes it"] = plan.written.seconds if plan.written else None
-        row["seconds of the plan"] = plan.predicted_seconds
-        row["bytes of everything kept"] = plan.baseline_bytes
+    row, plan = row_for(args.way, args.target, args.budget, args.batch)
+    if plan is not None:
         print(plan)
-    row["seconds of planning"] = round(time.perf_counter() - start)
     print(json.dumps(row, indent=1))
     if args.out:
         args.out.write_text(json.dumps(row, indent=1) + "\n")
