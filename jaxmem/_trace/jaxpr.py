@@ -54,7 +54,7 @@ def hijax_params(eqn: JaxprEqn) -> dict[str, Any]:
 
 def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """Yields every jaxpr among an equation's parameters: bodies, branches, conditions."""
-    for value in (*eqn.params.values(), *hijax_params(eqn).values()):
+    for value in (hijax_params(eqn) or eqn.params).values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if (inner := body(item)) is not None:
                 yield inner

@@ -14,6 +14,8 @@ from jax.ad_checkpoint import checkpoint_name
 import jaxmem
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Choice
 from jaxmem._core.assignment import Assignment
+from jaxmem._model.tags.named import is_remat3_block
+from jaxmem._trace.jaxpr import equations, inside
 from jaxmem._train.rectifier.mark import Marking
 from jaxmem.errors import TagError
 from tests.shared import models
@@ -318,3 +320,14 @@ def test_a_policy_made_before_the_option_is_on_is_refused():
     keep = jaxmem.remat_policy(None)
     with options("jax_remat3"), pytest.raises(TagError, match="keep every tensor of a block"):
         jax.grad(models.scanned(keep))(*inputs())
+
+
+def test_a_trace_has_the_recomputed_block_once():
+    with options("jax_remat3"):
+        nothing = jaxmem.remat_policy(Assignment.nothing())
+        grad = jax.grad(models.unrolled(nothing, models.narrow))
+        blocks = [
+            eqn for eqn in equations(jax.make_jaxpr(grad)(*inputs()).jaxpr) if is_remat3_block(eqn)
+        ]
+    products = [sum(e.primitive.name == "dot_general" for e in inside(eqn)) for eqn in blocks]
+    assert products == [1, 1], "of each layer x @ up, and not the product that no tensor reads"
