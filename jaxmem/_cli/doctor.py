@@ -194,7 +194,7 @@ def _devices() -> list[Check]:
         checks.append(
             Check(
                 "jax_remat3",
-                "on: a tag would silently be recomputed",
+                "on: jaxmem plans no step under it",
                 "jax.config.update('jax_remat3', False)",
                 "bad",
             )

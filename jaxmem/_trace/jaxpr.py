@@ -45,9 +45,16 @@ def body(value) -> Jaxpr | None:
     return inner if hasattr(inner, "eqns") else None
 
 
+def hijax_params(eqn: JaxprEqn) -> dict[str, Any]:
+    """The parameters of the `jax.experimental.hijax.HiPrim` that an equation applies; none for any
+    other equation. JAX has a single primitive for all of them.
+    """
+    return getattr(eqn.params.get("_prim"), "params", {})
+
+
 def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """Yields every jaxpr among an equation's parameters: bodies, branches, conditions."""
-    for value in eqn.params.values():
+    for value in (hijax_params(eqn) or eqn.params).values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if (inner := body(item)) is not None:
                 yield inner

@@ -15,7 +15,7 @@ from jax.interpreters import partial_eval
 import jaxmem
 from jaxmem._core.actions import Choice
 from jaxmem._core.assignment import Assignment
-from jaxmem._model.tags.tag import let_names_be_encoded, name_p
+from jaxmem._model.tags.primitive import let_names_be_encoded, name_p
 from jaxmem.errors import TagError
 from tests.shared import models
 

@@ -15,8 +15,8 @@ from jaxmem._cost.profile.jobs import Jobs, Untimed
 from jaxmem._model.codecs import registry
 from jaxmem._model.codecs.base import Codec
 from jaxmem._model.codecs.mask import BitMask
+from jaxmem._model.tags.primitive import tag_p
 from jaxmem._model.tags.storage import Storage, form_of
-from jaxmem._model.tags.tag import tag_p
 from jaxmem._trace.jaxpr import nbytes, per_device
 from jaxmem._trace.job import Job
 from jaxmem.errors import TagError

@@ -22,7 +22,8 @@ from jaxmem._model.tags.operations import (
     tanh_tangent,
 )
 from jaxmem._model.tags.policy import Policy
-from jaxmem._model.tags.tag import name_p, tag, tag_p
+from jaxmem._model.tags.primitive import name_p, tag_p
+from jaxmem._model.tags.tag import tag
 from jaxmem._trace.rewrite import Node, Program, flatten
 from jaxmem._trace.vary import axes_of, varying
 

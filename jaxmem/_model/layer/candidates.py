@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from jaxmem._model.codecs.registry import EXACT
 from jaxmem._model.layer.graph import RULE, SOFTMAX, LayerGraph, is_costly, through
 from jaxmem._model.layer.rules import DerivativeRule
-from jaxmem._model.tags.tag import name_p, tag_p
+from jaxmem._model.tags.primitive import name_p, tag_p
 from jaxmem._trace.primitives import POINTWISE_LINEAR, VIEWS
 from jaxmem._trace.rewrite import Node
 

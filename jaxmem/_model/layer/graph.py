@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.ref import AbstractRef
 
-from jaxmem._model.tags.tag import name_p, tag_p
+from jaxmem._model.tags.primitive import name_p, tag_p
 from jaxmem._trace.jaxpr import Literal, matmul_flops
 from jaxmem._trace.primitives import COSTLY, RANDOM, TAGS, VIEWS
 from jaxmem._trace.rewrite import Node, Program

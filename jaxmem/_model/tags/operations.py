@@ -9,7 +9,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxmem._model.tags.tag import tag
+from jaxmem._model.tags.implementation import is_hijax
+from jaxmem._model.tags.tag import tag, tag_params
 
 
 def wide(dtype) -> jnp.dtype:
@@ -25,7 +26,21 @@ def self_tagged(forward: Callable, tangent: Callable) -> Callable:
     """
 
     def call(x, name: str, kind: str | None = None, codec: str | None = None):
+        if is_hijax():
+            from jaxmem._model.tags.hijax import self_tagged_by
+
+            return self_tagged_by(forward, of_value(tangent), x, **tag_params(name, kind, codec))
         return tagged_within(forward, tangent, lambda y: tag(y, name, kind=kind, codec=codec))(x)
+
+    return call
+
+
+def of_value(tangent: Callable) -> Callable:
+    """Returns `tangent` computed in float32 at least, in the dtype of the result."""
+
+    def call(y, t):
+        dtype = wide(y.dtype)
+        return tangent(y.astype(dtype), t.astype(dtype)).astype(y.dtype)
 
     return call
 
@@ -41,8 +56,7 @@ def tagged_within(forward: Callable, tangent: Callable, tagging: Callable) -> Ca
         def _(primals, tangents):
             (x,), (t,) = primals, tangents
             y = tagged(x)  # not `operation`: the tag would hide inside custom_jvp_call
-            dtype = wide(y.dtype)
-            return y, tangent(y.astype(dtype), t.astype(dtype)).astype(y.dtype)
+            return y, of_value(tangent)(y, t)
 
         return operation(x)
 

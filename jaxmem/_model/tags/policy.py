@@ -16,8 +16,9 @@ from jaxmem._core.actions import RECOMPUTE, Choice, is_whole
 from jaxmem._core.assignment import Assignment, Decisions
 from jaxmem._core.groups import group_label
 from jaxmem._model.states import places
+from jaxmem._model.tags.implementation import is_hijax, is_remat3
+from jaxmem._model.tags.primitive import let_names_be_encoded, name_p, names_are_encoded, tag_p
 from jaxmem._model.tags.storage import Storage
-from jaxmem._model.tags.tag import let_names_be_encoded, name_p, names_are_encoded, tag_p
 from jaxmem.errors import TagError
 
 
@@ -82,6 +83,7 @@ class Policy:
         check_remat3()
         choices = None if self.choices is None else dict(self.choices)
         if choices is None or is_whole(choices):
+            refuse_remat3("to keep every tensor of a block")
             unsaved = _widens(primitive, avals, params) or _is_complex(primitive, avals, params)
             return primitive is tag_p or not unsaved
         # Only tags and `checkpoint_name` have a name; results of other operations are never saved.
@@ -90,10 +92,16 @@ class Policy:
             return _verdict(choice)
         if primitive is not name_p:
             return False
+        if choice.action.encodes and is_hijax():
+            raise TagError(
+                f"remat_policy: checkpoint_name names a value {params['name']!r}, and the plan says"
+                f" {choice}; expected keep, recompute or offload, since under the option jax_remat3"
+                " JAX stores no codes for checkpoint_name: name the value by jaxmem.tag"
+            )
         if (
             choice.action.stores
             and _is_complex(primitive, avals, params)
-            and not names_are_encoded()
+            and (is_hijax() or not names_are_encoded())
         ):
             raise TagError(
                 f"remat_policy: checkpoint_name calls a value {params['name']!r} that is"
@@ -139,13 +147,20 @@ def _is_complex(primitive, avals, params) -> bool:
 
 
 def check_remat3() -> None:
-    """Raises TagError if JAX runs its third implementation of `jax.checkpoint` (`jax_remat3`),
-    which would silently recompute every tag.
+    """Raises TagError if JAX runs its next implementation of `jax.checkpoint` (`jax_remat3`), and
+    is older than 0.12: then `jax.checkpoint` would silently recompute every tag.
     """
-    if getattr(jax.config, "jax_remat3", False):
+    if not is_hijax():
+        refuse_remat3("to store a tag")
+
+
+def refuse_remat3(purpose: str) -> None:
+    """Raises TagError if JAX runs its next implementation of `jax.checkpoint`, under which jaxmem
+    cannot fulfil the purpose. The purpose is an infinitive.
+    """
+    if is_remat3():
         raise TagError(
-            "remat_policy: the option jax_remat3 is on, and under it JAX ignores how a tag is to be"
-            " stored;"
+            f"remat_policy: the option jax_remat3 is on, and under it jaxmem is not able {purpose};"
             " turn it off: jax.config.update('jax_remat3', False)"
         )
 
@@ -173,6 +188,7 @@ def policy_for(decided: Decisions, label: str, *, layers: int = 0) -> Policy:
         return of_own(label, layers)
     choices = decided.choices_for(label)
     if is_whole(choices):  # one form, since partial evaluation caches on the policy
+        refuse_remat3("to keep every tensor of a block")
         return Policy(label, None, layers)
     chosen = ((tag, Choice(c.action, c.codec)) for tag, c in choices.items())
     return Policy(label, tuple(sorted(chosen)), layers)

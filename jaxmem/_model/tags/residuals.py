@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxmem._model.codecs.base import FLOATS, Codec
 from jaxmem._model.codecs.mask import BitMask
 from jaxmem._model.codecs.registry import parse
+from jaxmem._model.tags.primitive import differentiable_once
 from jaxmem._model.tags.saved import of_arrays, saving
-from jaxmem._model.tags.tag import differentiable_once
 from jaxmem.errors import TagError
 
 TWICE = (

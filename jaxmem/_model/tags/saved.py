@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._model.codecs.registry import EXACT
+from jaxmem._model.tags.implementation import is_hijax
 from jaxmem._model.tags.tag import tag
 from jaxmem._trace.jaxpr import lift
+from jaxmem.errors import TagError
 
 
 def saving(function: Callable, hold: Callable[[Sequence, Any, list], tuple]) -> Callable:
@@ -57,6 +59,13 @@ def tagging(function: Callable, name: str) -> Callable:
     its arguments. The tags have the kind `exact`, since a rule may depend on exact values: a
     codec's error in the logarithm of a softmax's sum would be an error of the exponent.
     """
+
+    if is_hijax() and not getattr(jax.config, "jax_custom_vjp3", False):
+        raise TagError(
+            f"tag {name!r}: the option jax_remat3 is on, and jax_custom_vjp3 is off; expected both"
+            " on or both off, since jax.checkpoint otherwise recomputes every tag inside a"
+            " derivative rule: jax.config.update('jax_custom_vjp3', True)"
+        )
 
     def hold(arrays, results, leaves):
         known = {id(x): x for x in arrays}

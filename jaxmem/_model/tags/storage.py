@@ -10,7 +10,7 @@ import jax
 from jaxmem._core.actions import Choice
 from jaxmem._model.codecs.base import Codec
 from jaxmem._model.codecs.registry import parse
-from jaxmem._model.tags.tag import differentiable_once
+from jaxmem._model.tags.primitive import differentiable_once
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 

@@ -1,0 +1,217 @@
+"""The tag under JAX's next checkpoint, the option `jax_remat3` of JAX 0.12: a `HiPrim` whose
+`remat` rule carries out a plan's action.
+
+JAX runs a checkpointed block once, in two traces at the same time: the forward, and the program
+that recomputes the block in the backward. `HijaxTag.remat` returns the tag's value in the forward,
+the arrays that are stored, and a function that makes the tag's value in the backward. There the
+value is decoded, and its derivative is the derivative of the recomputed value (`Relinked`). JAX
+drops the recomputed value itself, since nothing reads it.
+
+The rule asks a policy about `tag_p`, the primitive of the other implementation, as JAX's rule for
+`checkpoint_name` does. Therefore policies and `Storage` serve both implementations unchanged. The
+alternative is a question of its own, with the type `HijaxTag` in place of a primitive: then each
+policy would know both implementations.
+
+JAX 0.12.0.1 offers less to policies under this option than without it:
+
+- A policy is asked about matrix products, convolutions, values of `checkpoint_name` and `HiPrim`s.
+  Every other operation is recomputed, and a `while` loop with all that it contains. JAX compares a
+  policy with `everything_saveable` by identity. Therefore no policy of jaxmem can keep every tensor
+  of a block.
+- The rule of `checkpoint_name` saves, offloads or recomputes a value, and takes no codes. JAX does
+  not export the class of these values.
+- A `jax.custom_jvp` function is recomputed as a whole, and so is a `jax.custom_vjp` function
+  without the option `jax_custom_vjp3`. No policy is asked about tags inside them. Therefore
+  `SelfTagged` is a `HiPrim` of its own, and `tagging` requires both options.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.experimental.hijax
+import jax.numpy as jnp
+from jax.ad_checkpoint import Offloadable, Saveable
+
+from jaxmem._model.tags.combined import answer
+from jaxmem._model.tags.implementation import Offloaded, called, divided_as
+from jaxmem._model.tags.primitive import tag_p
+from jaxmem.errors import TagError
+
+_hijax: Any = jax.experimental.hijax  # JAX before 0.12, which never runs this file, lacks its names
+
+
+class _Linear(_hijax.HiPrim):
+    """Forward and reverse mode from the rules `lin` and `linearized`."""
+
+    jvp = _hijax.jvp_from_lin
+    vjp_fwd, vjp_bwd_retval = _hijax.vjp_from_lin
+
+
+class HijaxTag(_Linear):
+    """An identity, except inside `jax.checkpoint`. Its derivative does not tag the tangent: only
+    the value may be stored.
+    """
+
+    def __init__(self, aval, name: str, kind: str | None, codec: str | None):
+        self.in_avals, self.out_aval = (aval,), aval
+        self.params = {"name": name, "kind": kind, "codec": codec}
+        super().__init__()
+
+    def expand(self, x):
+        return x
+
+    def remat(self, trace, x):
+        value, codes, decode = self.divided(trace, x)
+        if decode is None:
+            return value, (), lambda _, x: self(x)
+        return value, codes, lambda codes, x: _relinked(decode(codes), self(x))
+
+    def divided(self, trace, x):
+        """Returns the forward's value, the stored arrays, and the function of the stored arrays
+        that makes the backward's value; None for the function if the tag is recomputed.
+        """
+        (aval,), name = self.in_avals, self.params["name"]
+        if trace.policy is None:  # JAX's form of `nothing_saveable`
+            return self(x), (), None
+        verdict = answer(trace.policy, tag_p, aval, **self.params)
+        if isinstance(verdict, Offloadable):  # from a user's policy
+            verdict = Offloaded(verdict)
+        if hasattr(verdict, "encode"):
+            encode = called(lambda x: tuple(verdict.encode(x)), f"{name}_encode")
+            decode = called(
+                lambda codes: divided_as(aval, verdict.decode(codes, aval.shape, aval.dtype)),
+                f"{name}_decode",
+            )
+            try:
+                codes = encode(x)
+            except TagError as error:
+                raise TagError(f"tag {name!r}: {error}") from error
+            return self(x), codes, decode
+        if verdict is Saveable or verdict is True:
+            kept = _at_own_precision(self(x))
+            return kept, kept, lambda kept: kept
+        # A policy that answers with a function replaces the tag of the forward, to observe the
+        # value.
+        value = called(verdict, name)(x) if callable(verdict) else self(x)
+        return value, (), None
+
+    def lin(self, nzs_in, x):
+        return self(x), None, nzs_in[0]
+
+    def linearized(self, residuals, t):
+        return t
+
+    def batch(self, axis_data, args, dims):
+        return bind(args[0], **self.params), dims[0]
+
+
+def bind(x, *, name: str, kind: str | None, codec: str | None):
+    """Tags `x`."""
+    return HijaxTag(jax.typeof(x), name, kind, codec)(x)
+
+
+class Relinked(_Linear):
+    """The value of the first operand, with the derivative of the second operand. A second
+    derivative differentiates the first operand, which the forward computed.
+    """
+
+    def __init__(self, stored, recomputed):
+        self.in_avals, self.out_aval, self.params = (stored, recomputed), stored, {}
+        super().__init__()
+
+    def expand(self, stored, recomputed):
+        return stored
+
+    def lin(self, nzs_in, stored, recomputed):
+        return stored, None, nzs_in[1]
+
+    def linearized(self, residuals, of_stored, of_recomputed):
+        return of_recomputed
+
+    def batch(self, axis_data, args, dims):
+        return _relinked(*_hijax.bdims_at_front(axis_data, args, dims)), 0
+
+
+def _relinked(stored, recomputed):
+    return Relinked(jax.typeof(stored), jax.typeof(recomputed))(stored, recomputed)
+
+
+class SelfTagged(_Linear):
+    """An operation with a tagged result, whose derivative reads the result.
+
+    forward: the operation.
+    tangent: computes the result's tangent from the result and the operand's tangent.
+    tag: the tag of the result.
+    """
+
+    def __init__(self, aval, forward: Callable, tangent: Callable, tag: HijaxTag):
+        self.in_avals, (self.out_aval,) = (aval,), tag.in_avals
+        self.params = {"forward": forward, "tangent": tangent, "tag": tag}
+        super().__init__()
+
+    def expand(self, x):
+        return self.params["forward"](x)
+
+    def remat(self, trace, x):
+        tangent = self.params["tangent"]
+        value, codes, decode = self.params["tag"].divided(trace, self(x))
+        if decode is None:
+            return value, (), lambda _, x: self(x)
+        return value, codes, lambda codes, x: _derived(decode(codes), x, tangent)
+
+    def lin(self, nzs_in, x):
+        value = self(x)
+        return value, value, nzs_in[0]
+
+    def linearized(self, residuals, t):
+        return self.params["tangent"](residuals, _hijax.instantiate_zeros(t))
+
+    def batch(self, axis_data, args, dims):
+        (x,) = _hijax.bdims_at_front(axis_data, args, dims)
+        forward, tangent = (jax.vmap(self.params[name]) for name in ("forward", "tangent"))
+        return self_tagged_by(forward, tangent, x, **self.params["tag"].params), 0
+
+
+def self_tagged_by(forward: Callable, tangent: Callable, x, **params):
+    """Returns the result of the operation on `x`, under the tag with these parameters."""
+    tag = HijaxTag(jax.typeof(jax.eval_shape(forward, x)), **params)
+    return SelfTagged(jax.typeof(x), forward, tangent, tag)(x)
+
+
+class Derived(_Linear):
+    """The value of the first operand, which an operation computed from the second operand. The
+    operation's tangent is `tangent(value, tangent of the second operand)`. A second derivative
+    differentiates the first operand.
+    """
+
+    def __init__(self, value, x, tangent: Callable):
+        self.in_avals, self.out_aval, self.params = (value, x), value, {"tangent": tangent}
+        super().__init__()
+
+    def expand(self, value, x):
+        return value
+
+    def lin(self, nzs_in, value, x):
+        return value, value, nzs_in[1]
+
+    def linearized(self, residuals, of_value, of_x):
+        return self.params["tangent"](residuals, _hijax.instantiate_zeros(of_x))
+
+    def batch(self, axis_data, args, dims):
+        value, x = _hijax.bdims_at_front(axis_data, args, dims)
+        return _derived(value, x, jax.vmap(self.params["tangent"])), 0
+
+
+def _derived(value, x, tangent: Callable):
+    return Derived(jax.typeof(value), jax.typeof(x), tangent)(value, x)
+
+
+def _at_own_precision(x):
+    """Rounds a real value to its own precision, as JAX does with the values that it saves itself:
+    XLA then stores no wider values.
+    """
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    of = jnp.finfo(x.dtype)
+    return jax.lax.reduce_precision(x, exponent_bits=of.nexp, mantissa_bits=of.nmant)

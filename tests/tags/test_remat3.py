@@ -1,0 +1,333 @@
+"""Tags under JAX's next checkpoint, the option `jax_remat3`: in each test the blocks are traced
+with the option off and with the option on.
+"""
+
+import contextlib
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+import jaxmem
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Choice
+from jaxmem._core.assignment import Assignment
+from jaxmem._model.tags.named import is_remat3_block
+from jaxmem._trace.jaxpr import equations, inside
+from jaxmem._train.rectifier.mark import Marking
+from jaxmem.errors import TagError
+from tests.shared import models
+from tests.shared.compare import close
+
+pytestmark = [
+    pytest.mark.core,
+    pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="the option is refused before 0.12"),
+]
+ACTIONS = ("keep", "recompute", "offload", "compress", "compress_offload")
+each_action = pytest.mark.parametrize("action", ACTIONS)
+SAVE = jax.checkpoint_policies.save_only_these_names
+
+
+@contextlib.contextmanager
+def options(*names: str):
+    """JAX's options of these names are on."""
+    for name in names:
+        jax.config.update(name, True)
+    try:
+        yield
+    finally:
+        for name in names:
+            jax.config.update(name, False)
+
+
+def off_and_on(make, *arguments, also: tuple[str, ...] = ()):
+    """Returns the results of the function that `make()` returns, traced with the option off and
+    with the option on.
+    """
+    off = jax.jit(make())(*arguments)
+    with options("jax_remat3", *also):
+        return off, jax.jit(make())(*arguments)
+
+
+def inputs():
+    return models.parameters(dtype=jnp.float64), models.batch(dtype=jnp.float64)
+
+
+def policy(action):
+    return jaxmem.remat_policy(models.draft(action))
+
+
+@pytest.mark.parametrize("form", [models.scanned, models.unrolled])
+@each_action
+def test_gradients_are_equal(form, action):
+    make = lambda: jax.value_and_grad(form(policy(action)), argnums=(0, 1))
+    off, on = off_and_on(make, *inputs())
+    close(on, off, 1e-12)
+
+
+def saved(action):
+    """Returns the shapes that the backward of one checkpointed block stores, and their memories."""
+    p = jax.tree.map(lambda a: a[0], models.parameters())
+    layer = jax.checkpoint(models.block, policy=policy(action), prevent_cse=False)
+    of = lambda x, p, k: jax.vjp(lambda x, p: layer(x, p, k), x, p)[1]
+    leaves = jax.tree.leaves(jax.eval_shape(of, models.batch(), p, jnp.float32(0)))
+    return [a for a in leaves if a.shape not in {q.shape for q in p.values()}]
+
+
+@each_action
+def test_equal_bytes_are_stored(action):
+    nbytes = lambda arrays: sum(a.size * a.dtype.itemsize for a in arrays)
+    off = nbytes(saved(action))
+    with options("jax_remat3"):
+        assert nbytes(saved(action)) == off
+
+
+@pytest.mark.parametrize(("action", "dtype"), [("offload", "f32"), ("compress_offload", "u8")])
+def test_offloaded_residuals_are_in_host_memory(action, dtype):
+    p = jax.tree.map(lambda a: a[0], models.parameters())
+    with options("jax_remat3"):
+        layer = jax.checkpoint(models.block, policy=policy(action), prevent_cse=False)
+        grad = jax.grad(lambda x, p, k: layer(x, p, k).sum())
+        assert f"{dtype}<host>" in str(jax.make_jaxpr(grad)(models.batch(), p, jnp.float32(0)))
+
+
+@pytest.mark.parametrize("action", ["keep", "compress"])
+def test_vmap_of_gradients(action):
+    p, _ = inputs()
+    one = lambda loss: lambda x: jax.grad(loss)(p, x[None])
+    make = lambda: jax.vmap(one(models.scanned(policy(action))))
+    off, on = off_and_on(make, models.batch(4, dtype=jnp.float64))
+    close(on, off, 1e-9)
+
+
+@pytest.mark.parametrize("action", ["keep", "recompute", "offload"])
+def test_gradient_of_gradient(action):
+    p, x = inputs()
+
+    def make():
+        first = jax.grad(models.scanned(policy(action)), argnums=1)
+        return jax.grad(lambda x: (first(p, x) ** 2).sum())
+
+    off, on = off_and_on(make, x)
+    close(on, off, 1e-11)
+
+
+def test_gradient_of_gradient_through_codes_is_refused():
+    p, x = models.parameters(layers=2), models.batch()
+    with options("jax_remat3"):
+        loss = models.scanned(policy("compress"))
+        with pytest.raises(TagError, match="LOSSLESS"):
+            jax.grad(lambda x: (jax.grad(loss, argnums=1)(p, x) ** 2).sum())(x)
+
+
+def test_forward_over_reverse():
+    p, x = inputs()
+
+    def make():
+        first = jax.grad(models.scanned(policy("offload")), argnums=1)
+        return lambda x: jax.jvp(first, (p, x), (p, x))[1]
+
+    off, on = off_and_on(make, x)
+    close(on, off, 1e-11)
+
+
+@pytest.mark.parametrize("action", ["keep", "compress_offload"])
+def test_shard_map(action):
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    P = jax.sharding.PartitionSpec
+
+    def make():
+        loss = models.scanned(policy(action))
+        mean = lambda p, x: jax.lax.pmean(loss(p, x), "data")
+        return jax.grad(jax.shard_map(mean, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()))
+
+    off, on = off_and_on(make, *inputs())
+    close(on, off, 1e-12)
+
+
+def named(x, p, key):
+    return x + jnp.sin(checkpoint_name(jnp.sin(x @ p["a"]), "h"))
+
+
+@pytest.mark.parametrize("choice", [KEEP, RECOMPUTE, OFFLOAD], ids=str)
+def test_checkpoint_name_values_are_tags(choice):
+    make = lambda: jax.grad(
+        models.scanned(jaxmem.remat_policy(Assignment({"block": {"h": choice}})), named)
+    )
+    off, on = off_and_on(make, *inputs())
+    close(on, off, 1e-12)
+
+
+def test_codes_of_checkpoint_name_values_are_refused():
+    codec = Choice("compress", models.CODEC["in"])
+    stored = jaxmem.remat_policy(Assignment({"block": {"h": codec}}))
+    with options("jax_remat3"), pytest.raises(TagError, match=r"no codes for checkpoint_name"):
+        jax.grad(models.scanned(stored, named))(*inputs())
+
+
+def test_complex_values_are_stored():
+    w = jax.random.normal(jax.random.key(0), (2, 4, 4), jnp.complex128)
+
+    def make(stored):
+        block = lambda w: jnp.tanh(jaxmem.tag(jnp.exp(w[0] @ w[1]), "powers")) @ w[1]
+        block = jax.checkpoint(block, policy=stored)
+        return jax.grad(lambda w: (jnp.abs(block(w)) ** 2).sum())
+
+    for action in (KEEP, RECOMPUTE, OFFLOAD):
+        stored = jaxmem.remat_policy(Assignment({"block": {"powers": action}}))
+        off, on = off_and_on(functools.partial(make, stored), w)
+        close(on, off, 1e-12)
+        assert np.abs(on).min() > 0
+
+
+@pytest.mark.parametrize("operation", ["softmax", "tanh", "sigmoid", "exp"])
+def test_self_tagged_operations(operation):
+    """Both modes, a second derivative, and examples of a batch, at a codec's decoded value too."""
+    w, x = (jnp.asarray(np.random.default_rng(n).standard_normal((n, 16))) for n in (16, 4))
+    operate = getattr(jaxmem.ops, operation)
+
+    def make(choice):
+        block = jax.checkpoint(
+            lambda x, w: (operate(x @ w, "y") ** 3).sum(),
+            policy=jaxmem.remat_policy(Assignment({"block": {"y": choice}})),
+        )
+        first = jax.grad(block, argnums=(0, 1))
+        mapped = lambda x, w: jax.vmap(jax.grad(block), (0, None))(x[:, None], w)
+        if choice.action.encodes:
+            return lambda x, w: (first(x, w), mapped(x, w))
+        second = jax.grad(lambda x, w: (first(x, w)[0] ** 2).sum(), argnums=(0, 1))
+        forward = lambda x, w: jax.jvp(block, (x, w), (x, w))
+        return lambda x, w: (first(x, w), mapped(x, w), second(x, w), forward(x, w))
+
+    for choice in (KEEP, RECOMPUTE, Choice("compress", models.CODEC["in"])):
+        off, on = off_and_on(functools.partial(make, choice), x, w)
+        close(on, off, 1e-10)
+
+
+def test_a_kept_self_tagged_operation_is_not_recomputed():
+    with options("jax_remat3"):
+        block = jax.checkpoint(
+            lambda x, w: (jaxmem.ops.softmax(x @ w, "y") ** 3).sum(),
+            policy=jaxmem.remat_policy(Assignment({"block": {"y": KEEP}})),
+        )
+        grad = jax.jit(jax.grad(block, argnums=(0, 1)))
+        text = grad.lower(jnp.ones((4, 16)), jnp.ones((16, 16))).compile().as_text()
+    assert text.count(" exponential(") == 1
+
+
+def test_values_that_a_derivative_rule_saves():
+    """`name_residuals` needs the option `jax_custom_vjp3` too."""
+
+    @jax.custom_vjp
+    def steep(x):
+        return jnp.sin(x)
+
+    steep.defvjp(lambda x: (jnp.sin(x), jnp.exp(x)), lambda e, t: (3 * e * t,))
+
+    def make(choice):
+        tagged = jaxmem.ops.name_residuals(steep, "saved")
+        stored = jaxmem.remat_policy(Assignment({"block": {"saved": choice}}))
+        block = jax.checkpoint(lambda x: tagged(x * x) * x, policy=stored)
+        return jax.grad(lambda x: block(x).sum())
+
+    x = jnp.linspace(0.1, 1, 16)
+    for choice in (KEEP, RECOMPUTE, OFFLOAD):
+        off, on = off_and_on(functools.partial(make, choice), x, also=("jax_custom_vjp3",))
+        close(on, off, 1e-12)
+    with options("jax_remat3", "jax_custom_vjp3"):
+        text = jax.jit(make(KEEP)).lower(x).compile().as_text()
+    assert text.count(" exponential(") == 1, "saved, and not recomputed"
+    with options("jax_remat3"), pytest.raises(TagError, match="jax_custom_vjp3 is off"):
+        jax.grad(lambda x: make(KEEP)(x).sum())(x)
+
+
+def test_compressed_residuals():
+    p, x = inputs()
+    layer = lambda x, p: jnp.tanh(x @ p["up"][0]) @ p["down"][0]
+    make = lambda: jax.grad(
+        lambda x, p: (jaxmem.ops.compress_residuals(layer, models.CODEC["in"])(x, p) ** 2).sum()
+    )
+    off, on = off_and_on(make, x, p)
+    close(on, off, 1e-12)
+    off, on = off_and_on(make, x, p, also=("jax_custom_vjp3",))
+    close(on, off, 1e-12)
+
+
+def test_a_value_that_another_policy_saves_is_saved():
+    make = lambda: jax.value_and_grad(
+        models.scanned(
+            jax.checkpoint_policies.save_from_both_policies(policy("compress"), SAVE("in", "up"))
+        )
+    )
+    off, on = off_and_on(make, *inputs())
+    close(on, off, 1e-12)
+
+
+def test_groups_of_layers():
+    choices = {"block[0:1]": models.actions("compress"), "block[1:2]": models.actions("offload")}
+    grouped = Assignment(choices)
+
+    def make():
+        layers = [
+            jax.checkpoint(models.block, policy=jaxmem.remat_policy(grouped, layer=(i, 2)))
+            for i in range(2)
+        ]
+
+        def loss(p, x):
+            for i, layer in enumerate(layers):
+                x = layer(x, jax.tree.map(lambda a, i=i: a[i], p), jnp.float32(i))
+            return (x * x).mean()
+
+        return jax.grad(loss)
+
+    off, on = off_and_on(make, *inputs())
+    close(on, off, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: jaxmem.remat_policy(None), "keep every tensor of a block"),
+        (lambda: Marking().policy_for("block", 0), "track outliers"),
+        (
+            lambda: jaxmem.plan(
+                lambda _: lambda p, x: jax.grad(models.unrolled(policy("offload")))(p, x),
+                *inputs(),
+                budget="1GiB",
+            ),
+            "find the blocks of a step",
+        ),
+        (
+            lambda: jaxmem.auto(models.scanned(None), Assignment({"auto": {}}))(*inputs()),
+            "find layers",
+        ),
+        (
+            lambda: jaxmem.stack(
+                lambda p, x: x + jnp.tanh(x @ p["a"]), *inputs(), plan=models.draft("offload")
+            ),
+            "run a stack of layers",
+        ),
+    ],
+)
+def test_what_has_no_support_is_refused(call, message):
+    with options("jax_remat3"), pytest.raises(TagError, match=message):
+        call()
+
+
+def test_a_policy_made_before_the_option_is_on_is_refused():
+    keep = jaxmem.remat_policy(None)
+    with options("jax_remat3"), pytest.raises(TagError, match="keep every tensor of a block"):
+        jax.grad(models.scanned(keep))(*inputs())
+
+
+def test_a_trace_has_the_recomputed_block_once():
+    with options("jax_remat3"):
+        nothing = jaxmem.remat_policy(Assignment.nothing())
+        grad = jax.grad(models.unrolled(nothing, models.narrow))
+        blocks = [
+            eqn for eqn in equations(jax.make_jaxpr(grad)(*inputs()).jaxpr) if is_remat3_block(eqn)
+        ]
+    products = [sum(e.primitive.name == "dot_general" for e in inside(eqn)) for eqn in blocks]
+    assert products == [1, 1], "of each layer x @ up, and not the product that no tensor reads"
