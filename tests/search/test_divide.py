@@ -88,6 +88,7 @@ def test_a_limit_of_seconds_leaves_the_best_division_or_none(data):
     assert same is not None
     assert same.solution.risk_adjusted_seconds == pytest.approx(seconds, rel=2e-3, abs=1e-3)
     assert same.bytes <= problem.room
+    assert same.problem.most_seconds is None  # slower choices are named in the plan's table
     assert best_division(problem, most_seconds=0.99 * seconds - 0.01) is None
 
 

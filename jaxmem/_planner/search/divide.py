@@ -152,7 +152,9 @@ def _solved(problem: ActionProblem, groups: Groups, newest: str) -> Division | N
             return None
         peak = _peak(problem.working, groups, profile, solution)
         if peak <= room:
-            full = dataclasses.replace(open_problem, profile=groups.profile, room=problem.room)
+            full = dataclasses.replace(
+                open_problem, profile=groups.profile, room=problem.room, most_seconds=None
+            )
             actions = solution.actions | {label: {REST: KEEP} for label in groups.whole}
             complete = ActionSolution.of(full, actions, solution.solve_seconds, solution.gap)
             return Division(groups, full, complete, peak + kept_bytes)
