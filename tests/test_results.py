@@ -426,3 +426,17 @@ def test_choices_beside_protrains():
     assert offloaded["A, RTX 3090"] < offloaded["D"]  # a larger model
     once = {name for name, row in rows.items() if row["divided"] == "states"}
     assert once == {name for name, row in rows.items() if not row["streamed"]}
+
+
+def test_the_page_has_the_plan_of_openpi():
+    row = result("stacks_openpi")["results"]["lora, rtx4090"]
+    page = (ROOT / "docs" / "libraries.md").read_text("utf-8")
+    gb = lambda what: f"{row[what] / 1e9:.3g} GB"
+    said = " ".join(page[page.index("## openpi") :].partition("## AXLearn")[0].split())
+    assert f"the plan compiles to {gb('bytes of the plan')}" in said
+    assert f"with {gb('bytes in host memory')} of tensors in host memory" in said
+    assert f"everything kept takes {gb('bytes of everything kept')}" in said
+    assert f"the step takes {gb('bytes as openpi writes it')}" in said
+    slower = row["seconds as openpi writes it"] / row["seconds of the plan"]
+    assert f"and {slower:.2f} times the plan's time" in said
+    assert row["bytes of the plan"] <= row["budget"] < 24e9
