@@ -196,7 +196,7 @@ def statements(source: str, name: str) -> list[str]:
 
 def lines_of(name: str) -> list[str]:
     """The changed lines of a script."""
-    source = (SOURCES / f"{name}.py").read_text("utf-8")
+    source = (SOURCES / f"{name}.py").read_text(encoding="utf-8")
     lines = difflib.ndiff(statements(source, "own"), statements(source, "planned"))
     return ["import jaxmem", *(line[2:] for line in lines if line.startswith("+ "))]
 
