@@ -4,6 +4,8 @@ is not.
 
 import functools
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,9 @@ from jax.ad_checkpoint import checkpoint_name
 import jaxmem
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE
 from jaxmem._core.assignment import Assignment
+from jaxmem._model.tags.primitive import name_p
 from tests.shared import models
+from tests.shared.children import finding_packages
 from tests.shared.compare import close
 from tests.shared.marks import slow
 
@@ -244,6 +248,17 @@ def test_policies_are_equal_by_value_and_hash():
     assert a != jaxmem.remat_policy(models.draft("recompute"))
     with pytest.raises(AttributeError, match="no setter"):
         a.block = "other"
+
+
+def test_jaxmem_is_imported_under_remat3():
+    program = (
+        "import jax, jaxmem._model.tags.primitive as p; print(p.name_p, jax.config.jax_remat3)"
+    )
+    environment = finding_packages() | {"JAX_REMAT3": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, check=True
+    )
+    assert done.stdout.decode().strip() == f"{name_p} True"
 
 
 def test_remat3_is_refused():

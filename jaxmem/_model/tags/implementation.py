@@ -39,7 +39,7 @@ def is_remat3() -> bool:
 
 
 def is_hijax() -> bool:
-    """Whether tags are those of `hijax.py`. In older versions of JAX the option is refused."""
+    """Whether `hijax.py` implements tags. In older versions of JAX the option is refused."""
     return _HAS_RULES and is_remat3()
 
 

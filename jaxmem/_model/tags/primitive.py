@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from jaxmem._model.tags.combined import answer
-from jaxmem._model.tags.implementation import Offloaded, called, divided_as
+from jaxmem._model.tags.implementation import Offloaded, called, divided_as, is_remat3
 from jaxmem.errors import TagError
 
 # An identity, except in partial evaluation. Its derivative tags the value and not the tangent: only
@@ -37,22 +37,22 @@ batching.primitive_batchers[tag_p] = lambda args, dims, **params: (
 )
 
 
-def _asked() -> Primitive:
-    """Returns the primitive of `checkpoint_name`, for which JAX exports no name: the primitive that
-    a policy is asked about. Under `jax_remat3` no equation of a trace has this primitive.
+def _name_primitive() -> Primitive:
+    """Returns the primitive of `checkpoint_name`, for which JAX exports no name: the primitive in a
+    trace without the option `jax_remat3`. With the option, JAX asks policies about this primitive
+    too, but a trace does not have it.
     """
-    primitives = []
+    on = is_remat3()
+    if on:
+        jax.config.update("jax_remat3", False)
+    try:
+        return jax.make_jaxpr(lambda x: checkpoint_name(x, "x"))(0.0).eqns[0].primitive
+    finally:
+        if on:
+            jax.config.update("jax_remat3", True)
 
-    def policy(primitive, *_, **__):
-        primitives.append(primitive)
-        return False
 
-    named = jax.checkpoint(lambda x: checkpoint_name(x, "x"), policy=policy)
-    jax.make_jaxpr(jax.grad(named))(0.0)
-    return primitives[0]
-
-
-name_p = _asked()
+name_p = _name_primitive()
 
 # An identity without a derivative. A primitive, since a custom_jvp rule is dropped by the partial
 # evaluation of a scan.
@@ -174,8 +174,8 @@ def _in_parts(verdict):
 
 
 def let_names_be_encoded() -> None:
-    """Registers the tag's rule for values that `checkpoint_name` names, so that a policy may answer
-    with a codec, and so that a policy that offloads may be combined with another policy.
+    """Registers the tag's rule for values of `checkpoint_name`. A policy may then answer with a
+    codec, and an offloading policy may be combined with another policy.
 
     With policies that save or recompute, the rule does not change programs. With a policy that
     offloads, the copies are inside a call, which XLA inlines. Therefore the rule is registered only
