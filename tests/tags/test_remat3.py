@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.ad_checkpoint import checkpoint_name
+from jax.ad_checkpoint import Offloadable, checkpoint_name
 
 import jaxmem
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Choice
 from jaxmem._core.assignment import Assignment
 from jaxmem._model.tags.named import is_remat3_block
+from jaxmem._model.tags.primitive import tag_p
 from jaxmem._trace.jaxpr import equations, inside
 from jaxmem._train.rectifier.mark import Marking
 from jaxmem.errors import TagError
@@ -147,6 +148,56 @@ def test_shard_map(action):
     close(on, off, 1e-12)
 
 
+def test_a_mesh_with_explicit_axes():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    p, x = inputs()
+    make = lambda: jax.grad(models.scanned(policy("compress"), models.narrow))
+    with jax.set_mesh(mesh):
+        rows = jax.device_put(x, jax.sharding.PartitionSpec("data"))
+        off, on = off_and_on(make, p, rows)
+    close(on, off, 1e-12)
+
+
+def test_a_kept_value_is_rounded_to_its_own_precision():
+    """XLA could otherwise store the value in float32."""
+    p, x = models.parameters(dtype=jnp.bfloat16), models.batch(dtype=jnp.bfloat16)
+    gradient = lambda: jax.grad(models.unrolled(policy("keep"), models.narrow))
+    rounded = lambda: str(jax.make_jaxpr(gradient())(p, x)).count("reduce_precision")
+    off = rounded()
+    assert off > 0
+    with options("jax_remat3"):
+        assert rounded() == off
+
+
+def plain(stored):
+    """A loss with one block, whose tag has the name "y"."""
+    block = jax.checkpoint(lambda x: jnp.sin(jaxmem.tag(jnp.exp(x), "y")), policy=stored)
+    return jax.grad(lambda x: block(x).sum())
+
+
+def test_a_checkpoint_without_a_policy_recomputes_a_tag():
+    x = jnp.linspace(0.1, 1, 16)
+    off, on = off_and_on(lambda: plain(None), x)
+    close(on, off, 1e-12)
+    assert np.abs(on).min() > 0
+
+
+def test_a_policy_of_the_user_offloads_a_tag():
+    x = jnp.linspace(0.1, 1, 16)
+    away = lambda primitive, *_, **__: primitive is tag_p and Offloadable("device", "pinned_host")
+    off, on = off_and_on(lambda: plain(away), x)
+    close(on, off, 1e-12)
+    with options("jax_remat3"):
+        assert "<host>" in str(jax.make_jaxpr(plain(away))(x))
+
+
+def test_an_error_of_a_codec_names_the_tag():
+    stored = jaxmem.remat_policy(Assignment({"block": {"y": Choice("compress", "bit_mask()")}}))
+    x = jnp.zeros(16, jnp.complex128)
+    with options("jax_remat3"), pytest.raises(TagError, match="tag 'y'"):
+        jax.vjp(jax.checkpoint(lambda x: jnp.sin(jaxmem.tag(x * x, "y")), policy=stored), x)
+
+
 def named(x, p, key):
     return x + jnp.sin(checkpoint_name(jnp.sin(x @ p["a"]), "h"))
 
@@ -204,6 +255,23 @@ def test_self_tagged_operations(operation):
     for choice in (KEEP, RECOMPUTE, Choice("compress", models.CODEC["in"])):
         off, on = off_and_on(functools.partial(make, choice), x, w)
         close(on, off, 1e-10)
+
+
+def test_self_tagged_operations_of_each_example():
+    """The softmax over the first axis of an example: the axis of the batch is not that axis."""
+    x, w = (jnp.asarray(np.random.default_rng(n).standard_normal((5, n, 4))) for n in (6, 4))
+
+    def make(choice):
+        block = jax.checkpoint(
+            lambda x, w: (jaxmem.ops.softmax(x @ w, "y", axis=0) ** 3).sum(),
+            policy=jaxmem.remat_policy(Assignment({"block": {"y": choice}})),
+        )
+        return jax.vmap(jax.grad(block, argnums=(0, 1)))
+
+    for choice in (KEEP, RECOMPUTE, Choice("compress", models.CODEC["in"])):
+        off, on = off_and_on(functools.partial(make, choice), x, w)
+        close(on, off, 1e-10)
+        assert min(np.abs(leaf).max() for leaf in on) > 0
 
 
 def test_a_kept_self_tagged_operation_is_not_recomputed():
