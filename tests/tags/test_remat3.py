@@ -94,10 +94,11 @@ def test_offloaded_residuals_are_in_host_memory(action, dtype):
         assert f"{dtype}<host>" in str(jax.make_jaxpr(grad)(models.batch(), p, jnp.float32(0)))
 
 
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["", "jit"])
 @pytest.mark.parametrize("action", ["keep", "compress"])
-def test_vmap_of_gradients(action):
+def test_vmap_of_gradients(action, jit):
     p, _ = inputs()
-    one = lambda loss: lambda x: jax.grad(loss)(p, x[None])
+    one = lambda loss: jit(lambda x: jax.grad(loss)(p, x[None]))
     make = lambda: jax.vmap(one(models.scanned(policy(action))))
     off, on = off_and_on(make, models.batch(4, dtype=jnp.float64))
     close(on, off, 1e-9)
@@ -257,7 +258,8 @@ def test_self_tagged_operations(operation):
         close(on, off, 1e-10)
 
 
-def test_self_tagged_operations_of_each_example():
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["", "jit"])
+def test_self_tagged_operations_of_each_example(jit):
     """The softmax over the first axis of an example: the axis of the batch is not that axis."""
     x, w = (jnp.asarray(np.random.default_rng(n).standard_normal((5, n, 4))) for n in (6, 4))
 
@@ -266,7 +268,7 @@ def test_self_tagged_operations_of_each_example():
             lambda x, w: (jaxmem.ops.softmax(x @ w, "y", axis=0) ** 3).sum(),
             policy=jaxmem.remat_policy(Assignment({"block": {"y": choice}})),
         )
-        return jax.vmap(jax.grad(block, argnums=(0, 1)))
+        return jax.vmap(jit(jax.grad(block, argnums=(0, 1))))
 
     for choice in (KEEP, RECOMPUTE, Choice("compress", models.CODEC["in"])):
         off, on = off_and_on(functools.partial(make, choice), x, w)
