@@ -47,7 +47,7 @@ import examples.stacks
 import jaxmem
 from benchmarks.shared.case import Step, between, on, printed
 from benchmarks.shared.results import Benchmark, Report, measure
-from examples.stacks.openpi_shape import row_for
+from examples.stacks.openpi_sizes import row_for
 from examples.stacks.training import Training, farthest, nbytes, observed
 from jaxmem._core.assignment import Assignment
 from jaxmem._trace.signature import Signature

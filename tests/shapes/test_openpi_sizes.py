@@ -6,7 +6,8 @@ import jax
 import optax
 import pytest
 
-from examples.stacks.openpi_shape import WAYS, init
+from examples.stacks.openpi_shape import init
+from examples.stacks.openpi_sizes import WAYS
 
 pytestmark = pytest.mark.jax_defaults
 
