@@ -55,6 +55,10 @@ _DAMAGE = {
     sqlite3.SQLITE_CONSTRAINT,
     sqlite3.SQLITE_MISMATCH,
 }
+# Errors of a process that has the old file open while another process moves it, and of a process
+# whose journal the former deletes: both files' journals have one name. The next try has none.
+_MOVED = {sqlite3.SQLITE_READONLY_DBMOVED, sqlite3.SQLITE_IOERR_DELETE_NOENT}
+_TRIES = 4  # one, one after healing, and two for processes that end their work on the moved file
 _SIDECARS = ("-journal", "-wal", "-shm")
 # Files for which this process has reported that it cannot use them, or has moved them aside.
 _gone_without: set[pathlib.Path] = set()
@@ -203,17 +207,19 @@ class Database:
             return str(error)
 
     def _attempt(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
-        """The result of `work`. Heals a damaged file, and tries once more. None if the file cannot
-        be used.
+        """The result of `work`. Heals a damaged file, and tries again. None if the file cannot be
+        used.
         """
-        tries = 2
-        while True:
-            tries -= 1
+        healed = False
+        for tries in reversed(range(_TRIES)):
             try:
                 with contextlib.closing(self._open()) as connection:
                     return work(connection)
             except (sqlite3.Error, OSError, UnicodeError, _Damaged) as error:
-                if tries and _is_damage(error) and self._heal():
+                if tries and getattr(error, "sqlite_errorcode", None) in _MOVED:
+                    continue
+                if tries and not healed and _is_damage(error) and self._heal():
+                    healed = True
                     continue
                 if self.path not in _gone_without:
                     _gone_without.add(self.path)

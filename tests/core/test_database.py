@@ -291,6 +291,46 @@ def test_processes_heal_a_file_once(path):
     assert len(list(path.parent.glob("*.damaged-*"))) == 1
 
 
+def test_a_write_into_a_file_that_is_moved_meanwhile_is_tried_again(path, monkeypatch):
+    """The file is open, and before the write begins, another process moves it aside."""
+    fill(path)
+    original = Database._open
+
+    def moved_meanwhile(self):
+        connection = original(self)
+        if not list(path.parent.glob("moved")):
+            path.rename(path.parent / "moved")
+        return connection
+
+    monkeypatch.setattr(Database, "_open", moved_meanwhile)
+    known = Database(path)
+    known.write_times("gpu", "measured", {"work": Timing(2.0)})
+    assert known.read_times("gpu", "measured", ["work"])["work"].seconds == 2.0
+
+
+def test_a_write_whose_journal_another_process_deletes_is_tried_again(path, monkeypatch):
+    """A process that ends its work on a moved file deletes the new file's journal."""
+    original = Database._connect
+    journal = path.with_name(path.name + "-journal")
+    deleted = []
+
+    def delete_once(statement: str):
+        if statement == "COMMIT" and not deleted:
+            journal.unlink()  # fails if the transaction has none
+            deleted.append(journal)
+
+    def traced(self, mode):
+        connection = original(self, mode)
+        connection.set_trace_callback(delete_once)
+        return connection
+
+    monkeypatch.setattr(Database, "_connect", traced)
+    known = Database(path)
+    known.write_times("gpu", "measured", {"work": Timing(2.0)})
+    assert deleted
+    assert known.read_times("gpu", "measured", ["work"])["work"].seconds == 2.0
+
+
 def test_a_file_that_another_process_healed_is_left_alone(path, monkeypatch):
     """The damage is met, and before the lock is had, somebody else has moved the file."""
     fill(path)
