@@ -15,6 +15,7 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database
 from jaxmem._core.progress import LOG
 from jaxmem._core.versions import installed
+from jaxmem._model.tags.implementation import next_options
 from jaxmem._planner.multi_process import by_the_first
 from jaxmem._planner.plan import plan as make_plan
 from jaxmem._planner.search.compile import StepCompiler
@@ -45,7 +46,7 @@ def plan_or_recall(build, *args, options: dict[str, Any], changed: dict[str, Any
     target, nothing = Target.parse("local"), Assignment.nothing()
     with backend_for(target, Database()) as backend:
         steps = StepCompiler(build, args, backend)
-        stage, traced = steps.stages(nothing)
+        stage, traced = steps.read(nothing)
         history = History(backend, traced.jaxpr)
         key = repr((decisive, target.usable_bytes, _versions(), _shardings(args)))
         if not anew and (text := history.recall_plan(key)) is not None:
@@ -54,7 +55,9 @@ def plan_or_recall(build, *args, options: dict[str, Any], changed: dict[str, Any
                 return compiled_under(file.read(Plan, json.loads(text), "the stored plan"), steps)
             except (JaxmemError, ValueError) as error:
                 LOG.info("the stored plan is made anew: %s", error)
-    traced_once = lambda plan: AlreadyTraced(stage) if plan == nothing else build(plan)
+    # A trace with today's checkpoint does not run under the option `jax_remat3`.
+    is_traced = lambda plan: plan == nothing and not next_options()
+    traced_once = lambda plan: AlreadyTraced(stage) if is_traced(plan) else build(plan)
     made = make_plan.__wrapped__(traced_once, *args, **options | changed)
     history.remember_plan(key, json.dumps(made.to_json()))
     return made

@@ -100,7 +100,7 @@ class StepSizes:
         args = sized(self.args, size)
         if STATES in self.decide:
             return self._of_placed(args, plan)
-        traced = StepCompiler(self.build, args, self.backend).trace(plan)
+        traced = StepCompiler(self.build, args, self.backend).sized(plan)
         devices = self.backend.target.devices
         temporary = self.backend.temporary_bytes(traced, shards_of(traced, args, devices))
         return argument_bytes(traced, args, devices) + temporary

@@ -2,7 +2,6 @@
 with the option off and with the option on.
 """
 
-import contextlib
 import functools
 
 import jax
@@ -14,13 +13,14 @@ from jax.ad_checkpoint import Offloadable, checkpoint_name
 import jaxmem
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Choice
 from jaxmem._core.assignment import Assignment
-from jaxmem._model.tags.named import is_remat3_block
+from jaxmem._model.tags.policy import Policy
 from jaxmem._model.tags.primitive import tag_p
-from jaxmem._trace.jaxpr import equations, inside
+from jaxmem._trace.jaxpr import equations, hijax_params, inside
 from jaxmem._train.rectifier.mark import Marking
 from jaxmem.errors import TagError
 from tests.shared import models
 from tests.shared.compare import close
+from tests.shared.remat3 import options
 
 pytestmark = [
     pytest.mark.core,
@@ -29,18 +29,6 @@ pytestmark = [
 ACTIONS = ("keep", "recompute", "offload", "compress", "compress_offload")
 each_action = pytest.mark.parametrize("action", ACTIONS)
 SAVE = jax.checkpoint_policies.save_only_these_names
-
-
-@contextlib.contextmanager
-def options(*names: str):
-    """JAX's options of these names are on."""
-    for name in names:
-        jax.config.update(name, True)
-    try:
-        yield
-    finally:
-        for name in names:
-            jax.config.update(name, False)
 
 
 def off_and_on(make, *arguments, also: tuple[str, ...] = ()):
@@ -359,16 +347,7 @@ def test_groups_of_layers():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: jaxmem.remat_policy(None), "keep every tensor of a block"),
         (lambda: Marking().policy_for("block", 0), "track outliers"),
-        (
-            lambda: jaxmem.plan(
-                lambda _: lambda p, x: jax.grad(models.unrolled(policy("offload")))(p, x),
-                *inputs(),
-                budget="1GiB",
-            ),
-            "find the blocks of a step",
-        ),
         (
             lambda: jaxmem.auto(models.scanned(None), Assignment({"auto": {}}))(*inputs()),
             "find layers",
@@ -388,7 +367,7 @@ def test_what_has_no_support_is_refused(call, message):
 
 def test_a_policy_made_before_the_option_is_on_is_refused():
     keep = jaxmem.remat_policy(None)
-    with options("jax_remat3"), pytest.raises(TagError, match="keep every tensor of a block"):
+    with options("jax_remat3"), pytest.raises(TagError, match="keep every tensor by a policy"):
         jax.grad(models.scanned(keep))(*inputs())
 
 
@@ -396,8 +375,8 @@ def test_a_trace_has_the_recomputed_block_once():
     with options("jax_remat3"):
         nothing = jaxmem.remat_policy(Assignment.nothing())
         grad = jax.grad(models.unrolled(nothing, models.narrow))
-        blocks = [
-            eqn for eqn in equations(jax.make_jaxpr(grad)(*inputs()).jaxpr) if is_remat3_block(eqn)
-        ]
+        is_block = lambda eqn: isinstance(hijax_params(eqn).get("policy"), Policy)
+        traced = jax.make_jaxpr(grad)(*inputs()).jaxpr
+        blocks = [eqn for eqn in equations(traced) if is_block(eqn)]
     products = [sum(e.primitive.name == "dot_general" for e in inside(eqn)) for eqn in blocks]
     assert products == [1, 1], "of each layer x @ up, and not the product that no tensor reads"

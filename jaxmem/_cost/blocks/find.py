@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
-from jaxmem._cost.blocks.policies import refuse_ambiguous, refuse_remat3_blocks, saved_names
+from jaxmem._cost.blocks.policies import refuse_ambiguous, saved_names
 from jaxmem._model.tags.named import (
     forward_names,
     holds_tag,
@@ -120,7 +120,6 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
 
     Raises TagError for a checkpoint whose policy hides a jaxmem policy, or combines several.
     """
-    refuse_remat3_blocks(jaxpr)
     refuse_ambiguous(jaxpr)
     instances: list[Instance] = []
     plain_labels: set[str] = set()

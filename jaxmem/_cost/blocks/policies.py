@@ -12,8 +12,8 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 
 from jaxmem._model.tags.combined import parts
-from jaxmem._model.tags.named import is_block, is_remat3_block, is_tag, policies_of
-from jaxmem._model.tags.policy import Policy, refuse_remat3
+from jaxmem._model.tags.named import is_block, is_tag, policies_of
+from jaxmem._model.tags.policy import Policy
 from jaxmem._trace.jaxpr import Jaxpr, JaxprEqn, equations, place_of
 from jaxmem._trace.primitives import REMAT
 from jaxmem.errors import StepError, TagError
@@ -63,12 +63,6 @@ def saved_names(jaxpr: Jaxpr) -> set[str]:
     others = [part for found in combined for part in found if not isinstance(part, Policy)]
     saves = lambda e: any(p(e.primitive, e.invars[0].aval, **e.params) is True for p in others)
     return {e.params["name"] for e in equations(jaxpr) if is_tag(e) and saves(e)}
-
-
-def refuse_remat3_blocks(jaxpr: Jaxpr) -> None:
-    """Raises TagError if a checkpoint of JAX's option `jax_remat3` has a jaxmem policy."""
-    if any(map(is_remat3_block, equations(jaxpr))):
-        refuse_remat3("to find the blocks of a step")
 
 
 def refuse_ambiguous(jaxpr: Jaxpr) -> None:

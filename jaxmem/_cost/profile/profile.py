@@ -12,7 +12,6 @@ from jaxmem._core.warn import warn
 from jaxmem._cost.blocks.classes import classes_of, plan_fingerprint
 from jaxmem._cost.blocks.find import find_blocks
 from jaxmem._cost.blocks.opened_block import Opened, hidden_tags, open_block
-from jaxmem._cost.blocks.policies import refuse_remat3_blocks
 from jaxmem._cost.blocks.segments import BlockGraph
 from jaxmem._cost.profile.doubt import MIN_GAIN_DEFAULT, MIN_GAIN_REQUESTED, with_doubts
 from jaxmem._cost.profile.jobs import Jobs
@@ -43,7 +42,6 @@ def profile(
     different codecs.
     """
     target = backend.target
-    refuse_remat3_blocks(jaxpr.jaxpr)
     found = find_blocks(without_shardings(jaxpr).jaxpr)
     classes = classes_of(found)
     traits = target.traits

@@ -21,7 +21,7 @@ from jaxmem._model.tags.operations import (
     tagged_within,
     tanh_tangent,
 )
-from jaxmem._model.tags.policy import Policy
+from jaxmem._model.tags.policy import Policy, for_jax
 from jaxmem._model.tags.primitive import name_p, tag_p
 from jaxmem._model.tags.tag import tag
 from jaxmem._trace.rewrite import Node, Program, flatten
@@ -66,7 +66,7 @@ class Layer:
         tagged = _tagged(self.program, self.candidates)
         if policy.choices is None and any(map(is_complex, self.program.avals)):
             return tagged  # `jax.checkpoint` cannot save complex values, and would save all of them
-        return jax.checkpoint(tagged, policy=policy, prevent_cse=prevent_cse)
+        return jax.checkpoint(tagged, policy=for_jax(policy), prevent_cse=prevent_cse)
 
 
 def layer_of(program: Program, activations: Sequence[int], label: str) -> Layer:

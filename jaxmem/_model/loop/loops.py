@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from jaxmem._model.loop.layer import Residuals, forward
 from jaxmem._model.states.store import after, ahead, counted, put, streams, taken
-from jaxmem._model.tags.policy import Policy
+from jaxmem._model.tags.policy import Policy, for_jax
 
 # (k, state of stack k, i, gradient of layer i of the stack, parameters of the layer) -> (new state
 # of the layer, results of the layer that the loop stacks)
@@ -124,10 +124,9 @@ class Loops:
         """
         extras, saved, held, last = [], [], list(held), list(held)
         for run in self.runs:
-            policy: Any = run.policy
             # Forward and backward are separate loops, so no barrier against common-subexpression
             # elimination is needed.
-            layer = jax.checkpoint(self.layer, policy=policy, prevent_cse=False)
+            layer = jax.checkpoint(self.layer, policy=for_jax(run.policy), prevent_cse=False)
             box: list[Residuals] = []  # one for each trace of `one`; the last trace runs
 
             def one(own, x, layer=layer, box=box):

@@ -17,7 +17,7 @@ JAX 0.12.0.1 offers less to policies under this option than without it:
 - A policy is asked about matrix products, convolutions, values of `checkpoint_name` and `HiPrim`s.
   Every other operation is recomputed, and a `while` loop with all that it contains. JAX compares a
   policy with `everything_saveable` by identity. Therefore no policy of jaxmem can keep every tensor
-  of a block.
+  of a block, and `for_jax` returns `everything_saveable` itself.
 - The rule of `checkpoint_name` saves, offloads or recomputes a value, and takes no codes. JAX does
   not export the class of these values.
 - A `jax.custom_jvp` function is recomputed as a whole, and so is a `jax.custom_vjp` function

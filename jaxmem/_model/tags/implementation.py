@@ -3,9 +3,23 @@ answer.
 
 JAX 0.12 has two implementations of `jax.checkpoint`. The option `jax_remat3` chooses between them,
 and with them between `primitive.py` (off) and `hijax.py` (on).
+
+Programs that run are traced under the user's options. Programs that jaxmem only reads are traced
+within `todays_checkpoint`: a step whose blocks are searched, and a function whose layers are
+searched. So each reader of programs knows one implementation, and finds the same blocks, prices and
+estimates with the option as without it. The alternative is to read programs of the next checkpoint.
+In such a program no equation is a block: the forward has the block's operations among the others,
+the backward has an equation that recomputes the residuals, and the operations that read cotangents
+are outside this equation. The readers of blocks, of layers and of live memory would need a second
+version each.
+
+Limits: JAX exports no context for these options. So the context changes them for all threads, and
+no other thread may trace a checkpoint at that time. When JAX removes today's checkpoint, the second
+version is needed.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import jax
 from jax.ad_checkpoint import Offloadable
@@ -41,6 +55,27 @@ def is_remat3() -> bool:
 def is_hijax() -> bool:
     """Whether `hijax.py` implements tags. In older versions of JAX the option is refused."""
     return _HAS_RULES and is_remat3()
+
+
+def next_options() -> tuple[str, ...]:
+    """Returns the options that are on, of the two by which JAX replaces `jax.checkpoint` and
+    `jax.custom_vjp`; none if `jax.checkpoint` is today's.
+    """
+    names = ("jax_remat3", "jax_custom_vjp3") if is_remat3() else ()
+    return tuple(name for name in names if getattr(jax.config, name, False))
+
+
+@contextlib.contextmanager
+def todays_checkpoint() -> Iterator[None]:
+    """A context in which JAX traces with today's checkpoint."""
+    on = next_options()
+    for name in on:
+        jax.config.update(name, False)
+    try:
+        yield
+    finally:
+        for name in on:
+            jax.config.update(name, True)
 
 
 class Offloaded:

@@ -3,7 +3,7 @@
 from jaxmem._model.tags.combined import parts
 from jaxmem._model.tags.policy import Policy
 from jaxmem._model.tags.primitive import name_p, tag_p
-from jaxmem._trace.jaxpr import Jaxpr, JaxprEqn, equations, hijax_params, inside
+from jaxmem._trace.jaxpr import Jaxpr, JaxprEqn, equations, inside
 from jaxmem._trace.primitives import REMAT
 
 
@@ -34,12 +34,6 @@ def policies_of(eqn: JaxprEqn) -> list[Policy]:
 def is_block(eqn: JaxprEqn) -> bool:
     """Whether an equation is a `jax.checkpoint` with a jaxmem policy."""
     return bool(policies_of(eqn))
-
-
-def is_remat3_block(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a checkpoint of JAX's option `jax_remat3` with a jaxmem policy."""
-    policy = hijax_params(eqn).get("policy")
-    return any(isinstance(part, Policy) for part in parts(policy))
 
 
 def forward_names(jaxpr: Jaxpr) -> set[str]:

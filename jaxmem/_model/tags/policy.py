@@ -7,6 +7,7 @@ a bfloat16 softmax, in which the softmax's derivative computes.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +84,7 @@ class Policy:
         check_remat3()
         choices = None if self.choices is None else dict(self.choices)
         if choices is None or is_whole(choices):
-            refuse_remat3("to keep every tensor of a block")
+            refuse_remat3("to keep every tensor by a policy that was made before")
             unsaved = _widens(primitive, avals, params) or _is_complex(primitive, avals, params)
             return primitive is tag_p or not unsaved
         # Only tags and `checkpoint_name` have a name; results of other operations are never saved.
@@ -165,6 +166,18 @@ def refuse_remat3(purpose: str) -> None:
         )
 
 
+def for_jax(policy: Policy) -> Callable:
+    """Returns the policy as `jax.checkpoint` takes it.
+
+    Under the option jax_remat3, JAX compares a policy with `everything_saveable` by identity, and
+    asks no other policy about every operation. So `everything_saveable` replaces a policy that
+    keeps every tensor. It saves widened copies too, and complex values.
+    """
+    if policy.choices is None and is_hijax():
+        return jax.checkpoint_policies.everything_saveable
+    return policy
+
+
 def decisions(plan) -> Decisions:
     """Returns `plan` as an object that makes decisions; for None, one that keeps every tensor.
 
@@ -188,7 +201,6 @@ def policy_for(decided: Decisions, label: str, *, layers: int = 0) -> Policy:
         return of_own(label, layers)
     choices = decided.choices_for(label)
     if is_whole(choices):  # one form, since partial evaluation caches on the policy
-        refuse_remat3("to keep every tensor of a block")
         return Policy(label, None, layers)
     chosen = ((tag, Choice(c.action, c.codec)) for tag, c in choices.items())
     return Policy(label, tuple(sorted(chosen)), layers)
@@ -219,12 +231,15 @@ def groups_of(plan, block: str, layers: int) -> dict[range, Policy]:
     return {range(*r): policy_of(group_label(block, *r)) for r in found}
 
 
-def remat_policy(plan, *, block: str | None = None, layer: tuple[int, int] | None = None) -> Policy:
+def remat_policy(
+    plan, *, block: str | None = None, layer: tuple[int, int] | None = None
+) -> Callable:
     """Makes a policy for `jax.checkpoint`, `flax.linen.remat` or `flax.nnx.remat` from a plan.
 
     plan: a `jaxmem.Plan` or a `jaxmem.plans.Assignment`. None keeps every tensor, tagged or not, as
       if the block had no checkpoint. `jax.checkpoint` cannot save complex values without a tag, so
-      untagged complex values are recomputed in any case.
+      untagged complex values are recomputed in any case. Under JAX's option jax_remat3 the result
+      is then JAX's own `everything_saveable`.
     block: the label of the block. Blocks with one label share their decisions. Use several labels
       if a plan should decide about several kinds of blocks separately. None means "block".
     layer: (i, L) for layer i, counted from 0, of L layers that a Python loop repeats. A plan may
@@ -233,14 +248,14 @@ def remat_policy(plan, *, block: str | None = None, layer: tuple[int, int] | Non
 
     Raises TagError for an argument of another type, and if the plan has no block of this label.
     Raises TagError also if the plan has separate decisions for groups of layers and `layer` is
-    None, and if JAX's option jax_remat3 is on.
+    None, and if JAX's option jax_remat3 is on before JAX 0.12.
     """
     check_remat3()
     block = "block" if block is None else block
     if not isinstance(block, str) or not block:
         raise TagError(f"remat_policy: `block` is {block!r}; expected a non-empty string")
     if layer is None:
-        return policy_for(decisions(plan), block)
+        return for_jax(policy_for(decisions(plan), block))
     if not _is_layer(layer):
         raise TagError(
             f"remat_policy: `layer` is {layer!r}; expected (i, L) for layer i of L layers, such as"
@@ -248,10 +263,13 @@ def remat_policy(plan, *, block: str | None = None, layer: tuple[int, int] | Non
         )
     number, layers = layer
     groups = groups_of(plan, block, layers)
-    return next(policy for group, policy in groups.items() if number in group)
+    return for_jax(next(policy for group, policy in groups.items() if number in group))
 
 
-def install(plan, name: str = "jaxmem", *, block: str | None = None) -> Policy:
+_installed: set[str] = set()  # names of `jax.checkpoint_policies`
+
+
+def install(plan, name: str = "jaxmem", *, block: str | None = None) -> Callable:
     """Sets `jax.checkpoint_policies.NAME` to the policy of a plan, and returns the policy.
 
     Libraries such as big_vision, simply and gemma look their policy up there by a name in a config.
@@ -265,15 +283,15 @@ def install(plan, name: str = "jaxmem", *, block: str | None = None) -> Policy:
     arguments that `remat_policy` refuses.
     """
     known = getattr(jax.checkpoint_policies, name, None) if isinstance(name, str) else None
-    if not (isinstance(name, str) and name.isidentifier()) or not (
-        known is None or isinstance(known, Policy)
-    ):
+    is_free = known is None or isinstance(known, Policy) or name in _installed
+    if not (isinstance(name, str) and name.isidentifier() and is_free):
         raise TagError(
             f"install: `name` is {name!r}; expected an identifier that is no policy of"
             " jax.checkpoint_policies, such as 'jaxmem'"
         )
     policy = remat_policy(plan, block=block)
     setattr(jax.checkpoint_policies, name, policy)
+    _installed.add(name)
     return policy
 
 

@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from jaxmem._model.tags.combined import answer
-from jaxmem._model.tags.implementation import Offloaded, called, divided_as, is_remat3
+from jaxmem._model.tags.implementation import Offloaded, called, divided_as, todays_checkpoint
 from jaxmem.errors import TagError
 
 # An identity, except in partial evaluation. Its derivative tags the value and not the tangent: only
@@ -42,14 +42,8 @@ def _name_primitive() -> Primitive:
     trace without the option `jax_remat3`. With the option, JAX asks policies about this primitive
     too, but a trace does not have it.
     """
-    on = is_remat3()
-    if on:
-        jax.config.update("jax_remat3", False)
-    try:
+    with todays_checkpoint():
         return jax.make_jaxpr(lambda x: checkpoint_name(x, "x"))(0.0).eqns[0].primitive
-    finally:
-        if on:
-            jax.config.update("jax_remat3", True)
 
 
 name_p = _name_primitive()

@@ -132,7 +132,7 @@ def explain(
 
         def explained(decided: Decisions, actions: Actions | None, name: str) -> Explanation:
             step = planned if decided is plan else resident
-            traced = step.trace(decided)
+            traced = step.stages(decided)[1]
             explanation = _explained(backend, traced, step.args, actions, name, blocks)
             if _largest(explanation.parts)[0] != "untagged":
                 return explanation

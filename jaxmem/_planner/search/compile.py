@@ -5,11 +5,15 @@ The compiled program is always `build(plan)` for a plan that a user can pass. Th
 `build(None)` in place of such a plan, is never compiled, because a `build` may treat None
 differently. So the compiled program is the program that runs.
 
+Under JAX's option `jax_remat3` a plan is traced twice: with today's checkpoint, to be read, and
+under the user's options, to be compiled (`_model/tags/implementation.py`).
+
 A plan is estimated first and compiled later, from one trace: the latest traces are kept. The
 alternative, to keep every trace of a search, takes about 750 bytes for each equation, and a search
 traces up to 800,000 equations (`MOST_EQUATIONS` in `estimates.py`).
 """
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -22,6 +26,7 @@ from jaxmem._core.actions import AS_WRITTEN, Actions, keeps_everything, stored
 from jaxmem._core.assignment import Assignment, Decisions
 from jaxmem._core.groups import ungrouped
 from jaxmem._model.states.places import Places
+from jaxmem._model.tags.implementation import next_options, todays_checkpoint
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._trace.step import trace
@@ -75,11 +80,22 @@ class StepCompiler:
         self.compiles = 0
         self.seconds = 0.0
         self._begun: list[tuple[Actions, Future[Compiled]]] = []
-        self._traced: list[tuple[Decisions, tuple[Any, jax.stages.Traced]]] = []  # latest last
+        # Traces by plan and by the options that were turned off, the latest last.
+        self._traced: list[tuple[tuple[Decisions, tuple], tuple[Any, jax.stages.Traced]]] = []
 
     def trace(self, plan: Decisions) -> jax.stages.Traced:
-        """Traces the step under a plan, without compiling it."""
-        return self.stages(plan)[1]
+        """Traces the step under a plan with today's checkpoint, to read its blocks."""
+        return self.read(plan)[1]
+
+    def read(self, plan: Decisions) -> tuple[Any, jax.stages.Traced]:
+        """Traces the step as `stages` does, with today's checkpoint."""
+        return self._stages(plan, next_options())
+
+    def sized(self, plan: Decisions) -> jax.stages.Traced:
+        """The trace from which the backend estimates bytes: of the program that runs if the backend
+        compiles it for buffers, else of the program that is read.
+        """
+        return self.stages(plan)[1] if self.backend.stops_at_buffers else self.trace(plan)
 
     def compile_buffers(self, *many: Actions) -> list[CompiledStep]:
         """Compiles the step under each of `many` actions for buffers, at the same time if the
@@ -143,9 +159,19 @@ class StepCompiler:
         return self.backend.run(compiled, self.trace(Assignment.unchanged()), self.args, seconds)
 
     def stages(self, plan: Decisions) -> tuple[Any, jax.stages.Traced]:
-        """Traces the step under a plan, and returns the step's stage and JAX's traced stage."""
-        found = next((pair for pair in self._traced if pair[0] == plan), None)
-        pair = found or (plan, trace(self.build, plan, self.args))
+        """Traces the step under a plan as it runs, and returns the step's stage and JAX's traced
+        stage.
+        """
+        return self._stages(plan, ())
+
+    def _stages(self, plan: Decisions, off: tuple[str, ...]) -> tuple[Any, jax.stages.Traced]:
+        """Traces the step as `stages` does, with JAX's options `off` turned off, or returns an
+        earlier trace.
+        """
+        key = plan, off
+        found = next((pair for pair in self._traced if pair[0] == key), None)
+        with todays_checkpoint() if off else contextlib.nullcontext():
+            pair = found or (key, trace(self.build, plan, self.args))
         self._traced = [*(other for other in self._traced if other is not found), pair][-LATEST:]
         return pair[1]
 

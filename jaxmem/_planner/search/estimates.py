@@ -91,7 +91,7 @@ class Estimates:
 
     def estimate_step(self, actions: Actions) -> tuple[int, int]:
         """Estimated temporary bytes, and the number of equations that the estimate counts as."""
-        traced = self._compiler.trace(self._compiler.plan_of(actions))
+        traced = self._compiler.sized(self._compiler.plan_of(actions))
         backend = self._compiler.backend
         count = sum(1 for _ in equations(traced.jaxpr.jaxpr))
         count *= COMPILED if backend.stops_at_buffers else 1

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 from jaxmem._core.actions import Action, Actions, Choice
 from jaxmem._core.database import Timing
 from jaxmem._cost.profile.times import due
+from jaxmem._model.tags.implementation import next_options
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compiled.compiled import Compiled
@@ -60,6 +61,7 @@ class History:
         # child processes with flags of their own.
         flags = os.environ.get("XLA_FLAGS", "") if backend.target.local else ""
         self._database, self._device = backend.database, f"{backend.target} {backend.device}"
+        flags = " ".join([flags, *next_options()])  # the trace is the same under these options
         self._step = f"{FORM} {flags}\n{text_of(jaxpr)}"
 
     def recall(self) -> list[CompiledStep]:

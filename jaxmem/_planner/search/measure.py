@@ -16,6 +16,7 @@ from jaxmem._cost.profile.doubt import MIN_GAIN_DEFAULT
 from jaxmem._cost.profile.options import recoded
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.candidates import hand_policies
+from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.factors import NOISE, Factors, fitted, rescaled
 from jaxmem._planner.search.history import Comparison, History
 from jaxmem._planner.search.state import Search
@@ -25,7 +26,6 @@ from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.running import CannotRun
 from jaxmem._target.devices.target import Target
-from jaxmem._trace.step import trace
 from jaxmem.errors import StepError, TargetError
 
 # Factors of prices with which the program is solved again, for plans that are best if the profile's
@@ -239,7 +239,7 @@ def remember_run(build, args: tuple, actions: Actions, other: Actions, seconds, 
       bound.
     """
     with backend_for(Target.parse("local"), Database()) as backend:
-        _, traced = trace(build, Assignment.nothing(), args)
+        traced = StepCompiler(build, args, backend).trace(Assignment.nothing())
         History(backend, traced.jaxpr).remember_run(Comparison(actions, other, seconds, noise))
 
 

@@ -1,0 +1,156 @@
+"""Plans under JAX's next checkpoint, the option `jax_remat3`: each step is planned or compiled with
+the option off and with the option on.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+import jaxmem
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE
+from jaxmem._core.assignment import Assignment
+from jaxmem._core.database import Database
+from jaxmem._planner.search.compile import StepCompiler
+from jaxmem._planner.search.history import History
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.jaxpr import equations, hijax_params
+from tests.shared import models
+from tests.shared.compare import close
+from tests.shared.remat3 import NEXT, both, options
+
+pytestmark = pytest.mark.skipif(
+    jax.__version_info__ < (0, 12), reason="the option is refused before 0.12"
+)
+WIDTH = 16
+
+
+def named(x, p, key):
+    """A block whose tensors `checkpoint_name` names."""
+    up = checkpoint_name(x @ p["up"], "up")
+    return x + checkpoint_name(jnp.sin(up) * up, "act") @ p["down"]
+
+
+@jax.custom_vjp
+def steep(x):
+    return jnp.sin(x)
+
+
+steep.defvjp(lambda x: (jnp.sin(x), jnp.exp(x)), lambda e, t: (3 * e * t,))
+
+
+def looping(x, p, key):
+    """A block with a scan, a while loop, and a function with a derivative rule of its own."""
+    up = jaxmem.tag(x @ p["up"], "up")
+    turned, _ = jax.lax.scan(lambda h, _: (jnp.sin(h) + h / 2, None), up, None, length=3)
+    size = jax.lax.stop_gradient(jnp.abs(turned).mean())
+    scale = jax.lax.while_loop(lambda s: s < 2, lambda s: 2 * s, size)
+    return x + steep(jaxmem.tag(turned / scale, "act")) @ p["down"]
+
+
+def of_blocks(form, block):
+    def build(plan):
+        return jax.grad(form(jaxmem.remat_policy(plan), block))
+
+    p = models.parameters(width=WIDTH, dtype=jnp.float64)
+    return build, {k: p[k] for k in ("up", "down")}, models.batch(8, 32, WIDTH, jnp.float64)
+
+
+def of_linen():
+    nn = pytest.importorskip("flax.linen")
+
+    class Layer(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            dense = lambda n: nn.Dense(n, param_dtype=jnp.float64)
+            up = jaxmem.tag(dense(2 * WIDTH)(x), "up")
+            return x + dense(WIDTH)(jaxmem.tag(jnp.sin(up) * up, "act"))
+
+    class Net(nn.Module):
+        layer: type
+
+        @nn.compact
+        def __call__(self, x):
+            body = lambda layer, x, _: (layer(x), None)
+            over = nn.scan(body, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)
+            return over(self.layer(name="layer"), x, None)[0]
+
+    def build(plan):
+        layer = nn.remat(Layer, policy=jaxmem.remat_policy(plan), prevent_cse=False)
+        return jax.grad(lambda p, x: (Net(layer).apply(p, x) ** 2).mean())
+
+    x = models.batch(8, 32, WIDTH, jnp.float64)
+    shapes = jax.eval_shape(Net(Layer).init, jax.random.key(0), x)
+    rng = np.random.default_rng(3)
+    return build, jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) / 4), shapes), x
+
+
+STEPS = {
+    "scanned": lambda: of_blocks(models.scanned, models.narrow),
+    "unrolled": lambda: of_blocks(models.unrolled, models.narrow),
+    "names": lambda: of_blocks(models.scanned, named),
+    "loops": lambda: of_blocks(models.scanned, looping),
+    "linen": of_linen,
+}
+each_step = pytest.mark.parametrize("step", STEPS)
+
+
+def compiled(build, args, plan, target="local"):
+    """Bytes of the step that a search compiles; the program too, on the device at hand."""
+    with backend_for(Target.parse(target), Database()) as backend:
+        steps = StepCompiler(build, args, backend)
+        result = backend.compile_fully(*steps.stages(plan)).result()
+    return result.total_bytes, result.host_bytes, result.executable
+
+
+def assert_equal_steps(off, on, args):
+    """Equal gradients, of which none is zero. The steps donate the first of `args`."""
+    off, on = (step(*jax.tree.map(jnp.copy, args)) for step in (off, on))
+    close(on, off, 1e-12)
+    assert all(np.abs(leaf).min(axis=-1).max() > 0 for leaf in jax.tree.leaves(off))
+
+
+@each_step
+def test_plans_are_equal(step):
+    build, p, x = STEPS[step]()
+    least, most = (compiled(build, (p, x), plan)[0] for plan in (Assignment.nothing(), kept()))
+    half = (least + most) // 2
+    assert least < half < most
+    make = lambda: jaxmem.plan(build, p, x, budget=half, actions="lossless")
+    off, on = both(make)
+    assert on.actions == off.actions
+    assert {c.action for c in on.actions["block"].values()} == {KEEP.action, RECOMPUTE.action}
+    assert on.compiled_bytes == pytest.approx(off.compiled_bytes, rel=0.01)
+    assert on.compiled_bytes <= half
+    assert_equal_steps(off.step, on.step, (p, x))
+
+
+def kept():
+    return Assignment({"block": {"up": KEEP, "act": KEEP, "mask": KEEP}})
+
+
+FIXED = {
+    "keep": kept(),
+    "recompute": Assignment.nothing(),
+    "offload": Assignment({"block": {"up": OFFLOAD, "act": OFFLOAD}}),
+}
+
+
+@each_step
+@pytest.mark.parametrize("plan", FIXED)
+def test_bytes_and_gradients_are_equal(step, plan):
+    build, p, x = STEPS[step]()
+    off, on = both(lambda: compiled(build, (p, x), FIXED[plan]))
+    assert on[0] == pytest.approx(off[0], rel=0.01)
+    assert on[1] == off[1]
+    assert_equal_steps(off[2], on[2], (p, x))
+
+
+@each_step
+def test_gradients_with_everything_kept_are_equal(step):
+    """JAX's own policy keeps the tensors, and may keep others than jaxmem's."""
+    build, p, x = STEPS[step]()
+    off, on = both(lambda: compiled(build, (p, x), Assignment.everything())[2])
+    assert_equal_steps(off, on, (p, x))
