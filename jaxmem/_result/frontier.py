@@ -221,6 +221,18 @@ class Frontier:
         return lines
 
 
+def load_result(path: str | os.PathLike) -> Plan | Frontier:
+    """Reads a file that `Plan.save` or `Frontier.save` wrote.
+
+    Raises PlanFileError, which names the field, if the file is neither.
+    """
+    try:
+        data = read_json(path)
+    except (OSError, ValueError):  # `Plan.load` reports the error
+        data = None
+    return (Frontier if isinstance(data, dict) and "cells" in data else Plan).load(path)
+
+
 def show_rate(rate: float) -> str:
     """A rate with at least three digits."""
     return f"{rate:,.{0 if rate >= 100 else 1 if rate >= 10 else 2}f}"
