@@ -1,3 +1,3 @@
-"""Runs experiments: plans, trains, records and shows results. Imports `steps` and all packages that
+"""Runs experiments: plans, trains, records and shows results. Imports `steps` and the packages that
 `steps` imports.
 """
