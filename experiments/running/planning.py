@@ -252,7 +252,7 @@ def _compiled(step: Callable[..., Any], *shapes: Any) -> jax.stages.Compiled:
 
 
 def plan_into(config: Config, out: pathlib.Path, overwrite: bool = False) -> None:
-    """Plans the config's step, prints the plan, and writes it to the folder `out`. Trains nothing."""
+    """Plans the step, prints the plan, and writes it to the folder `out`. Trains nothing."""
     if config.plan.budget == UNPLANNED:
         raise InputError(
             f"plan.budget: got {UNPLANNED!r}; allowed here: bytes, or a text such as '12GiB' or"

@@ -104,7 +104,7 @@ def make_loss(config: Config, loop: Loop | None = None):
 
 
 def make_step(config: Config, plan=None):
-    """Returns step(state, batch) -> (state, metrics). `plan`: a jaxmem.Plan; None keeps everything."""
+    """Returns step(state, batch) -> (state, metrics). `plan`: a jaxmem.Plan; None keeps all."""
     if config.optimizer.accumulation == "in_place":
         return _step(config, accumulate.added_in_place(config, plan))
     if config.optimizer.accumulation == "released":
