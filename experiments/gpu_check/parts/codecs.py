@@ -66,9 +66,8 @@ def equality(name: str, shape: tuple[int, ...]) -> dict:
 
     kernel = jax.jit(both)(x)
     with codecs.references():
-        reference = jax.jit(lambda x: both(x))(
-            x
-        )  # a new function, since `both` is compiled with kernels
+        # A new function, since `both` is already compiled with kernels.
+        reference = jax.jit(lambda x: both(x))(x)
     differ = [
         int((a != b).sum()) for a, b in zip(jax.tree.leaves(kernel), jax.tree.leaves(reference))
     ]
