@@ -1,4 +1,4 @@
-"""Command lines that cannot be run, and what `jaxmem` must say of each (a regular expression)."""
+"""Wrong command lines, and for each a regular expression of the error message of `jaxmem`."""
 
 OF_THE_PARSER = [
     ("", "the following arguments are required: COMMAND"),
