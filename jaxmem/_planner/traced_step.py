@@ -38,6 +38,7 @@ class TracedStep:
     """A step that was traced, checked and profiled.
 
     compiler: compiles the step under a plan.
+    planned: whether the step as its author wrote it has policies of jaxmem.
     traced: the step with every tag recomputed, so that the backward of each block contains the
       block's whole forward.
     arguments: bytes of the step's arguments on one device.
@@ -53,6 +54,7 @@ class TracedStep:
     """
 
     compiler: StepCompiler
+    planned: bool
     traced: jax.stages.Traced
     arguments: int
     shards: int
@@ -76,6 +78,7 @@ class TracedStep:
             self.history,
             Estimates(self.compiler, self.profile, self.shards),
             self.history_as_written,
+            self.planned,
             codecs_by_default,
             profile_seconds=self.seconds,
         )
@@ -84,7 +87,8 @@ class TracedStep:
 def read_step(compiler: StepCompiler, limits: Limits | None, allowed: Allowed) -> TracedStep:
     """Traces, checks and profiles a step.
 
-    compiler: traces the step, and compiles it later.
+    compiler: traces the step. The traced step has a compiler of its own, which knows the facts that
+      were read.
     limits: the bytes that a plan may take; None for no limit.
     allowed: the actions and codecs that get prices.
 
@@ -102,8 +106,7 @@ def read_step(compiler: StepCompiler, limits: Limits | None, allowed: Allowed) -
         raise arguments_exceed(arguments, limits, target, smaller)
     as_written = compiler.trace(Assignment.unchanged()).jaxpr
     check_plan_is_passed_on(traced.jaxpr.jaxpr, as_written.jaxpr)
-    compiler.planned = has_policies(as_written.jaxpr)
-    compiler.checkpointed = bool(own_checkpoints(as_written.jaxpr))
+    planned, checkpointed = has_policies(as_written.jaxpr), bool(own_checkpoints(as_written.jaxpr))
     axes = batch_axes(traced, args, target.devices)
     shards = math.prod(axes.values())
     price = functools.partial(
@@ -114,17 +117,16 @@ def read_step(compiler: StepCompiler, limits: Limits | None, allowed: Allowed) -
         database=backend.database,
     )
     history = History(backend, traced.jaxpr)
-    has_own = compiler.checkpointed and not compiler.planned
-    own_history = History(backend, as_written) if has_own else None
+    own = History(backend, as_written) if checkpointed and not planned else None
     profile, notes = corrected_by_runs(price(allowed=allowed), history)
-    notes += _undecided(compiler)
-    compiler.idle_blocks = profile.idle_blocks  # only the profile knows the idle blocks
+    notes += _undecided(compiler) if checkpointed else ()
+    compiler = compiler.with_facts(checkpointed, profile.idle_blocks)
     # The permissions under `actions="all"`: codecs for values that `checkpoint_name` names too.
     for_all = dataclasses.replace(allowed, named=allowed.actions, codecs_by_default=False)
     wider = lambda: corrected_by_runs(price(allowed=for_all), history)[0]
     seconds = time.perf_counter() - start
     return TracedStep(
-        compiler, traced, arguments, shards, profile, wider, history, own_history, notes, seconds
+        compiler, planned, traced, arguments, shards, profile, wider, history, own, notes, seconds
     )
 
 
@@ -132,8 +134,6 @@ def _undecided(compiler: StepCompiler) -> tuple[str, ...]:
     """A note for the user about checkpoints that remain under every plan, if the step has any. The
     step with everything kept has them too.
     """
-    if not compiler.checkpointed:
-        return ()
     places = own_checkpoints(compiler.trace(Assignment.everything()).jaxpr.jaxpr)
     if not places:
         return ()
