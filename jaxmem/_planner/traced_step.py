@@ -18,8 +18,7 @@ from jaxmem._cost.blocks.policies import (
 )
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile as make_profile
-from jaxmem._planner.advice import remedies
-from jaxmem._planner.outcome.searched import arguments_exceed
+from jaxmem._planner.advice import arguments_exceed
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.estimates import Estimates
 from jaxmem._planner.search.history import History
@@ -102,8 +101,7 @@ def read_step(compiler: StepCompiler, limits: Limits | None, allowed: Allowed) -
     check_arguments(target, traced)
     arguments = argument_bytes(traced, args, target.devices)
     if limits is not None and arguments > limits.usable_bytes:
-        smaller = remedies(traced, args, target.devices)
-        raise arguments_exceed(arguments, limits, target, smaller)
+        raise arguments_exceed(arguments, limits, target, traced, args)
     as_written = compiler.trace(Assignment.unchanged()).jaxpr
     check_plan_is_passed_on(traced.jaxpr.jaxpr, as_written.jaxpr)
     planned, checkpointed = has_policies(as_written.jaxpr), bool(own_checkpoints(as_written.jaxpr))

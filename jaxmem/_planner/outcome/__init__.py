@@ -1,1 +1,1 @@
-"""Makes the plan, with its table and its curve, or the error of a finished search."""
+"""Makes the plan of a finished search, with its table and its curve."""
