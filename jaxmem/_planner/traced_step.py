@@ -29,7 +29,7 @@ from jaxmem._target.compiled.compiled import check_arguments
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import argument_bytes, batch_axes
 
-SHOWN = 3  # places of checkpoints that a note names
+SHOWN = 3  # source lines of checkpoints that a note names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,11 +108,7 @@ def read_step(compiler: StepCompiler, limits: Limits | None, allowed: Allowed) -
     axes = batch_axes(traced, args, target.devices)
     shards = math.prod(axes.values())
     price = functools.partial(
-        make_profile,
-        traced.jaxpr,
-        backend,
-        axes=axes,
-        database=backend.database,
+        make_profile, traced.jaxpr, backend, axes=axes, database=backend.database
     )
     history = History(backend, traced.jaxpr)
     own = History(backend, as_written) if checkpointed and not planned else None
@@ -132,11 +128,11 @@ def _undecided(compiler: StepCompiler) -> tuple[str, ...]:
     """A note for the user about checkpoints that remain under every plan, if the step has any. The
     step with everything kept has them too.
     """
-    places = own_checkpoints(compiler.trace(Assignment.everything()).jaxpr.jaxpr)
-    if not places:
+    lines = own_checkpoints(compiler.trace(Assignment.everything()).jaxpr.jaxpr)
+    if not lines:
         return ()
-    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+    more = f" and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
     return (
         "under every plan, and with everything kept, the step has checkpoints that no plan decides:"
-        f" {', '.join(places[:SHOWN])}{more}",
+        f" {', '.join(lines[:SHOWN])}{more}",
     )

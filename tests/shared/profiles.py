@@ -179,7 +179,7 @@ def oracle(profile: Profile, assignment: dict, working=()) -> Price:
 
 
 def open_to(profile: Profile) -> dict:
-    """(block, tag) -> choices that every place of the name has, in every class of the label."""
+    """(block, tag) -> choices that each occurrence of the name has, in each class of the label."""
     result: dict = {}
     for b in profile.blocks:
         for t in b.tags:
@@ -227,7 +227,7 @@ def blocks(draw, name: str, most_tags: int) -> BlockClass:
         sizes += [draw(st.integers(0, 100)) for _ in outputs]
         equations.append((operands, outputs, draw(st.integers(0, 50)) / 10, None))
         for value in outputs[-1:] if len(tags) < most_tags and draw(st.integers(0, 2)) else ():
-            # a name that stands already, now and then; at times one place right after the other
+            # a name that stands already, now and then; at times one right after the other
             new = not names or draw(st.integers(0, 3))
             tag = f"t{len(names)}" if new else draw(st.sampled_from(names))
             names += [tag] if new else []
