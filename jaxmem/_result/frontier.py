@@ -174,9 +174,9 @@ class Frontier:
         wrote, mend = "a file that Frontier.save wrote", "make the frontier again, or mend the file"
         with named("Frontier.load:", path, wrote, mend):
             found = _READER.read(Frontier, without_schema(read_json(path)))
-            places = {(cell.batch, cell.budget_bytes) for cell in found.cells}
+            pairs = {(cell.batch, cell.budget_bytes) for cell in found.cells}
             every = [(batch, budget) for batch in found.batches for budget in found.budgets]
-            if not every or len(places) != len(found.cells) or len(places) != len(every):
+            if not every or len(pairs) != len(found.cells) or len(pairs) != len(every):
                 raise Broken(found.cells, "one cell for each size and each budget", "cells")
             return found
 

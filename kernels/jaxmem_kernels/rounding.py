@@ -132,7 +132,7 @@ def round_stochastic(y, x, seed: int = 0):
     not changed.
 
     The probability is over pairs of different bits, over the bytes of a row, and over seeds: over
-    all 2^32 seeds, each u occurs equally often. With one seed, equal pairs at one place of their
+    all 2^32 seeds, each u occurs equally often. With one seed, equal pairs at one position of their
     rows are rounded alike.
     """
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)

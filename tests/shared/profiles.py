@@ -179,8 +179,8 @@ def oracle(profile: Profile, assignment: dict, working=()) -> Price:
 
 
 def open_to(profile: Profile) -> dict:
-    """Returns the choices by (block, tag) that all tags of the name have in all classes of the
-    label.
+    """Returns the choices by (block, tag) that all occurrences of the name have in all classes of
+    the label.
     """
     result: dict = {}
     for b in profile.blocks:

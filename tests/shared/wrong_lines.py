@@ -78,7 +78,7 @@ OF_THE_STEP = [
     ("plan steps:no_block", "the step has no block"),
     ("plan steps:no_gradient", "no gradient is taken"),
     ("plan steps:wrong_shapes", "cannot be traced.*TypeError: .*shape"),
-    ("plan steps:twice", "tag 'h' stands at 2 places of a block, with codecs"),
+    ("plan steps:twice", "tag 'h' occurs 2 times in a block, with codecs"),
     ("plan steps:takes_no_plan", r"`build` is <lambda>\(\).*expected a function of a plan"),
     ("plan steps:takes_too_much", "missing a required argument: 'data'; expected a function of"),
     ("explain steps:wrong_shapes", "cannot be traced"),

@@ -133,7 +133,7 @@ def assignments(block) -> list[dict[str, Choice]]:
     block: the class, with prices.
     """
     names = list(dict.fromkeys(t.name for t in block.tags))
-    of = {n: [o.choice for o in block.places(n)[0].options] for n in names}
+    of = {n: [o.choice for o in block.occurrences(n)[0].options] for n in names}
     kept = [
         {n: of[n][0] for k, n in enumerate(names) if bits >> k & 1}
         for bits in range(2 ** len(names))
