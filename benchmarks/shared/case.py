@@ -67,7 +67,7 @@ class Step:
     ):
         self.build, self.args, self.backend, self.database = build, args, backend, database
         self.allowed, self.codecs = allowed_actions(allowed, backend.target)[0], codecs
-        self.compiler = StepCompiler(build, args, backend)
+        self._unread = StepCompiler(build, args, backend)
 
     @property
     def target(self) -> Target:
@@ -75,14 +75,17 @@ class Step:
 
     @functools.cached_property
     def profile(self) -> Profile:
-        jaxpr = self.compiler.trace(Assignment.nothing()).jaxpr
+        jaxpr = self._unread.trace(Assignment.nothing()).jaxpr
         allowed = Allowed(self.allowed, codecs=self.codecs)
-        made = profile(jaxpr, self.backend, allowed, database=self.database)
-        self.compiler.idle_blocks = made.idle_blocks
-        return made
+        return profile(jaxpr, self.backend, allowed, database=self.database)
+
+    @functools.cached_property
+    def compiler(self) -> StepCompiler:
+        """Compiles the step under actions for the blocks of its profile."""
+        return self._unread.with_facts(True, self.profile.idle_blocks)
 
     def trace(self, actions: Actions | None):
-        return self.compiler.trace(
+        return self._unread.trace(
             Assignment.everything() if actions is None else Assignment(actions)
         )
 

@@ -37,7 +37,7 @@ def printed(root: pathlib.Path, *arguments: str, given: str = "") -> bytes | Non
 
 
 def git(root: pathlib.Path, *arguments: str) -> str | None:
-    """The same, as text."""
+    """What git prints, as text; None as for `printed`."""
     found = printed(root, *arguments)
     return None if found is None else found.decode()
 
