@@ -5,6 +5,7 @@
 import gc
 import importlib.metadata
 import os
+import pathlib
 import signal
 
 # Read when jax is imported; child processes inherit it.
@@ -40,6 +41,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("default")
 
 
+# Tests of details that take about a second or more. CI runs them after `make test`.
+COSTLY = frozenset((pathlib.Path(__file__).parent / "costly.txt").read_text("utf-8").split())
 MEASURED, RUN = Local.times, Local.run
 
 
@@ -53,7 +56,11 @@ def pytest_xdist_auto_num_workers(config) -> int:
 
 
 def pytest_itemcollected(item):
-    """Marks variants of a test as slow unless `@pytest.mark.quick` names them."""
+    """Marks the tests of costly.txt as costly. Marks the variants of a test as slow that
+    `@pytest.mark.quick` does not name.
+    """
+    if item.nodeid.partition("[")[0].removeprefix("tests/") in COSTLY:
+        item.add_marker(pytest.mark.costly)
     named = item.get_closest_marker("quick")
     if named is not None and item.callspec.id not in named.args:
         item.add_marker(pytest.mark.slow)

@@ -42,6 +42,9 @@ def git(root: pathlib.Path, *arguments: str) -> str | None:
     return None if found is None else found.decode()
 
 
+_parsed = functools.cache(ast.parse)
+
+
 def _strings(tree: ast.Module) -> Iterator[str]:
     """The strings of a file that are no docstrings."""
     documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -55,7 +58,7 @@ def code(path: str, text: str) -> str:
     """A file without comments and docstrings; files that are not Python's as they are."""
     if not path.endswith(".py"):
         return text
-    tree = ast.parse(text)
+    tree = ast.parse(text)  # not the cached tree, since its docstrings are removed
     for node in ast.walk(tree):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:]
@@ -100,7 +103,7 @@ class Sources:
         """Paths of the files that a file imports, and of the configs that a benchmark names."""
         if not path.endswith(".py"):
             return frozenset()
-        tree = ast.parse(self._text(path))
+        tree = _parsed(self._text(path))
         found = {self._file(module) for module in self._named(tree)}
         for text in _strings(tree) if path.startswith("benchmarks/") else ():
             found |= {self._file(module) for module in NAMED.findall(text)}
