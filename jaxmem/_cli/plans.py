@@ -17,8 +17,8 @@ from jaxmem.errors import JaxmemError
 
 def show(args: argparse.Namespace) -> int:
     found = load_result(args.plan)
-    table = print if isinstance(found, Frontier) else show_plan
-    show_result(args, found.to_json(), lambda: table(found))
+    table = lambda: print(found) if isinstance(found, Frontier) else show_plan(found)
+    show_result(args, found.to_json(), table)
     return 0
 
 

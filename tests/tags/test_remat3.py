@@ -13,13 +13,14 @@ from jax.ad_checkpoint import Offloadable, checkpoint_name
 import jaxmem
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Choice
 from jaxmem._core.assignment import Assignment
+from jaxmem._model.auto.found_layers import found_layers
 from jaxmem._model.tags.policy import Policy
 from jaxmem._model.tags.primitive import tag_p
 from jaxmem._trace.jaxpr import equations, hijax_params, inside
-from jaxmem._train.rectifier.mark import Marking
 from jaxmem.errors import TagError
-from tests.shared import models
+from tests.shared import models, outlier_layers
 from tests.shared.compare import close
+from tests.shared.outlier_layers import tracked
 from tests.shared.remat3 import options
 
 pytestmark = [
@@ -344,25 +345,41 @@ def test_groups_of_layers():
     close(on, off, 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Marking().policy_for("block", 0), "track outliers"),
-        (
-            lambda: jaxmem.auto(models.scanned(None), Assignment({"auto": {}}))(*inputs()),
-            "find layers",
-        ),
-        (
-            lambda: jaxmem.stack(
-                lambda p, x: x + jnp.tanh(x @ p["a"]), *inputs(), plan=models.draft("offload")
-            ),
-            "run a stack of layers",
-        ),
-    ],
-)
-def test_what_has_no_support_is_refused(call, message):
-    with options("jax_remat3"), pytest.raises(TagError, match=message):
-        call()
+@each_action
+def test_gradients_of_a_stack_are_equal(action):
+    block = lambda p, x: models.block(x, p, jnp.float32(2))
+
+    def make():
+        loss = lambda p, x: (jaxmem.stack(block, p, x, plan=models.draft(action)) ** 2).mean()
+        return jax.grad(loss, argnums=(0, 1))
+
+    off, on = off_and_on(make, *inputs())
+    close(on, off, 1e-12)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(off))
+
+
+@pytest.mark.parametrize("form", [models.scanned, models.unrolled])
+@each_action
+def test_gradients_of_auto_are_equal(form, action):
+    loss = form(None)
+    step = lambda p, x: jax.value_and_grad(loss)(p, x)
+    (found,) = found_layers(step, inputs())
+    codec = models.CODEC["up"] if "compress" in action else None
+    is_exact = lambda tag: tag.kind in ("mask", "exact")
+    choose = lambda tag: KEEP if is_exact(tag) else Choice(action, codec)
+    plan = Assignment({"auto": {tag.name: choose(tag) for tag in found.tags}})
+    off, on = off_and_on(lambda: jaxmem.auto(step, plan), *inputs())
+    close(on, off, 1e-12)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(off[1]))
+
+
+def test_counts_of_outliers_are_equal():
+    arguments = outlier_layers.parameters(), outlier_layers.batch()
+    off = tracked(outlier_layers.build, *arguments)
+    with options("jax_remat3", "jax_custom_vjp3"):
+        on = tracked(outlier_layers.build, *arguments)
+    assert on == off
+    assert sum(sum(one.counts) for one in off) > 0
 
 
 def test_a_policy_made_before_the_option_is_on_is_refused():

@@ -261,6 +261,7 @@ def test_jaxmem_is_imported_under_remat3():
     assert done.stdout.decode().strip() == f"{name_p} True"
 
 
+@pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="JAX 0.12 has the rules of hijax.py")
 def test_remat3_is_refused():
     jax.config.update("jax_remat3", True)
     try:

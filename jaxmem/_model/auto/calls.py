@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._trace.filtered import Tree, is_array
 from jaxmem._trace.jaxpr import ClosedJaxpr
 
@@ -45,7 +46,8 @@ def traced(function: Callable, args: tuple, kwargs: dict) -> Call:
         returned.append(rest)
         return out
 
-    closed = jax.make_jaxpr(modules.called_like(function, pure))(*args, **kwargs)
+    with todays_checkpoint():
+        closed = jax.make_jaxpr(modules.called_like(function, pure))(*args, **kwargs)
 
     def rebuilt(results: Sequence):
         result, changed = returned[-1].filled(results)

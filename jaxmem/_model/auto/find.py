@@ -15,7 +15,7 @@ from jaxmem._core.groups import AUTO, auto_label
 from jaxmem._model.layer.block import Layer, layer_of, layers_of
 from jaxmem._model.layer.graph import LayerGraph, flops, is_inexact, through, uses_references
 from jaxmem._model.tags.named import is_block
-from jaxmem._model.tags.policy import groups_of, refuse_remat3
+from jaxmem._model.tags.policy import groups_of
 from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, as_closed, as_scan, inside, line_of, text_of
 from jaxmem._trace.primitives import VIEWS
 from jaxmem._trace.rewrite import Node, Program, branches, program_of, standing_for, with_branches
@@ -49,7 +49,6 @@ class Finder:
         there are none, they are the layers of Python loops, and if there are none of these either,
         the layers inside conditionals and `shard_map`s.
         """
-        refuse_remat3("to find layers")
         before = self.labels
         graph = LayerGraph(program, ())
         nodes = [self._loop(node, graph) for node in program.nodes]

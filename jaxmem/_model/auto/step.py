@@ -12,6 +12,7 @@ from jaxmem._model.auto.find import Finder, read
 from jaxmem._model.auto.gradients import NAMES, differentiating, innermost, made_before
 from jaxmem._model.layer.block import Layer
 from jaxmem._model.layer.graph import flops, uses_references
+from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._model.tags.policy import decisions
 from jaxmem._trace.jaxpr import line_of
 from jaxmem._trace.rewrite import Node, Program
@@ -142,7 +143,8 @@ class Rewriter:
         first = self._first.setdefault((code, operations), self._labels)
         finder = Finder(self._decided, first)
         # Conditionals and shard_maps are searched when JAX traces them, in `run`.
-        results = finder.with_blocks(program).run(call.arrays)
+        with todays_checkpoint():
+            results = finder.with_blocks(program).run(call.arrays)
         self._labels = max(self._labels, finder.labels)
         self.found = self.found or bool(finder.found)
         if self._layers is not None:

@@ -32,7 +32,7 @@ from jaxmem._model.states.layout import (
     read_of,
 )
 from jaxmem._model.states.store import fetch, returned, streams
-from jaxmem._model.tags.policy import groups_of, refuse_remat3
+from jaxmem._model.tags.policy import groups_of
 from jaxmem._trace.vary import zeros
 from jaxmem.errors import StackError
 
@@ -173,7 +173,6 @@ def loops_over(
     The arguments are the arguments of `stack`, with `shared` as one tuple. `whole` gathers a
     layer's parameters if `params` has a device's parts. Raises errors as `stack` does.
     """
-    refuse_remat3("to run a stack of layers")
     lengths = check(params, x)
     runs = runs_of(groups_of(plan, label, sum(lengths)), lengths, buffers_of(params))
     split = ParameterSplit.of(masters_of(params)[0], dtype)

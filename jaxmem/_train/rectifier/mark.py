@@ -13,7 +13,7 @@ from jax.interpreters import batching, mlir
 
 from jaxmem._core.actions import Choice
 from jaxmem._cost.profile.options import codecs_for
-from jaxmem._model.tags.policy import Policy, refuse_remat3
+from jaxmem._model.tags.policy import Policy
 from jaxmem._model.tags.primitive import tag_p
 from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, Scan, as_scan, call_body, inside
 from jaxmem._trace.rewrite import Node, Program, flatten, run
@@ -55,7 +55,6 @@ class Marking:
         return ()
 
     def policy_for(self, label: str, layers: int) -> Policy:
-        refuse_remat3("to track outliers")
         return _MarkingPolicy(label, layers, self._codecs)
 
 

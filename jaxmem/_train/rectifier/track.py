@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxmem._model.codecs.outlier import THRESHOLD, z_scores
 from jaxmem._model.states.places import HOST
+from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._trace.arguments import shard_bytes
 from jaxmem._trace.filtered import is_array
 from jaxmem._trace.step import trace
@@ -37,7 +38,8 @@ class Tracker:
 
         Raises StepError if the step has no tensor to count.
         """
-        _, traced = trace(build, Marking(codecs), args)
+        with todays_checkpoint():
+            _, traced = trace(build, Marking(codecs), args)
         self._closed = traced.jaxpr
         self._names: list[tuple[str, str]] = []
         self._compiled: Any = None
