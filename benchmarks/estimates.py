@@ -51,11 +51,13 @@ from hypothesis import strategies as st
 
 import jaxmem
 from benchmarks.shared.assignments import drawn, keep_tags, plans, show
-from benchmarks.shared.case import AnyTimes, Case, Step, case_on, from_to, on
+from benchmarks.shared.case import AnyTimes, Case, Step, case_on, on
 from benchmarks.shared.devices import compiled
 from benchmarks.shared.results import Benchmark, Report, measure, of_errors
+from benchmarks.shared.searches import from_to
 from benchmarks.shared.steps import MODELS, SIZES, shapes, step_of
 from jaxmem._core.actions import ALL, KEEP, LOSSLESS, RECOMPUTE, REST, Actions
+from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.estimates import Estimates
@@ -225,7 +227,7 @@ def of_choices(report: Report, name: str) -> None:
         chosen |= {f"not {t}": {u: KEEP for u in tags if u != t} for t in tags}
         wanted = {k: {label: v} for k, v in chosen.items() if not report.has(f"{name}, {k}")}
         # All are submitted before the first result is awaited.
-        futures = {k: case.compile_fully(v) for k, v in wanted.items()}
+        futures = {k: case.compile_fully(Assignment(v)) for k, v in wanted.items()}
         for key, actions in wanted.items():
             seconds = futures[key].result().xla_seconds
             model = evaluate(made, actions).seconds

@@ -44,9 +44,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jaxmem
-from benchmarks.shared.case import from_to, on
+from benchmarks.shared.case import on
 from benchmarks.shared.released import LONG, MODELS, NO_DROPOUT, OWN, config_of, planned_step
 from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.searches import from_to
 from experiments.command.load import load
 from jaxmem._core.actions import ALL, KEEP, LOSSLESS, OFFLOAD, RECOMPUTE, REST
 from jaxmem._core.database import Database

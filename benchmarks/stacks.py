@@ -34,10 +34,8 @@ import difflib
 import functools
 import importlib
 import importlib.util
-import json
 import pathlib
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 
@@ -45,13 +43,13 @@ import jax
 
 import examples.stacks
 import jaxmem
-from benchmarks.shared.case import Step, between, on, printed
+from benchmarks.shared.case import Step, on
 from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.searches import between, own_cache, print_first_call, printed
 from examples.stacks.openpi_sizes import row_for
 from examples.stacks.training import Training, farthest, nbytes, observed
 from jaxmem._core.assignment import Assignment
 from jaxmem._trace.signature import Signature
-from jaxmem._trace.step import trace
 from tests.shared.foreign.size import Size
 from tests.shared.shapes.table import SHAPES
 
@@ -88,10 +86,6 @@ def positional(training: Training) -> tuple[Callable, tuple]:
     return jaxmem.auto(called(training.step)), signature.shapes(values)
 
 
-def step_on(training: Training, backend) -> Step:
-    return Step(*positional(training), backend)
-
-
 @contextlib.contextmanager
 def own_mesh() -> Iterator[None]:
     """A step may set a mesh, which is unset afterwards."""
@@ -102,17 +96,14 @@ def own_mesh() -> Iterator[None]:
 
 def bytes_and_seconds(step: Step) -> dict:
     """Of the step as the library wrote it."""
-    whole = step.backend.compile_fully(*trace(step.build, None, step.args)).result()
+    whole = step.compile_fully(None).result()
     return {"bytes": whole.total_bytes, "seconds": whole.xla_seconds}
 
 
 def ends(step: Step) -> dict:
     """Bytes of full recomputation, and of everything kept."""
-    least, most = (
-        step.backend.compile_fully(*trace(step.build, plan, step.args)).result().total_bytes
-        for plan in (Assignment.nothing(), Assignment.everything())
-    )
-    return {"least": least, "most": most}
+    plans = {"least": Assignment.nothing(), "most": Assignment.everything()}
+    return {end: step.compile_fully(plan).result().total_bytes for end, plan in plans.items()}
 
 
 def kept_of(name: str) -> functools.partial:
@@ -121,12 +112,16 @@ def kept_of(name: str) -> functools.partial:
     return functools.partial(training, next(iter(policies.values())))
 
 
+def planned_of(name: str, budget: int) -> Training:
+    """The step under the library's first policy, by a lossless plan."""
+    options = {"budget": budget, "actions": jaxmem.plans.LOSSLESS}
+    return kept_of(name)(jit=functools.partial(stack_of(name)[2], **options))
+
+
 def run_plan(name: str, budget: int) -> dict:
     """A plan's step on this CPU against the library's own step."""
-    training, jit = kept_of(name), stack_of(name)[2]
-    options = {"budget": budget, "actions": jaxmem.plans.LOSSLESS}
-    loss, moved = observed(training(jit=functools.partial(jit, **options)))
-    own_loss, own_moved = observed(training())
+    loss, moved = observed(planned_of(name, budget))
+    own_loss, own_moved = observed(kept_of(name)())
     return {"loss": loss / own_loss, "gradient": farthest(moved, own_moved)}
 
 
@@ -135,7 +130,7 @@ def run(report: Report, name: str, target: str) -> None:
     key = f"{name}, {target}"
     with on(target) as backend, own_mesh():
         default = next(iter(policies))
-        steps = {p: step_on(training(policy), backend) for p, policy in policies.items()}
+        steps = {p: Step(*positional(training(policy)), backend) for p, policy in policies.items()}
         planned = steps[default]
         least, most = report.once(f"{key}, ends", ends, planned).values()
         for share, budget in between(least, most, BUDGETS).items():
@@ -218,32 +213,22 @@ def call_seconds(name: str) -> dict[str, float]:
 
 def first_step(name: str, budget: int | None) -> None:
     """Prints the seconds of a first call in this process; without a budget, under the own jit."""
-    made, jit = kept_of(name), stack_of(name)[2]
-    planned = functools.partial(jit, budget=budget, actions=jaxmem.plans.LOSSLESS)
-    training = made() if budget is None else made(jit=planned)
-    args, kwargs = training.arguments()
-    jax.block_until_ready(jax.tree.leaves((args, kwargs)))
-    start = time.perf_counter()
-    jax.block_until_ready(jax.tree.leaves(training.step(*args, **kwargs)))
-    print(json.dumps(time.perf_counter() - start))
+    training = kept_of(name)() if budget is None else planned_of(name, budget)
+    print_first_call(training.step, *training.arguments())
 
 
 def first_steps(name: str) -> dict:
     budget = int(SHARE * nbytes(kept_of(name)()))
     seconds: dict = {way: [] for way in PROCESSES}
-    with tempfile.TemporaryDirectory() as cache:
+    with own_cache():
         for way in PROCESSES:
             given = None if way == OWN else budget
             program = f"from benchmarks.stacks import first_step; first_step({name!r}, {given})"
-            seconds[way].append(printed(program, XDG_CACHE_HOME=cache))
+            seconds[way].append(printed(program))
     return {"budget": budget, **seconds}
 
 
 COSTS = {"lines": lines_of, "call": call_seconds, "first step": first_steps}
-
-
-def cost(name: str, what: str):
-    return COSTS[what](name)
 
 
 def summary_of_jit(report: Report) -> dict:
@@ -262,25 +247,18 @@ def summary_of_jit(report: Report) -> dict:
     return found
 
 
-# -- stacks_openpi
-
-
-def openpi_row(way: str, target: str) -> dict:
-    return row_for(way, target)[0]
-
-
 INSTALLED = [s for s, package in SCRIPTS.items() if importlib.util.find_spec(package)]
 NAMES_OF_STEPS = [*SHAPES, *INSTALLED]
 RESULTS = {
     "stacks": Benchmark([(n, t) for t in TARGETS for n in NAMES_OF_STEPS], run, summary),
     "stacks_jit": Benchmark(
         [(n, what) for what in COSTS for n in (SCRIPTS if what == "lines" else INSTALLED)],
-        row=cost,
+        row=lambda name, what: COSTS[what](name),
         summary=summary_of_jit,
     ),
     "stacks_openpi": Benchmark(
         [("lora", "rtx4090"), ("full", "h100-80gb"), ("lora", "l40s"), ("full", "l40s")],
-        row=openpi_row,
+        row=lambda way, target: row_for(way, target)[0],
     ),
 }
 

@@ -36,8 +36,8 @@ stored, and under `jaxmem.jit` after another process planned the step. The budge
 bytes that the step takes under `jax.jit`.
 """
 
+import functools
 import itertools
-import json
 import os
 import pathlib
 import random
@@ -52,12 +52,14 @@ import jaxmem
 from benchmarks.budgets import OVERRIDES, untagged
 from benchmarks.shared.assignments import different, drawn, solved, under
 from benchmarks.shared.baselines import baselines
-from benchmarks.shared.case import Case, Step, nano, on, printed
+from benchmarks.shared.case import Case, Step, nano, on
 from benchmarks.shared.released import NO_DROPOUT, OWN
 from benchmarks.shared.results import Benchmark, Report, measure, of_errors, say, spearman
+from benchmarks.shared.searches import own_cache, print_first_call, printed
 from benchmarks.shared.steps import local_step
 from benchmarks.shared.timing import in_turns
 from experiments.command.load import load
+from experiments.running.planning import unplanned
 from experiments.steps.step import abstract, init_state
 from jaxmem._core.actions import Action, Actions
 from jaxmem._core.database import Database, Timing
@@ -167,7 +169,7 @@ def timed(config, plans: dict[float, jaxmem.Plan]) -> dict[float, float]:
     fresh = jax.jit(lambda: init_state(config))
     states = {str(share): plan.place(fresh()) for share, plan in plans.items()}
     steps = {str(share): plan.step for share, plan in plans.items()}
-    seconds, _ = in_turns([steps], ROUNDS, states, {name: name for name in steps}, tokens)
+    seconds, _ = in_turns([steps], ROUNDS, states, tokens)
     return {share: min(seconds[str(share)]) for share in plans}
 
 
@@ -302,31 +304,26 @@ def gpt() -> tuple:
     return untagged(config), abstract(config)
 
 
-def unplanned() -> int:
+def half_of_unplanned() -> int:
     function, args = gpt()
-    found = jax.jit(function, donate_argnums=0).lower(*args).compile().memory_analysis()
-    assert found is not None
-    whole = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
-    return whole - found.alias_size_in_bytes
+    return unplanned(function, *args).compiled_bytes // 2
 
 
 def first_step(budget: int | None) -> None:
     """Prints the seconds of a first call in this process; None calls `jax.jit`."""
     function, args = gpt()
-    made = jax.jit if budget is None else lambda f, **k: jaxmem.jit(f, budget, **k)
+    jit = jax.jit if budget is None else functools.partial(jaxmem.jit, budget=budget)
     arrays = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), args)
-    start = time.perf_counter()
-    jax.block_until_ready(made(function, donate_argnums=0)(*arrays))
-    print(json.dumps(time.perf_counter() - start))
+    print_first_call(jit(function, donate_argnums=0), arrays, {})
 
 
 def first_steps(report: Report) -> None:
-    budget = report.once("budget", lambda: unplanned() // 2)
-    with tempfile.TemporaryDirectory() as cache:
+    budget = report.once("budget", half_of_unplanned)
+    with own_cache():
         for way in WAYS:
             given = None if way == "jax.jit" else budget
             program = f"from benchmarks.times import first_step; first_step({given})"
-            report.once(way, printed, program, XDG_CACHE_HOME=cache)
+            report.once(way, printed, program)
 
 
 def summary_of_calls(report: Report) -> dict:

@@ -77,5 +77,11 @@ def different(profile: Profile, found: Mapping[str, Actions]) -> dict[str, Actio
     return {name: found[name] for name in unique.values()}
 
 
+def is_lossless(actions: Actions) -> bool:
+    """Whether nothing is stored in a codec, but in the codec of masks, which is exact."""
+    choices = (choice for tags in actions.values() for choice in tags.values())
+    return all(c.codec is None or c.codec.startswith("bit_mask") for c in choices)
+
+
 def show(actions: Actions) -> dict[str, dict[str, str]]:
     return {b: {t: str(c) for t, c in tags.items()} for b, tags in actions.items()}

@@ -46,12 +46,15 @@ def of_config(name: str) -> tuple[Callable, tuple]:
     return functools.partial(make_step, config), abstract(config)
 
 
-def local_step(name: str) -> tuple[Callable, tuple]:
-    """The step of one of `MODELS` under `jaxmem.auto`, or of a config, in a size for this CPU."""
-    if name not in MODELS:
-        return of_config(name)
-    loss, params, rest = MODELS[name](SIZES["local"])
+def of_model(model: Callable, size: Size) -> tuple[Callable, tuple]:
+    """A model's step under `jaxmem.auto`, and the shapes of its arguments."""
+    loss, params, rest = model(size)
     return jaxmem.auto(step_of(loss)), shapes((params, *rest))
+
+
+def local_step(name: str) -> tuple[Callable, tuple]:
+    """The step of one of `MODELS`, or of a config, in a size for this CPU."""
+    return of_model(MODELS[name], SIZES["local"]) if name in MODELS else of_config(name)
 
 
 def step_of(loss: Callable) -> Callable:
@@ -66,9 +69,6 @@ def step_of(loss: Callable) -> Callable:
 
 
 def shapes(tree):
-    def shape(a):
-        if isinstance(a, jax.ShapeDtypeStruct):
-            return a
-        return jax.ShapeDtypeStruct(a.shape, a.dtype)
-
+    is_shape = lambda a: isinstance(a, jax.ShapeDtypeStruct)
+    shape = lambda a: a if is_shape(a) else jax.ShapeDtypeStruct(a.shape, a.dtype)
     return jax.tree.map(shape, tree)
