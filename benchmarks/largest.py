@@ -28,12 +28,12 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import jax
+import optax
 
 from benchmarks.placed import bytes_of
 from benchmarks.shared.case import on
 from benchmarks.shared.released import NO_DROPOUT, state_of, step_of
-from benchmarks.shared.results import Benchmark, Report, measure, say
+from benchmarks.shared.results import Benchmark, Report, known, measure, say
 from experiments.command.load import load
 from experiments.models import registry
 from jaxmem._core.actions import ALL
@@ -74,7 +74,7 @@ def shapes_of(layers: int):
 
 
 def parameters(layers: int) -> int:
-    return sum(a.size for a in jax.tree.leaves(shapes_of(layers)[0]))
+    return optax.tree.size(shapes_of(layers)[0])
 
 
 def steps_of(layers: int, backend: Backend) -> tuple[Any, tuple, Backend]:
@@ -160,8 +160,7 @@ def boundary_of(
         problem = rule(dataclasses.replace(few.problem, states=steps.states()))
         error = errors[-1] if errors else 0
         search = dataclasses.replace(few, steps=steps, problem=problem, error=error, trials=[])
-        lowest, best = search.least(), None
-        assert lowest is not None
+        lowest, best = known(search.least()), None
         if not errors or search.expected(lowest) <= room:
             best = search.run() if fastest else least_of(search, lowest)
             errors.append(search.error)
@@ -170,9 +169,8 @@ def boundary_of(
             raise BudgetError(f"{layers} layers do not fit", least_bytes=needed)
         return Found(search, best, (Point(needed, lowest.seconds),))
 
-    return Boundary(
-        range(2, MOST), functools.partial(least, rule(few.within(None))), room, found_for
-    )
+    predicted = functools.partial(least, rule(few.within(None)))
+    return Boundary(range(2, MOST), predicted, room, found_for)
 
 
 def temporaries(search: PlacementSearch) -> int:
@@ -189,13 +187,12 @@ def row(few: PlacementSearch, rule: Callable, error: int | None, joint: bool) ->
     """What is found for one GPU, one size of host memory, and one rule."""
     boundary = boundary_of(few, rule, joint, error)
     index = boundary.find()
-    found, layers = boundary.plans[index], boundary.sizes[index]
-    assert isinstance(found, Found)
-    best, beyond = found.best, boundary.failures.get(index + 1)
+    found: Any = boundary.plans[index]
+    layers, beyond = boundary.sizes[index], boundary.failures.get(index + 1)
     return {
         "layers": layers,
         "parameters": parameters(layers),
-        **bytes_of(best),
+        **bytes_of(found.best),
         "walks are off by": found.search.error,
         "a layer more needs": beyond and beyond.least_bytes,
     } | ({"temporaries": temporaries(found.search)} if joint else {})
@@ -208,7 +205,7 @@ def limits_of(target: str, host: str, backend: Backend) -> Limits:
 
 def run(report: Report, target: str) -> None:
     keys = {(host, name): f"{target}, {host}, {name}" for name in RULES for host in HOSTS}
-    if all(map(report.has, keys.values())):
+    if report.has(*keys.values()):
         return
     with on(target, Database()) as backend:
         say(f"{target}: walking through {FEW} layers")

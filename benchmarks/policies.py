@@ -59,7 +59,7 @@ from benchmarks.shared.case import (
     on,
     random_bits_for,
 )
-from benchmarks.shared.results import Benchmark, Report, measure, say
+from benchmarks.shared.results import Benchmark, Report, known, measure, say
 from benchmarks.shared.steps import local_step
 from benchmarks.shared.timing import cache_compiles, clock_and_cores, interleaved, over
 from experiments.gpu_check.measure import quartiles
@@ -186,9 +186,9 @@ def priced(case: Case, step: CompiledStep) -> dict:
     seconds, cost = step.compiled.xla_seconds, evaluate(case.profile, step.actions)
     row = {"bytes": step.total, "host_bytes": step.host_bytes, "actions": show(step.actions)}
     if case.target.platform == "tpu":
-        assert seconds is not None
         exposed = cost.host_seconds
-        return row | {"roofline_seconds": seconds + exposed, "exposed_copies_seconds": exposed}
+        roofline = known(seconds) + exposed
+        return row | {"roofline_seconds": roofline, "exposed_copies_seconds": exposed}
     return row | {"model_extra_seconds": cost.seconds, "xla_seconds": seconds}
 
 

@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from scipy.stats import spearmanr
@@ -25,6 +25,7 @@ from jaxmem._core.files import read_json, write_json
 from jaxmem._core.versions import installed
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results"
+T = TypeVar("T")
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-pjrt", "libtpu", "flax", "optax", "pulp", "highspy")
 
 
@@ -150,6 +151,12 @@ def measure(script: str, benchmarks: Mapping[str, Benchmark]) -> None:
     args = reader.parse_args()
     for name in args.results or benchmarks:
         benchmarks[name].write(Report(name, script, args.out, args.fresh))
+
+
+def known(value: T | None) -> T:
+    """A value that this case has."""
+    assert value is not None
+    return value
 
 
 def of_errors(errors: Iterable[float]) -> dict[str, float]:
