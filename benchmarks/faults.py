@@ -47,19 +47,19 @@ import numpy as np
 import optax
 
 from benchmarks.shared.results import Benchmark, Report, measure
-from experiments import train, train_glue, train_images
 from experiments.command.load import FOLDER, load
 from experiments.running.planning import new_plan
-from jaxmem import cli, runs
+from jaxmem import runs
 from jaxmem._core.files import read_json
 from jaxmem._target.processes.orbax import orbax
 from jaxmem._train.checkpoints import manifest, stored
 from jaxmem._train.checkpoints.checkpoints import Checkpoint, Checkpoints, first_whole, steps_in
 from jaxmem._train.runs.record import rows_until
 from jaxmem.errors import JaxmemWarning, RunError
-from tests.shared.bad import Bad, mistakes
-from tests.shared.bad_configs import bad_configs
-from tests.shared.bad_plans import bad_plans, full
+from tests.shared.bad import Bad, refusal
+from tests.shared.bad_configs import PROGRAMS, bad_configs, trainer_of
+from tests.shared.bad_plans import FILE as PLAN
+from tests.shared.bad_plans import READERS, bad_plans, full
 
 # A GPT that trains in seconds, under a plan.
 SMALL = (
@@ -313,25 +313,16 @@ def of_faults(report: Report) -> dict:
 
 # -- bad_files
 
-PROGRAMS = {"train": train, "train_glue": train_glue, "train_images": train_images}
-CONFIG, PLAN = "mine.toml", "mine.json"
-READERS: tuple[tuple[Callable, list[str]], ...] = (
-    (cli.main, ["show", PLAN]),
-    (cli.main, ["diff", "whole.json", PLAN]),
-    (cli.main, ["report", PLAN]),
-    (cli.main, ["verify", PLAN, "absent:step"]),
-    (cli.main, ["explain", "absent:step", "--plan", PLAN]),
-    (train.main, ["gpt_nano", f"plan.path={PLAN}", "--out", "new"]),
-)
+CONFIG = "mine.toml"
 Case = tuple[Bad, Callable, list[str]]
 
 
 def of_configs() -> Iterator[Case]:
     for path in sorted(FOLDER.glob("*.toml")):
         text = path.read_text(encoding="utf-8")
-        name = next(n for n in reversed(PROGRAMS) if f"experiments.{n} " in text)
-        for bad in bad_configs(text, name):
-            yield bad, PROGRAMS[name].main, [CONFIG, "--out", "new"]
+        trainer = trainer_of(text)
+        for bad in bad_configs(text, trainer):
+            yield bad, PROGRAMS[trainer].main, [CONFIG, "--out", "new"]
 
 
 def of_plans() -> Iterator[Case]:
@@ -339,7 +330,7 @@ def of_plans() -> Iterator[Case]:
     new_plan(load("gpt_nano", SMALL)).save("real.json")
     for name in ("whole.json", "real.json"):
         text = pathlib.Path(name).read_text(encoding="utf-8")
-        for bad, (main, line) in zip(bad_plans(text), itertools.cycle(READERS)):
+        for bad, (main, line) in zip(bad_plans(text), itertools.cycle(READERS.values())):
             yield bad, main, line
 
 
@@ -347,9 +338,7 @@ def tried(cases: Iterator[Case], file: str) -> dict[str, dict[str, int]]:
     """The files of each kind of mistake, and those that were refused. No file is tried twice."""
     found = collections.defaultdict(lambda: {"files": 0, "refused": 0})
     for bad, main, line in {case[0].content: case for case in cases}.values():
-        pathlib.Path(file).write_bytes(bad.content)
-        wrong = mistakes(main, line, file, bad.key)
-        if wrong:
+        if wrong := refusal(bad, main, line, file):
             print(bad.kind, bad.key, line, wrong, bad.content[:200])
         found[bad.kind]["files"] += 1
         found[bad.kind]["refused"] += not wrong

@@ -150,13 +150,12 @@ def summary(report: Report) -> dict:
     ran = [r for r in report.results.values() if "gradient" in r]
     own = {k.replace(", policy ", ", at "): r for k, r in report.results.items() if "policy" in k}
     pairs = {k: (r, rows[k]) for k, r in own.items() if k in rows and rows[k]["found"]}
-    ratio = {
-        k: policy["seconds"] / plan["predicted_seconds"]
-        for k, (policy, plan) in pairs.items()
-        if policy["seconds"]
-    }
-    stacks = {k.rpartition(", ")[0] for k in ratio}
-    first = [next(v for k, v in ratio.items() if k.startswith(stack)) for stack in stacks]
+    timed = {k: pair for k, pair in pairs.items() if pair[0]["seconds"]}
+    ratio = {k: own["seconds"] / plan["predicted_seconds"] for k, (own, plan) in timed.items()}
+    first: dict[str, float] = {}
+    for key, value in ratio.items():
+        first.setdefault(key.rpartition(", ")[0], value)
+    mean = statistics.geometric_mean(first.values()) if first else None
     return {
         "steps": len({k.partition(", ")[0] for k in rows}),
         "budgets": len(rows),
@@ -169,9 +168,7 @@ def summary(report: Report) -> dict:
         "policies": len(ratio),
         "least ratio": min(ratio.values(), default=None),
         "slower": {k: v for k, v in ratio.items() if v < 1},
-        "geometric mean at the default policy's bytes": (
-            statistics.geometric_mean(first) if first else None
-        ),
+        "geometric mean at the default policy's bytes": mean,
     }
 
 
@@ -180,11 +177,8 @@ def summary(report: Report) -> dict:
 
 def statements(source: str, name: str) -> list[str]:
     """The lines of a function's body in a file's source, without its docstring."""
-    (found,) = (
-        node
-        for node in ast.parse(source).body
-        if isinstance(node, ast.FunctionDef) and node.name == name
-    )
+    nodes = ast.parse(source).body
+    (found,) = (n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == name)
     first = found.body[ast.get_docstring(found) is not None].lineno
     return [line.strip() for line in source.splitlines()[first - 1 : found.end_lineno]]
 
@@ -235,15 +229,15 @@ def summary_of_jit(report: Report) -> dict:
     found: dict = {}
     for key, row in sorted(report.results.items()):
         name, what = key.split(", ")
-        of = found.setdefault(name, {})
+        told = found.setdefault(name, {})
         if what == "lines":
-            of["lines"] = len(row)
+            told |= {"lines": len(row)}
         elif what == "call":
-            of["microseconds of a call"] = 1e6 * row[OWN]
-            of["microseconds more"] = 1e6 * (row["jaxmem.jit"] - row[OWN])
+            own, ours = (1e6 * row[way] for way in (OWN, "jaxmem.jit"))
+            told |= {"microseconds of a call": own, "microseconds more": ours - own}
         else:
-            for way in (NOTHING, STORED):
-                of[f"first step, {way}"] = min(row[way]) / min(row[OWN])
+            ratios = {way: min(row[way]) / min(row[OWN]) for way in (NOTHING, STORED)}
+            told |= {f"first step, {way}": ratio for way, ratio in ratios.items()}
     return found
 
 

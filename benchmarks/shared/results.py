@@ -14,11 +14,10 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import jax
-from scipy.stats import spearmanr
 
 from benchmarks.shared.sources import Sources
 from jaxmem._core.files import read_json, write_json
@@ -169,12 +168,6 @@ def of_errors(errors: Iterable[float]) -> dict[str, float]:
         "worst": sizes[-1],
         "median, with its sign": statistics.median(errors),
     }
-
-
-def spearman(one: Sequence[float], other: Sequence[float]) -> float:
-    """How far two orders agree: 1 where they are the same."""
-    found: Any = spearmanr(one, other)
-    return float(found.statistic)
 
 
 def versions() -> dict[str, str]:
