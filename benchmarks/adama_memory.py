@@ -61,7 +61,7 @@ def sizes(found: Compiled) -> dict[str, int]:
     return {key: getattr(found, name) for key, name in names.items()}
 
 
-def sizes_of(step, arguments: tuple, donated=0) -> dict[str, int]:
+def sizes_of(step, arguments: tuple, donated: int | tuple = 0) -> dict[str, int]:
     """Of a step on one device."""
     return sizes(compiled(TARGET, jax.jit(step, donate_argnums=donated).trace(*arguments)))
 

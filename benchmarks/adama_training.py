@@ -41,8 +41,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.shared.case import compile_planned, nano, trained
+from benchmarks.shared.case import nano, trained
 from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.steps import compile_planned
 from benchmarks.shared.timing import cache_compiles, clock_and_cores, first_batch, in_turns
 from experiments.command.load import load
 from experiments.config.images import ImageConfig
@@ -80,8 +81,8 @@ def resnet_of(way: str, n: int, *overrides: str) -> ImageConfig:
     return load("resnet50_digits", [*SMALL_RESNET, *own, *overrides], ImageConfig)
 
 
-def config_of(model: str, way: str, n: int, beta: float, seed: int):
-    common = f"train.seed={seed}", f"optimizer.beta2={beta}"
+def config_of(model: str, beta2: str, way: str, n: int, seed: str):
+    common = f"optimizer.{beta2}".replace(" ", "="), f"train.{seed}".replace(" ", "=")
     if model == "ResNet":
         return resnet_of(way, n, *common)
     folded = f"train.microbatches={n}", f"optimizer.second_moment={way}", *RELEASED
@@ -96,11 +97,9 @@ def train(model: str, *case) -> dict:
     data = kind.read(config)
     state, metrics = trained(kind, config, data, kind.step(config, data).step)
     losses = [float(one["loss"]) for one in metrics]
-    return {"final": score(config, state, data)["val_loss"], "curve": curve(losses)}
-
-
-def curve(losses: list[float]) -> list[float]:
-    return [round(statistics.fmean(losses[i : i + CURVE]), 4) for i in range(0, len(losses), CURVE)]
+    points = (losses[i : i + CURVE] for i in range(0, len(losses), CURVE))
+    curve = [round(statistics.fmean(point), 4) for point in points]
+    return {"final": score(config, state, data)["val_loss"], "curve": curve}
 
 
 def ways(model: str) -> list[tuple[str, int]]:
@@ -109,14 +108,18 @@ def ways(model: str) -> list[tuple[str, int]]:
     return [*(("Adam", n) for n in adam), *itertools.product(WAYS, COUNTS)]
 
 
-def named(model: str, way: str, n: int, beta: float, seed: int) -> str:
-    return f"{model}, beta2 {beta}, {way}, {n}, seed {seed}"
+TRAINED = [
+    (model, f"beta2 {beta}", way, n, f"seed {seed}")
+    for seed, beta, model in itertools.product(SEEDS, BETAS, MODELS)
+    for way, n in ways(model)
+]
 
 
 def cell(results: dict, model: str, beta: float, n: int) -> dict:
     """What a model's runs with a beta2 and a number of microbatches ended with, beside Adam's."""
+    name = f"{model}, beta2 {beta}"
     finals = {
-        way: [results[named(model, way, count, beta, seed)]["final"] for seed in SEEDS]
+        way: [results[f"{name}, {way}, {count}, seed {seed}"]["final"] for seed in SEEDS]
         for way, count in ways(model)
         if count == n or (way == "Adam" and model != "ResNet")
     }
@@ -130,11 +133,6 @@ def cell(results: dict, model: str, beta: float, n: int) -> dict:
         "within": {way: d <= spread for way, d in differences.items()},
         "row no worse than squares": differences["row"] - differences["squares"] <= spread,
     }
-
-
-def of_model(report: Report, seed: int, beta: float, model: str) -> None:
-    for case in ways(model):
-        report.once(named(model, *case, beta, seed), train, model, *case, beta, seed)
 
 
 def of_convergence(report: Report) -> dict:
@@ -192,6 +190,9 @@ def follow(way: str, microbatches: str) -> dict[str, list[float]]:
     return dict(zip(("ratio", "median", "signal to noise"), map(list, zip(*rows))))
 
 
+FOLLOWED = [(way, f"N={n}") for way in WAYS for n in COUNTS]
+
+
 def of_ratio(report: Report) -> dict:
     last = lambda values: statistics.fmean(values[-50:])
     return {
@@ -234,7 +235,7 @@ def timed(report: Report, size: str) -> None:
     steps = {name: compile_planned(config, {"block": {}}) for name, config in configs.items()}
     states = {name: first_state(config) for name, config in configs.items()}
     seconds = in_turns([steps], ROUNDS, states, first_batch(configs["in_place"]))
-    for way in MICROBATCHED:
+    for way in steps:
         report.add(f"{size}, {way}", clock_and_cores(seconds, way, "in_place"))
 
 
@@ -244,12 +245,8 @@ def of_time(report: Report) -> dict:
 
 
 RESULTS = {
-    "adama_convergence": Benchmark(
-        itertools.product(SEEDS, BETAS, MODELS), of_model, of_convergence
-    ),
-    "adama_ratio": Benchmark(
-        itertools.product(WAYS, (f"N={n}" for n in COUNTS)), row=follow, summary=of_ratio
-    ),
+    "adama_convergence": Benchmark(TRAINED, row=train, summary=of_convergence),
+    "adama_ratio": Benchmark(FOLLOWED, row=follow, summary=of_ratio),
     "adama_time": Benchmark(SIZES, timed, of_time),
 }
 

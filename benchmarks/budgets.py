@@ -391,11 +391,7 @@ RESULTS = {
     "budgets": Benchmark(GPTS, of_gpt, of_case=summary_of_gpt),
     "tpu_budgets": Benchmark(TPU_CASES, of_tpu, of_case=summary_of_tpu),
     "least": Benchmark(GPTS, of_luck, of_case=summary_of_luck),
-    "plan_seconds": Benchmark(
-        GOALS,
-        lambda report, *case: report.once(" ".join(case), from_nothing, *case),
-        of_seconds,
-    ),
+    "plan_seconds": Benchmark(GOALS, row=from_nothing, summary=of_seconds, joint=" "),
     "foreign": Benchmark(FOREIGN, of_foreign, summary_of_models),
     "auto_tags": Benchmark(CONFIGS, compare, summary_of_tags),
 }

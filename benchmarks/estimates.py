@@ -38,6 +38,7 @@ that shares no code with the solver. A greedy planner must never be better. On r
 seconds are those that assignments are ranked by: with lossy codecs at their longest.
 """
 
+import ast
 import collections
 import itertools
 import random
@@ -254,9 +255,9 @@ PRODUCTS = [  # (m, n, k), with a batch before it for attention's
 ]
 
 
-def ratio(*batch_m_n_k: int) -> dict[str, float]:
+def ratio(batch_m_n_k: str) -> dict[str, float]:
     """Seconds of a product by the formula and by the table, which XLA reads for library calls."""
-    *batch, m, n, k = batch_m_n_k
+    *batch, m, n, k = ast.literal_eval(batch_m_n_k)
     shapes = (*batch, m, k), (*batch, k, n)
     avals = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     traced = jax.jit(jnp.matmul).trace(*avals)
@@ -273,14 +274,15 @@ def summary_of_products(report: Report) -> dict:
 
 # -- solver
 
-PROFILES = itertools.product(("h200", "a100-80gb"), GPTS)
+PROFILES = [(config, target) for target in ("h200", "a100-80gb") for config in GPTS]
 ROOMS, GRAPHS = 25, 300
 SAME = 1e-6  # relative, in priced seconds: ties are broken in favour of fewer bytes
 RANDOM_GRAPHS = "random graphs"
 
 
-def on_profile(case: Case) -> dict:
-    made = case.profile
+def on_profile(config: str, target: str) -> dict:
+    with case_on(target, config) as case:
+        made = case.profile
     least, most = least_bytes(ActionProblem(made)), evaluate(made, keep_tags(made))
     seconds, greedy_better = [], 0
     for room in from_to(known(least).bytes, most.saved_bytes, ROOMS):
@@ -335,11 +337,6 @@ def on_random_graphs() -> dict:
     return dict(counts)
 
 
-def of_solver(report: Report, target: str, config: str) -> None:
-    with case_on(target, config) as case:
-        report.once(f"{config} {target}", on_profile, case)
-
-
 def summary_of_solver(report: Report) -> dict:
     graphs = report.once(RANDOM_GRAPHS, on_random_graphs)
     real = [r for k, r in report.results.items() if k != RANDOM_GRAPHS]
@@ -357,12 +354,8 @@ RESULTS = {
     "profile_exact": Benchmark([*CASES, *COMPILED], of_profile, summary_of_profile),
     "walk": Benchmark(itertools.product(MODELS, WALKED), of_walk, summary_of_walk),
     "time_choices": Benchmark(CONFIGS, of_choices, of_case=summary_of_choices),
-    "solver": Benchmark(PROFILES, of_solver, summary_of_solver),
-    "product_times": Benchmark(
-        PRODUCTS,
-        lambda report, *shape: report.once(str(shape), ratio, *shape),
-        summary_of_products,
-    ),
+    "solver": Benchmark(PROFILES, row=on_profile, summary=summary_of_solver, joint=" "),
+    "product_times": Benchmark(map(str, PRODUCTS), row=ratio, summary=summary_of_products),
 }
 
 if __name__ == "__main__":

@@ -28,8 +28,9 @@ import numpy as np
 import jaxmem
 from benchmarks.shared.assignments import every, keep_everything, keep_tags, show
 from benchmarks.shared.baselines import naive, own_codec
-from benchmarks.shared.case import compile_step, local_profile, nano, trained
+from benchmarks.shared.case import Case, nano, on, trained
 from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.steps import compile_step
 from benchmarks.shared.timing import cache_compiles, first_batch
 from experiments.config.text import Config
 from experiments.data.text import Text
@@ -108,7 +109,7 @@ def exact_gradients(report: Report, chosen: dict[str, Actions]) -> None:
 
 
 def exactness(report: Report) -> None:
-    chosen = plans(local_profile(nano()))
+    chosen = plans(Case(nano(), on("local")).profile)
     losses(report, "float32", (), chosen)
     losses(report, "bfloat16", BFLOAT16, chosen)
     exact_gradients(report, chosen)
@@ -220,7 +221,7 @@ def of_gradients(report: Report) -> dict:
 
 def quality(report: Report) -> None:
     cache_compiles()
-    text, profile = TEXT.read(config_of(0)), local_profile(config_of(0))
+    text, profile = TEXT.read(config_of(0)), Case(config_of(0), on("local")).profile
     gradients(report, text, profile, training(report, text, profile))
 
 

@@ -200,12 +200,14 @@ def state(step: int):
     make = lambda *shape: jnp.asarray(draw.standard_normal(shape), jnp.float32)
     params = {"w": make(64, 48), "b": make(48), "half": make(64, 48).astype(jnp.bfloat16)}
     moments = jax.tree.map(lambda a: a + a.dtype.type(step), optax.adam(1e-3).init(params))
-    return params, moments, jax.random.PRNGKey(step), jnp.int32(step)
+    return params, moments, jax.random.key(step), jnp.int32(step)
 
 
 def alike(a, b) -> bool:
+    is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    data = lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf).tobytes()
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in pairs)
+    return all(data(x) == data(y) for x, y in pairs)
 
 
 def turned(path: pathlib.Path, draw: random.Random) -> None:

@@ -47,20 +47,9 @@ import jax
 import jaxmem
 from benchmarks.shared.assignments import is_lossless, keep_tags, plans, show, solved, under
 from benchmarks.shared.baselines import WITH_NAIVE, Baseline, baselines, compiler_of
-from benchmarks.shared.case import (
-    AnyTimes,
-    Case,
-    Step,
-    case_on,
-    compile_planned,
-    compile_step,
-    local_profile,
-    nano,
-    on,
-    random_bits_for,
-)
+from benchmarks.shared.case import AnyTimes, Case, Step, case_on, nano, on, random_bits_for
 from benchmarks.shared.results import Benchmark, Report, known, measure, say
-from benchmarks.shared.steps import local_step
+from benchmarks.shared.steps import compile_planned, compile_step, local_step
 from benchmarks.shared.timing import cache_compiles, clock_and_cores, interleaved, over
 from experiments.gpu_check.measure import quartiles
 from jaxmem._core.actions import ALL, LOSSLESS, Action, Actions
@@ -161,15 +150,15 @@ def of_way(report: Report, way: str) -> dict:
     rows = {k: r for k, r in report.results.items() if k.endswith(way) and "ratios" in r}
     medians = [r["ratios"]["median"] for r in rows.values()]
     kept = {k: r["medians"] for k, r in rows.items() if "everything kept" in r["medians"]}
+    others = {k: r["ratios"] for k, r in rows.items() if not r["is the policy"]}
+    slower = [k for k, ratios in others.items() if ratios["upper"] < 1]
     return {
         "points": len(rows),
         "geometric mean": statistics.geometric_mean(medians),
         "least": min(medians),
         # If the plan is the policy itself, their ratio is noise.
         "the plan is the policy": sum(r["is the policy"] for r in rows.values()),
-        "slower beyond the quartiles": [
-            k for k, r in rows.items() if r["ratios"]["upper"] < 1 and not r["is the policy"]
-        ],
+        "slower beyond the quartiles": slower,
         "to everything kept": {k: m["everything kept"] / m["plan"] for k, m in kept.items()},
     }
 
@@ -300,7 +289,7 @@ def of_bytes(report: Report) -> dict:
 def time_stack(report: Report) -> None:
     cache_compiles()
     configs = {loop: nano(f"model.loop={loop}") for loop in LOOPS}
-    profile = local_profile(configs["scan"])
+    profile = Case(configs["scan"], on("local")).profile
     chosen: dict[str, Actions | None] = {
         "everything kept": None,
         "keep": keep_tags(profile),

@@ -37,9 +37,9 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
+from benchmarks.shared.case import nano
 from benchmarks.shared.results import Benchmark, Report, measure, say
 from benchmarks.shared.timing import in_turns, over
-from experiments.command.load import load
 from experiments.config.text import Config
 from experiments.running.planning import prepare
 from experiments.running.text import TEXT
@@ -60,17 +60,14 @@ WIDTHS = {"resid_in": 1, "ln1": 1, "attn": 1, "mid": 1, "ln2": 1, "up": 4, "gelu
 
 
 def config_of(seed: int = 0) -> Config:
-    return load("gpt_nano", [f"train.steps={STEPS}", f"train.seed={seed}"])
+    return nano(f"train.steps={STEPS}", f"train.seed={seed}")
 
 
 def gains(config: Config, loud: bool) -> dict[str, jax.Array]:
     """For each tag a factor a channel: 64 for the first twelfth of them where it is loud."""
-    found = {}
-    for tag, times in WIDTHS.items():
-        channels = times * config.model.width
-        ones = jnp.ones(channels, jnp.float32)
-        found[tag] = ones.at[: channels // 12].set(64.0) if loud else ones
-    return found
+    channels = {tag: times * config.model.width for tag, times in WIDTHS.items()}
+    gain = 64.0 if loud else 1.0
+    return {tag: jnp.ones(n, jnp.float32).at[: n // 12].set(gain) for tag, n in channels.items()}
 
 
 def tagged_by(factors: dict[str, jax.Array]):
@@ -84,18 +81,6 @@ def tagged_by(factors: dict[str, jax.Array]):
         return plain(x * factor, name, **given) / factor
 
     return mock.patch.object(jaxmem, "tag", tag)
-
-
-def build_of(config: Config):
-    def build(plan):
-        def louder(state, batch):
-            tokens, factors = batch
-            with tagged_by(factors):
-                return make_step(config, plan)(state, tokens)
-
-        return louder
-
-    return build
 
 
 def batches(config: Config):
@@ -121,9 +106,9 @@ def losses(step, config: Config, rectifier=None, steps: int = STEPS) -> tuple[li
 class Recording(jaxmem.runs.Rectifier):
     """One that keeps the plans that it took."""
 
-    def __init__(self, *args, **given):
-        super().__init__(*args, **given)
-        self.taken = []
+    @functools.cached_property
+    def taken(self) -> list[jaxmem.Plan]:
+        return []
 
     def _swap(self, number, plan, *given, **numbers):
         self.taken.append(plan)
@@ -137,9 +122,19 @@ class Planning:
         self.config, self.given = config_of(seed), given
         state, tokens = abstract(self.config)
         factors = jax.eval_shape(gains, self.config, True)
-        self.build, self.args = build_of(self.config), (state, (tokens, factors))
+        self.args = state, (tokens, factors)
         self.kept = jaxmem.plan(self.build, *self.args)
         self.budget = int(share * self.kept.baseline_bytes)
+
+    def build(self, plan):
+        step = make_step(self.config, plan)
+
+        def louder(state, batch):
+            tokens, factors = batch
+            with tagged_by(factors):
+                return step(state, tokens)
+
+        return louder
 
     def plan(self, **more) -> jaxmem.Plan:
         return jaxmem.plan(self.build, *self.args, budget=self.budget, **self.given, **more)
@@ -225,10 +220,10 @@ def between() -> dict:
 def summary(report: Report) -> dict:
     found = list(report.under("trained, ").values())
     loss = lambda one, name: one[name]["loss"] / one["everything kept"]["loss"] - 1
+    losses = {name: [loss(one, name) for one in found] for name in ("first plan", "rectified")}
     return {
         "loss against everything kept": {
-            name: {"loss": {"by seed": [loss(one, name) for one in found]}}
-            for name in ("first plan", "rectified")
+            name: {"loss": {"by seed": by_seed}} for name, by_seed in losses.items()
         },
         "plans taken": [len(one["as planned"]) for one in found],
         "throughput between trackings": report["between"]["throughput"],
@@ -240,7 +235,7 @@ def summary(report: Report) -> dict:
 SAVES = 60
 HALF = 8  # steps of each half of a round
 MINUTE = 60.0  # seconds between two saves, by the clock of the loop and by the clock of the result
-NANO = load("gpt_nano", ["plan.budget=none"])
+NANO = nano("plan.budget=none")
 
 
 class Watched(Checkpoints):
@@ -265,11 +260,11 @@ def saved(rounds: int) -> tuple[dict[int, dict[str, float]], dict[int, float]]:
     clock = lambda: MINUTE * max(seen) / (2 * HALF)
     batch = lambda number: TEXT.batch(NANO, data, number)
     note = lambda number, row: seen.update({number: time.perf_counter()})
+    Watched.noted = saves
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(training, "Pace", functools.partial(Pace, clock=clock)),
         mock.patch.object(training, "Checkpoints", Watched),
-        mock.patch.object(Watched, "noted", saves, create=True),
         jaxmem.runs.record(pathlib.Path(folder) / "out", resume=True) as run,
     ):
         given = {"steps": (2 * HALF + 1) * (rounds + 2), "run": run, "save_every": MINUTE}

@@ -208,7 +208,8 @@ def call_seconds(name: str) -> dict[str, float]:
 def first_step(name: str, budget: int | None) -> None:
     """Prints the seconds of a first call in this process; without a budget, under the own jit."""
     training = kept_of(name)() if budget is None else planned_of(name, budget)
-    print_first_call(training.step, *training.arguments())
+    args, kwargs = training.arguments()
+    print_first_call(training.step, args, kwargs)
 
 
 def first_steps(name: str) -> dict:

@@ -14,8 +14,6 @@ import jaxmem
 from benchmarks.shared import assignments
 from experiments.command.load import load
 from experiments.config.text import Config
-from experiments.running.planning import compile_candidate, unplanned
-from experiments.running.policies import Candidate
 from experiments.running.run import Experiment
 from experiments.steps.step import abstract, make_step
 from jaxmem._core.actions import Actions
@@ -185,19 +183,3 @@ def trained(experiment: Experiment, config, data, step) -> tuple[Any, list[dict]
         state, found = step(state, experiment.batch(config, data, number))
         metrics.append(found)
     return state, metrics
-
-
-def local_profile(config: Config, codecs=None) -> Profile:
-    """The step's profile on this machine, with every action that can be taken here."""
-    return Case(config, on("local"), codecs=codecs).profile
-
-
-def compile_step(config: Config, policy):
-    """The step with its layers under a policy of `jax.checkpoint`."""
-    return compile_candidate(config, Candidate(policy))
-
-
-def compile_planned(config: Config, actions: Actions | None):
-    """The step under a plan; None is no plan."""
-    plan = None if actions is None else Assignment(actions)
-    return unplanned(make_step(config, plan), *abstract(config)).step

@@ -104,8 +104,8 @@ class Benchmark:
 
     cases: the table of cases. A case is a tuple, or a single value.
     run: `run(report, *case)` measures a case and adds its rows.
-    row: `row(*case)` returns the one row of a case, whose key is the case's words between commas.
-      It replaces `run`.
+    row: `row(*case)` returns the one row of a case, whose key is the case's words, joined by
+      `joint`. It replaces `run`.
     summary: `summary(report)` summarises the rows and reads nothing else.
     of_case: `of_case(report, name)` summarises the rows of one case, as soon as it is measured. The
       name is the case's words. It replaces `summary`.
@@ -116,6 +116,7 @@ class Benchmark:
     summary: Callable[..., dict] | None = None
     row: Callable | None = None
     of_case: Callable[..., dict] | None = None
+    joint: str = ", "
 
     def summarised(self, report: Report, names: Iterable[str]) -> dict:
         """The summary of all rows, or of the named cases."""
@@ -131,7 +132,7 @@ class Benchmark:
             if self.run:
                 self.run(report, *words)
             elif self.row:
-                report.once(", ".join(map(str, words)), self.row, *words)
+                report.once(self.joint.join(map(str, words)), self.row, *words)
             done.append(" ".join(map(str, words)))
             if self.of_case:
                 report.summarise(self.summarised(report, done))

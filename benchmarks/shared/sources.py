@@ -31,12 +31,12 @@ DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 def git(root: pathlib.Path, *arguments: str, given: str = "") -> str | None:
     """What git prints; None without git, without a repository, or where the command fails."""
-    command, options = ["git", "-C", str(root), *arguments], {"encoding": "utf-8"}
+    command, data = ["git", "-C", str(root), *arguments], given.encode()
     try:
-        done = subprocess.run(command, input=given, capture_output=True, check=True, **options)
+        done = subprocess.run(command, input=data, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout
+    return done.stdout.decode()
 
 
 def _strings(tree: ast.Module) -> Iterator[str]:

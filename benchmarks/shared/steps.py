@@ -9,7 +9,12 @@ import jax
 
 import jaxmem
 from experiments.command.load import load
+from experiments.config.text import Config
+from experiments.running.planning import compile_candidate, unplanned
+from experiments.running.policies import Candidate
 from experiments.steps.step import abstract, make_step
+from jaxmem._core.actions import Actions
+from jaxmem._core.assignment import Assignment
 from tests.shared.foreign import flax_models, libraries, plain
 from tests.shared.foreign.size import Size
 
@@ -72,3 +77,14 @@ def shapes(tree):
     is_shape = lambda a: isinstance(a, jax.ShapeDtypeStruct)
     shape = lambda a: a if is_shape(a) else jax.ShapeDtypeStruct(a.shape, a.dtype)
     return jax.tree.map(shape, tree)
+
+
+def compile_step(config: Config, policy):
+    """The step with its layers under a policy of `jax.checkpoint`."""
+    return compile_candidate(config, Candidate(policy))
+
+
+def compile_planned(config: Config, actions: Actions | None):
+    """The step under a plan; None is no plan."""
+    plan = None if actions is None else Assignment(actions)
+    return unplanned(make_step(config, plan), *abstract(config)).step
