@@ -28,7 +28,7 @@ export JAX_PLATFORMS
 # Where Python is told to keep no compiled files, each process of the tests would rewrite every assert again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-core test-slow test-matrix stacks bench stale lint format typecheck docs wheel present clean
+.PHONY: help setup run test test-core test-costly test-slow test-matrix stacks bench stale lint format typecheck docs wheel present clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
@@ -38,8 +38,11 @@ setup: $(VENV)/.installed  ## create the virtual environment
 run: $(VENV)/.installed  ## train gpt_nano under half of its unplanned bytes, into runs/gpt_nano/
 	$(PY) -m experiments.train gpt_nano --out runs/gpt_nano $(ARGS)
 
-test: $(VENV)/.installed  ## the tests, without the slow ones
+test: $(VENV)/.installed  ## the tests, without the costly and the slow ones
 	$(PYTEST) $(ARGS)
+
+test-costly: $(VENV)/.installed  ## the tests that tests/costly.txt names
+	$(PYTEST) -m "costly and not slow" $(ARGS)
 
 test-core: $(VENV)/.installed
 	$(PYTEST) -m "core and not slow" $(ARGS)

@@ -239,9 +239,9 @@ def ends_of_model(step: Callable, planned: Step) -> dict:
 
 
 def farthest(got, want, start) -> float:
-    """The largest difference of two trees, relative to how far each leaf moved from `start`. A leaf
-    whose gradient is nothing but rounding, as that of a key's bias is, is compared with the leaf
-    that moved most.
+    """Returns the largest difference of two trees, relative to the change of each leaf from
+    `start`. The difference of a leaf whose gradient is only rounding error, such as a key's bias,
+    is relative to the largest change of any leaf.
     """
     leaves = list(zip(*map(jax.tree.leaves, (got, want, start)), strict=True))
     moved = [float(jnp.abs(b - p).max()) for _, b, p in leaves]

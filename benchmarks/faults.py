@@ -53,7 +53,7 @@ from jaxmem import runs
 from jaxmem._core.files import read_json
 from jaxmem._target.processes.orbax import orbax
 from jaxmem._train.checkpoints import manifest, stored
-from jaxmem._train.checkpoints.checkpoints import Checkpoint, Checkpoints, first_whole, steps_in
+from jaxmem._train.checkpoints.checkpoints import Checkpoints, first_whole, steps_in
 from jaxmem._train.runs.record import rows_until
 from jaxmem.errors import JaxmemWarning, RunError
 from tests.shared.bad import Bad, refusal
@@ -95,11 +95,6 @@ def unfinished(out: pathlib.Path) -> pathlib.Path:
     return next(found, out / "nothing saved")
 
 
-def newest_whole(folder: pathlib.Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole, by its sums."""
-    return first_whole(folder, steps_in(folder))
-
-
 def stop(out: pathlib.Path, number: signal.Signals, wait: float) -> dict:
     """Starts a run, and stops it after so many seconds. `signal` is None if the run ended first."""
     said = out.with_suffix(".said")
@@ -113,7 +108,8 @@ def stop(out: pathlib.Path, number: signal.Signals, wait: float) -> dict:
     code, path = process.wait(), unfinished(out)
     if (out / "summary.json").exists() or any(out.glob("ended-*")):
         return {"signal": sent, "ended": True}
-    whole = newest_whole(path / "checkpoints")
+    steps = steps_in(path / "checkpoints")
+    whole = first_whole(path / "checkpoints", steps)  # by its sums
     kept = whole.step if whole else 0
     return {
         "signal": sent,
@@ -243,9 +239,9 @@ FAULTS = {
 
 
 def by_jaxmem(folder: pathlib.Path) -> str:
-    with warnings.catch_warnings(record=True) as told:
+    with Checkpoints(folder, 3) as checkpoints, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        found = newest_whole(folder)
+        found = checkpoints.newest()
         assert found is not None
         right = alike(found.state(state(0)), state(found.step))
     if not right:
@@ -330,16 +326,20 @@ def of_configs() -> Iterator[Case]:
 def of_plans() -> Iterator[Case]:
     full().save("whole.json")
     new_plan(load("gpt_nano", SMALL)).save("real.json")
+    readers = [reader for way, reader in READERS.items() if way != "json"]
     for name in ("whole.json", "real.json"):
         text = pathlib.Path(name).read_text(encoding="utf-8")
-        for bad, (main, line) in zip(bad_plans(text), itertools.cycle(READERS.values())):
+        for bad, (main, line) in zip(bad_plans(text), itertools.cycle(readers)):
             yield bad, main, line
 
 
 def tried(cases: Iterator[Case], file: str) -> dict[str, dict[str, int]]:
     """The files of each kind of mistake, and those that were refused. No file is tried twice."""
     found = collections.defaultdict(lambda: {"files": 0, "refused": 0})
-    for bad, main, line in {case[0].content: case for case in cases}.values():
+    first: dict[bytes, Case] = {}
+    for case in cases:
+        first.setdefault(case[0].content, case)
+    for bad, main, line in first.values():
         if wrong := refusal(bad, main, line, file):
             print(bad.kind, bad.key, line, wrong, bad.content[:200])
         found[bad.kind]["files"] += 1

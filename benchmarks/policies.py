@@ -57,6 +57,7 @@ from jaxmem._core.groups import group_label
 from jaxmem._planner.search.candidates import is_among
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.measure import hand_policies
+from jaxmem._planner.search.measure import quartiles as three_quartiles
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem.plans import compiled_bytes
 
@@ -127,8 +128,8 @@ def compared(step: Step, hand: dict, budget: int, way) -> dict:
     }
     if best is not None:
         row["is the policy"] = is_among(plan.actions, [fits[best]])
-        ratios = over(rounds[best], rounds["plan"])
-        row["ratios"] = {key.removesuffix("_quartile"): ratio for key, ratio in ratios.items()}
+        apart = [b / p for b, p in zip(rounds[best], rounds["plan"], strict=True)]
+        row["ratios"] = dict(zip(("lower", "median", "upper"), three_quartiles(apart), strict=True))
     return row
 
 

@@ -172,7 +172,8 @@ def placed(model: str) -> dict:
     steps = {share: plan.step for share, plan in plans.items()}
     fresh = jax.jit(lambda: init_state(config))
     states = {share: plan.place(fresh()) for share, plan in plans.items()}
-    clock, _ = in_turns([steps], ROUNDS, states, first_batch(config))
+    tokens = jnp.zeros_like(first_batch(config))
+    clock, _ = in_turns([steps], ROUNDS, states, tokens)
     measured = {share: min(seconds) for share, seconds in clock.items()}
     predicted = {share: plan.predicted_seconds for share, plan in plans.items()}
     found, whole = {}, str(MEMORY[0])

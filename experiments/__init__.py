@@ -1,3 +1,3 @@
-"""What a user of jaxmem would copy: models, data, a training loop. Imports only jaxmem's public
-names.
+"""Example code for users of jaxmem to copy: models, data, a training loop. Imports only jaxmem's
+public names.
 """

@@ -4,11 +4,11 @@ import difflib
 from collections.abc import Iterable
 
 BAD_INPUT, DIVERGED = 2, 3
-SIGNALLED = 128  # and the signal's number, as shells tell it
+SIGNALLED = 128  # plus the signal's number, as in shells
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used: a config, an override, data, a path."""
+    """An input of the user cannot be used: a config, an override, data, a path."""
 
 
 class DivergedError(RuntimeError):
@@ -16,6 +16,6 @@ class DivergedError(RuntimeError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean ...?`, or nothing where no known name is near."""
+    """Returns `; did you mean ...?`, or "" if no known name is similar."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""

@@ -1,11 +1,11 @@
 """python -m experiments.train CONFIG [section.key=value ...] --out DIR [--overwrite]: plans for the
 budget, trains, evaluates.
 
-When it has ended, DIR holds metrics.jsonl (a row a step), summary.json, the last checkpoints, a
-text that the model made up (sample.txt; not of a BERT) and, where there is a plan, plan.json and a
-page about the run, report.html. A run that was stopped goes on where it was saved last when the
-same command is given again. Exit codes: 0; 2 for input that cannot be used; 3 where the loss is no
-longer finite; 130 and 143 where SIGINT and SIGTERM ended it.
+After the run, DIR has metrics.jsonl (a row for each step), summary.json, the last checkpoints and a
+text that the model generated (sample.txt; not for a BERT). If the run has a plan, DIR also has
+plan.json and report.html, a page about the run. The same command resumes a stopped run from its
+last checkpoint. Exit codes: 0; 2 for input that cannot be used; 3 if the loss is no longer finite;
+130 after SIGINT; 143 after SIGTERM.
 """
 
 import sys

@@ -2,9 +2,9 @@
 fine-tunes a BERT on a GLUE task.
 
 `data.path` is the folder of the GLUE download, `data.task` one of its tasks. Plans for the budget
-as `train.py` does, trains, then measures on all validation examples what GLUE measures of the task.
-Parameters start at random: experiments save none. `running.glue.glue_experiment` takes a BERT's,
-for whoever has them. Results and exit codes are those of `train.py`.
+as `train.py` does, trains, then computes the task's GLUE metrics on all validation examples.
+Parameters start at random, since experiments save no parameters. To start from pretrained
+ones, pass them to `running.glue.glue_experiment`. Results and exit codes are as in `train.py`.
 """
 
 import sys

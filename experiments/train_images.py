@@ -1,7 +1,7 @@
 """python -m experiments.train_images CONFIG [section.key=value ...] --out DIR [--overwrite]: trains
 a ResNet, evaluates it.
 
-When it has ended, DIR holds metrics.jsonl (a row a step) and summary.json. Exit codes are those of
+After the run, DIR has metrics.jsonl (a row for each step) and summary.json. Exit codes are as in
 `train.py`.
 """
 

@@ -1,8 +1,8 @@
-"""Makes a JAX training step fit a byte budget at the least cost in time, confirmed by XLA before a
-step runs.
+"""Plans a JAX training step within a byte budget at the least step time, and verifies the plan with
+XLA before a step runs.
 
-Importing this package imports no JAX: public names are looked up in `_public.py` when they are
-first used.
+`_public.py` lists the public names, and looks them up at first use: importing this package imports
+no JAX. CONTRIBUTING.md has a table of the rooms, which are the folders of this package.
 """
 
 from typing import TYPE_CHECKING
@@ -26,12 +26,12 @@ _MOVED = {  # until version 0.3
 
 
 def __getattr__(name: str):
-    """Python calls this for a name that the module does not hold yet."""
+    """Python calls this function for a name that the module does not have yet."""
     if name == "__version__":
         from jaxmem._core.versions import installed
 
         return installed("jaxmem") or "unknown"
-    if name.startswith("_"):  # a file that is not imported yet, or nothing
+    if name.startswith("_"):  # a submodule that is not imported yet, or an unknown name
         raise AttributeError(f"module 'jaxmem' has no attribute {name!r}")
     from jaxmem import _public
 
@@ -46,14 +46,14 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    """What `dir(jaxmem)` and completion show; it imports all public names, and JAX with them."""
+    """Returns the names for `dir(jaxmem)` and for completion. Imports all public names, and JAX."""
     from jaxmem import _public
 
     return [*(name for name in vars(_public) if not name.startswith("_")), "__version__"]
 
 
 def _moved(name: str):
-    """Returns a name that has another address, and warns of its old one."""
+    """Returns a public name that has moved to another module, and warns of the old name."""
     import importlib
     import warnings
 

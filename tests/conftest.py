@@ -1,25 +1,26 @@
-"""Every test runs in float64 with strict promotion, on the CPU, unless its markers or
-`JAX_PLATFORMS` say otherwise.
+"""Settings of all tests. Every test runs in float64 with strict promotion, on the CPU; markers and
+`JAX_PLATFORMS` change these settings.
 """
 
 import gc
 import importlib.metadata
 import os
+import pathlib
 import signal
 
 # Read when jax is imported; child processes inherit it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# XLA:CPU's other way to make code of fusions compiles this suite in 0.6 of the seconds, and in 0.5
-# where it does not divide a program's code for threads: a worker has one core. jaxlib 0.11 lacks
-# the first flag, gains little by the second, and ends the process at flags that it does not know.
-# `XLA_FLAGS= make test` runs what users run, as `make test-slow` does.
+# Without XLA:CPU's fusion emitters, this suite compiles in 0.6 of the seconds; in 0.5 if programs
+# are also not split for threads, since a worker has one core. jaxlib 0.11 lacks the first flag,
+# gains little from the second, and ends the process at unknown flags. `XLA_FLAGS= make test` uses
+# the compiler settings of users, as `make test-slow` does.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     os.environ.setdefault(
         "XLA_FLAGS",
         "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
     )
 
-# A suite that a shell runs in the background ignores SIGINT, and so would the runs that tests stop.
+# A shell's background process ignores SIGINT, and so would its children, which some tests stop.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -40,12 +41,14 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("default")
 
 
+# Tests of details that take about a second or more. CI runs them after `make test`.
+COSTLY = frozenset((pathlib.Path(__file__).parent / "costly.txt").read_text("utf-8").split())
 MEASURED, RUN = Local.times, Local.run
 
 
 def pytest_xdist_auto_num_workers(config) -> int:
-    """What `-n auto` means: a process a core, of at most 8; this process alone on a GPU, whose
-    memory JAX takes whole.
+    """Returns the number of processes of `-n auto`: one for each core, at most 8. On a GPU, only
+    this process runs, since JAX takes all of the GPU's memory.
     """
     if os.environ["JAX_PLATFORMS"] != "cpu":
         return 0
@@ -53,7 +56,11 @@ def pytest_xdist_auto_num_workers(config) -> int:
 
 
 def pytest_itemcollected(item):
-    """Marks the variants of a test as slow that `@pytest.mark.quick` does not name."""
+    """Marks the tests of costly.txt as costly. Marks the variants of a test as slow that
+    `@pytest.mark.quick` does not name.
+    """
+    if item.nodeid.partition("[")[0].removeprefix("tests/") in COSTLY:
+        item.add_marker(pytest.mark.costly)
     named = item.get_closest_marker("quick")
     if named is not None and item.callspec.id not in named.args:
         item.add_marker(pytest.mark.slow)
@@ -61,7 +68,7 @@ def pytest_itemcollected(item):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Refuses an id in `@pytest.mark.quick` that no variant has."""
+    """Raises an error if `@pytest.mark.quick` names an id that no variant has."""
     if any("::" in argument for argument in config.args):
         return
     missing = {
@@ -77,8 +84,8 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish():
-    """What was imported stays to the end, and tracing makes many objects that live briefly: Python
-    looks for garbage among fewer of them and less often, in 0.94 of the seconds.
+    """Freezes imported objects, which live to the end, and collects garbage less often, since
+    tracing makes many short-lived objects. The suite then takes 0.94 of the seconds.
     """
     gc.collect()
     gc.freeze()
@@ -90,12 +97,12 @@ def set_numerics(x64: bool, promotion: str):
     jax.config.update("jax_numpy_dtype_promotion", promotion)
 
 
-set_numerics(x64=True, promotion="strict")  # for what a test module computes when it is imported
+set_numerics(x64=True, promotion="strict")  # for computations of a test module at import
 
 
 @pytest.fixture(autouse=True)
 def numerics(request):
-    """What the markers `jax_defaults` and `standard_promotion` stand for."""
+    """Applies the markers `jax_defaults` and `standard_promotion`."""
     defaults = request.node.get_closest_marker("jax_defaults")
     standard = defaults or request.node.get_closest_marker("standard_promotion")
     set_numerics(x64=not defaults, promotion="standard" if standard else "strict")
@@ -105,8 +112,8 @@ def numerics(request):
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_compiles():
-    """LLVM's costly passes are left out, in half of the seconds: HLO and buffers are the same, and
-    kernels run slower and may round the last bit otherwise. Programs name no lines of Python.
+    """Compiles without LLVM's costly passes, in half of the seconds. HLO and buffers do not change;
+    kernels run slower, and may round the last bit differently. Programs have no Python locations.
     """
     jax.config.update("jax_traceback_in_locations_limit", 0)
     jax.config.update("jax_disable_most_optimizations", True)
@@ -116,7 +123,7 @@ def quick_compiles():
 
 @pytest.fixture
 def optimized(quick_compiles):
-    """Programs as a user's are compiled, for a test that compares bits or time."""
+    """Compiles programs with all passes, as for users, for a test that compares bits or time."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
@@ -124,8 +131,8 @@ def optimized(quick_compiles):
 
 @pytest.fixture(scope="session", autouse=True)
 def computed_times():
-    """Plans for the device at hand take their times from its rates: nothing is compiled and run to
-    be timed, which is half of the seconds of such a plan, and times are the same in every run.
+    """Prices plans for the device at hand by its rates, so that times are equal in every run.
+    Compiling and running pieces to time them would be half of the seconds of such a plan.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Local, "times", Pricing.times)
@@ -135,7 +142,7 @@ def computed_times():
 
 @pytest.fixture
 def measured_times(computed_times):
-    """For a test of measured times, or of a whole plan as a user has it: they are measured."""
+    """Measures times, as for users, for a test of measured times or of a whole plan."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Local, "times", MEASURED)
         patch.setattr(Local, "run", RUN)
@@ -144,7 +151,7 @@ def measured_times(computed_times):
 
 @pytest.fixture(scope="session", autouse=True)
 def lent_processes(tmp_path_factory):
-    """Processes that compile for absent GPUs go on with the next test, and know its kernels."""
+    """Keeps processes that compile for absent GPUs for the next tests, with assembled kernels."""
     with pytest.MonkeyPatch.context() as patch:
         pool = compilers.share(patch, tmp_path_factory.mktemp("kernels"))
         yield
@@ -153,7 +160,7 @@ def lent_processes(tmp_path_factory):
 
 @pytest.fixture
 def own_processes(lent_processes):
-    """For a test of the processes themselves: each compiler starts its own, and ends them."""
+    """Lets each compiler start and end its own processes, for a test of the processes."""
     with pytest.MonkeyPatch.context() as patch:
         compilers.start_alone(patch)
         yield
@@ -161,14 +168,14 @@ def own_processes(lent_processes):
 
 @pytest.fixture(scope="module")
 def h200(lent_processes):
-    """A compiler for an H200 that is not there, one for each file of tests that asks for it."""
+    """A compiler for an absent H200, one for each file of tests that requests it."""
     with Compiler("h200", workers=1) as compiler:
         yield compiler
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_this_run(tmp_path_factory):
-    """Nothing that earlier runs, the user or another worker measured or compiled is read."""
+    """Gives this process an empty cache folder: no other process's times or compiles are read."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -176,7 +183,7 @@ def cache_of_this_run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def own_database(tmp_path_factory):
-    """Plans know nothing of what other modules planned."""
+    """Gives this module an empty database, without other modules' plans."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield

@@ -1,4 +1,4 @@
-"""tests/LAWS.md names tests that exist, and for each law one that `make test` runs."""
+"""tests/LAWS.md and tests/costly.txt name tests that exist. `make test` runs a test of each law."""
 
 import ast
 import functools
@@ -8,6 +8,7 @@ import re
 import pytest
 
 HERE = pathlib.Path(__file__).parent
+COSTLY = (HERE / "costly.txt").read_text("utf-8").split()
 ROWS = [
     line.strip("|").split("|")
     for line in (HERE / "LAWS.md").read_text("utf-8").splitlines()
@@ -37,6 +38,13 @@ def test_a_law_has_a_quick_test_and_names_tests_that_exist(row):
     for path, test in named(quick) + named(variants):
         assert test in defined_in(path), f"{path}::{test}"
     assert not [test for path, test in named(quick) if defined_in(path)[test]], "they are slow"
+    cheap = [test for path, test in named(quick) if f"{path}::{test}" not in COSTLY]
+    assert cheap, "all are costly"
+
+
+def test_costly_tests_exist_and_are_not_slow():
+    names = [name.split("::") for name in COSTLY]
+    assert [f"{path}::{test}" for path, test in names if defined_in(path).get(test, True)] == []
 
 
 def test_there_are_laws_of_every_room():

@@ -50,7 +50,7 @@ class Step:
     ):
         self.build, self.args, self.backend, self.database = build, args, backend, database
         self.allowed, self.codecs = allowed_actions(allowed, backend.target)[0], codecs
-        self.compiler = StepCompiler(build, args, backend)
+        self._unread = StepCompiler(build, args, backend)
 
     @property
     def target(self) -> Target:
@@ -58,14 +58,17 @@ class Step:
 
     @functools.cached_property
     def profile(self) -> Profile:
-        jaxpr = self.compiler.trace(Assignment.nothing()).jaxpr
+        jaxpr = self._unread.trace(Assignment.nothing()).jaxpr
         allowed = Allowed(self.allowed, codecs=self.codecs)
-        made = profile(jaxpr, self.backend, allowed, database=self.database)
-        self.compiler.idle_blocks = made.idle_blocks
-        return made
+        return profile(jaxpr, self.backend, allowed, database=self.database)
+
+    @functools.cached_property
+    def compiler(self) -> StepCompiler:
+        """Compiles the step under actions for the blocks of its profile."""
+        return self._unread.with_facts(True, self.profile.idle_blocks)
 
     def trace(self, actions: Actions | None):
-        return self.compiler.trace(
+        return self._unread.trace(
             Assignment.everything() if actions is None else Assignment(actions)
         )
 
@@ -111,7 +114,7 @@ class Step:
         """The plan for a budget that everything fits in."""
         return self.plan(10**15)
 
-    def budget_for(self, nbytes: int) -> int:
+    def budget_for(self, nbytes: float) -> int:
         """The budget whose usable bytes are so many: the target's margin is added."""
         margin = self.backend.margin
         return int(nbytes / (1 - margin)) + 1 if margin else nbytes

@@ -11,6 +11,7 @@ This file imports no JAX.
 
 import ast
 import functools
+import io
 import pathlib
 import re
 import subprocess
@@ -24,7 +25,6 @@ FOLDERS = {"jaxmem_kernels": "kernels"}
 FOLDERS |= dict.fromkeys(("jaxmem", "experiments", "benchmarks", "tests"), ".")
 # Files that no measured number depends on; `jaxmem/__init__.py` imports everything.
 APART = "jaxmem/__init__.py", "benchmarks/shared/sources.py"
-MARK = "\x1e"  # between files that git prints
 NAMED = re.compile(rf"\b(?:{'|'.join(FOLDERS)})(?:\.\w+)+")
 DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
@@ -37,6 +37,9 @@ def git(root: pathlib.Path, *arguments: str, given: str = "") -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.decode()
+
+
+_parsed, _names_in = functools.cache(ast.parse), functools.cache(imports)
 
 
 def _strings(tree: ast.Module) -> Iterator[str]:
@@ -52,7 +55,7 @@ def code(path: str, text: str) -> str:
     """A file without comments and docstrings; files that are not Python's as they are."""
     if not path.endswith(".py"):
         return text
-    tree = ast.parse(text)
+    tree = ast.parse(text)  # not the cached tree, since its docstrings are removed
     for node in ast.walk(tree):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:]
@@ -94,8 +97,8 @@ class Sources:
         """Paths of the files that a file imports, and of the configs that a benchmark names."""
         if not path.endswith(".py"):
             return frozenset()
-        tree = ast.parse(self._text(path))
-        found = {self._file(one.module) for one in imports(tree)}
+        tree = _parsed(self._text(path))
+        found = {self._file(one.module) for one in _names_in(tree)}
         for text in _strings(tree) if path.startswith("benchmarks/") else ():
             found |= {self._file(module) for module in NAMED.findall(text)}
             found |= {self._config(word) for word in re.findall(r"\w+", text)}
@@ -140,11 +143,13 @@ class Sources:
     def _read(self, blobs: set[str]) -> None:
         """Reads blobs in one process: a process for each would take most of a listing's time."""
         named = [blob for blob in blobs - self._blobs.keys() if blob.strip("0")]
-        listing = "\n".join(named)
-        text = git(self.root, "cat-file", f"--batch={MARK} %(objectname)", given=listing) or ""
-        for part in text.split(f"{MARK} ")[1:]:
-            blob, _, content = part.partition("\n")
-            self._blobs[blob] = content.removesuffix("\n")
+        found = git(self.root, "cat-file", "--batch", given="\n".join(named)) or ""
+        stream = io.BytesIO(found.encode())  # since git prints sizes in bytes
+        while header := stream.readline().split():
+            name, _, *size = header
+            if size:  # a clone may lack the blob
+                self._blobs[name.decode()] = stream.read(int(size[0])).decode()
+                stream.readline()
 
     def changed(self, script: str, commit: str) -> list[str] | None:
         """Sources of a script whose code is not the code of a commit; None if git does not know the

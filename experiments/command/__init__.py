@@ -1,3 +1,3 @@
-"""The command lines' common part: settings read from TOML and overrides, errors in one line, exit
-codes.
+"""Common code of the command lines: reads a config from a TOML file and overrides, reports errors
+in one message, and returns exit codes.
 """

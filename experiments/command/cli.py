@@ -1,4 +1,4 @@
-"""What the command lines share: their options, settings, errors in one message, exit codes."""
+"""Common code of the command lines: options, settings, errors in one message, exit codes."""
 
 import argparse
 import contextlib
@@ -30,19 +30,19 @@ def parser(program: str, description: str) -> argparse.ArgumentParser:
         "overrides",
         nargs="*",
         metavar="section.key=value",
-        help="settings on top, such as train.steps=20",
+        help="settings that replace the file's, such as train.steps=20",
     )
     made.add_argument(
-        "--out", metavar="DIR", help="where results go (default: runs/ and the config's name)"
+        "--out", metavar="DIR", help="folder of the results (default: runs/ and the config's name)"
     )
     made.add_argument(
-        "--overwrite", action="store_true", help="let the results of an earlier run in DIR go"
+        "--overwrite", action="store_true", help="replace the results of an earlier run in DIR"
     )
     return made
 
 
 def settings(args: argparse.Namespace, schema: type[C]) -> C:
-    """The config that a command line gives, with JAX set to 64 bits where it computes in them."""
+    """Returns the config of a command line. Enables 64 bits in JAX if its dtype is float64."""
     config = load(args.config, args.overrides, schema)
     if config.model.dtype == "float64":  # pyright: ignore[reportAttributeAccessIssue]
         jax.config.update("jax_enable_x64", True)
@@ -51,14 +51,14 @@ def settings(args: argparse.Namespace, schema: type[C]) -> C:
 
 @contextlib.contextmanager
 def told_of(args: argparse.Namespace) -> Iterator[None]:
-    """Names the config's file, and the override, in an InputError of the statement: settings may be
-    in order as such, and be refused for the data or the device that they name.
+    """Adds the config's file and the override to an InputError of the `with` block: valid settings
+    may name data or a device that cannot be used.
     """
     try:
         yield
     except InputError as error:
         sources = {parse_override(text)[0]: text for text in args.overrides}
-        error.args = (placed(str(error), str(find(args.config)), sources),)  # its notes stay
+        error.args = (placed(str(error), str(find(args.config)), sources),)  # keeps the notes
         raise
 
 
@@ -71,13 +71,13 @@ def out(args: argparse.Namespace) -> pathlib.Path:
 
 
 def again(program: str, args: argparse.Namespace) -> str:
-    """The command line that makes the run again."""
+    """Returns the command line that repeats the run."""
     words = ["python", "-m", program, args.config, *args.overrides, "--out", str(out(args))]
     return shlex.join(words)
 
 
 def exit_code(main: Callable[[], object]) -> int:
-    """Runs `main`: 0, or the code of what stopped it, told in one message without a traceback."""
+    """Runs `main` and returns 0, or reports its error in one message and returns an exit code."""
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
         main()

@@ -1,5 +1,5 @@
-"""A TOML file and `key.sub=value` overrides -> a config, or an InputError with file, key, value and
-what is allowed.
+"""Reads a config from a TOML file and `key.sub=value` overrides. Raises InputError with the file,
+the key, its value and the allowed values.
 """
 
 import os
@@ -32,11 +32,11 @@ def load(name: str, overrides: typing.Sequence[str], schema: type[C]) -> C: ...
 def load(
     name: str, overrides: typing.Sequence[str] = (), schema: type[pydantic.BaseModel] = Config
 ) -> Any:
-    """The experiment `name`, a path or the name of a file in `configs/`, with `key.sub=value`
-    settings on top.
+    """Returns the config `name`, a path or the name of a file in `configs/`, changed by
+    `key.sub=value` overrides.
 
-    Fewer `train.steps` than the file's `optimizer.warmup` shorten that too, unless it is among the
-    settings. `schema`: the kind of experiment.
+    If an override sets fewer `train.steps` than the file's `optimizer.warmup`, the warm-up is
+    shortened too, unless another override sets it. `schema`: the kind of experiment.
     """
     path = find(name)
     data = read(path)
@@ -59,10 +59,10 @@ def load(
 
 
 def find(name: str) -> pathlib.Path:
-    """The file of a config: a path, or a name in `configs/`."""
+    """Returns the file of a config from a path or a name in `configs/`."""
     path = pathlib.Path(name)
     if path.suffix == ".toml" or len(path.parts) > 1:
-        if not os.path.isfile(path):  # which takes too long a name for none
+        if not os.path.isfile(path):  # False for a name that is too long
             raise InputError(
                 f"{name}: no such config file; give a TOML file, or a name: {', '.join(_names())}"
             )
@@ -76,7 +76,7 @@ def find(name: str) -> pathlib.Path:
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-    """What a TOML file says, of whatever kind it is."""
+    """Returns the content of a TOML file of any kind of experiment."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
@@ -86,7 +86,7 @@ def read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def other_trainer(data: dict[str, Any], schema: type[pydantic.BaseModel]) -> str | None:
-    """The command that takes a file which `schema` does not, if there is one."""
+    """Returns the command for which `data` are valid, if `schema` refuses them; otherwise None."""
     if _is_valid(data, schema):
         return None
     return next((name for name, other in TRAINERS.items() if _is_valid(data, other)), None)
@@ -105,7 +105,7 @@ def _names() -> list[str]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`train.steps=20` -> ("train.steps", 20). Values are TOML; what is not TOML is a string."""
+    """`train.steps=20` -> ("train.steps", 20). A value that is not TOML is read as a string."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key or not all(part.isidentifier() for part in key.split(".")):
         raise InputError(

@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a config, told with file, key, value and what is allowed."""
+"""Formats pydantic's errors about a config, with the file, key, value and allowed values."""
 
 import reprlib
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ TYPES = {
 }
 ONE_OF = "literal_error", "enum"
 BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
-SHORT = reprlib.Repr()  # a value as it was given, cut where it is long
+SHORT = reprlib.Repr()  # of a given value; shortens long values
 SHORT.maxstring = SHORT.maxother = 80
 
 
@@ -32,7 +32,7 @@ def explain(
     sources: Mapping[str, str],
     schema: type[pydantic.BaseModel],
 ) -> str:
-    """A line for each key with a mistake. `sources`: the override that each key was given by."""
+    """Returns a line for each invalid key. `sources`: the override that set each key."""
     problems: dict[str, list[Any]] = {}  # a union reports one problem for each of its members
     for problem in error.errors(include_url=False):
         problems.setdefault(_key(problem, data), []).append(problem)
@@ -45,8 +45,8 @@ def explain(
 
 
 def placed(line: str, path: str, sources: Mapping[str, str], *causes: str) -> str:
-    """A line about a mistake, after the file and the override that it is from. `causes`: overrides
-    that may have made it, beside those whose key it names.
+    """Returns a line about an error, after the file and the override that caused the error.
+    `causes`: possible causes, in addition to the overrides whose keys `line` names.
     """
     named = [text for key, text in sources.items() if key in line]
     cause = next(iter((*named, *causes)), None)
@@ -55,8 +55,8 @@ def placed(line: str, path: str, sources: Mapping[str, str], *causes: str) -> st
 
 
 def _key(problem: Any, data: Any) -> str:
-    """The dotted key of a problem: its location in the data, less the names that pydantic gives to
-    a union's members.
+    """Returns the dotted key of a problem: its location in the data, without pydantic's names of a
+    union's members.
     """
     parts: list[str] = []
     for part in problem["loc"]:
@@ -65,7 +65,7 @@ def _key(problem: Any, data: Any) -> str:
             data = data[part]
         elif isinstance(part, str) and isinstance(data, dict):
             if part not in data and problem["type"] != "missing":
-                continue  # of a union
+                continue  # pydantic's name of a union's member
             parts.append(part)
             data = data.get(part)
     return ".".join(parts)
@@ -75,7 +75,7 @@ def _line(key: str, group: list[Any], schema: Any) -> str:
     problem = group[0]
     if problem["type"] == "value_error":
         said = str(problem["ctx"]["error"])
-        return f"{key}: {said}" if said.startswith("got ") else said  # of one value, or of several
+        return f"{key}: {said}" if said.startswith("got ") else said  # one value, or several
     if problem["type"] == "extra_forbidden":
         section, _, _ = key.rpartition(".")
         names = _fields(section, schema)

@@ -1,3 +1,3 @@
-"""What a TOML file of `configs/` may say, by kind of experiment. Imports `experiments.errors`
-alone.
+"""The settings of each kind of experiment, as the TOML files of `configs/` set them. Imports only
+`experiments.errors`.
 """

@@ -1,4 +1,4 @@
-"""The typed experiment of fine-tuning on a GLUE task: that on text, with a task in its place."""
+"""The settings of fine-tuning on a GLUE task: the settings for text, with a task as the data."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -19,17 +19,17 @@ class GlueModel(Model):
 
 
 class GlueData(Data):
-    """`path`: the folder of the GLUE download, with one for each task."""
+    """`path`: the folder of the GLUE download, with a folder for each task."""
 
     path: Path  # pyright: ignore[reportGeneralTypeIssues]  # has a default in `Data`
     task: TaskName
 
 
 class GlueTrain(Train):
-    """`sequence`: tokens of an example, cut or padded. Every validation example is used."""
+    """`sequence`: number of tokens of an example, cut or padded. Evaluation uses all examples."""
 
     sequence: Annotated[int, Field(ge=8, le=LARGEST)]
-    loss_chunk: ClassVar[int] = 1  # there is one loss an example
+    loss_chunk: ClassVar[int] = 1  # each example has one loss
     eval_batches: ClassVar[int] = 0
 
 
@@ -38,7 +38,7 @@ class GlueConfig(Config):
     data: GlueData  # pyright: ignore[reportGeneralTypeIssues]  # has a default in `Config`
     train: GlueTrain
     states: ClassVar[States] = States()  # all on the device
-    sample: ClassVar[Sample] = Sample()  # of which a BERT has none
+    sample: ClassVar[Sample] = Sample()  # a BERT generates no text
 
     @pydantic.model_validator(mode="after")
     def _stays(self) -> Self:

@@ -1,23 +1,21 @@
-"""GLUE's tasks (Wang et al., 2018): the columns that are read of their files, their labels, and
-what is measured.
-"""
+"""GLUE's tasks (Wang et al., 2018): the columns of their files, their labels and their metrics."""
 
 import dataclasses
 from typing import Literal
 
 TaskName = Literal["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE", "WNLI"]
-LOWEST, HIGHEST = 0.0, 5.0  # a regression's scores
+LOWEST, HIGHEST = 0.0, 5.0  # the range of a regression's scores
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """`texts`: the columns of one text or two. `labels`: the classes in order; none: the label is a
-    score.
+    """`texts`: the columns of one text or two. `labels`: the classes in order; empty if the label
+    is a score.
 
-    `columns`: of the labelled files where they have no header. `dev`: the labelled files that are
-    not trained on.
-    `divided`: the download has rows that a line break in a text divides, which cannot be put
-    together again.
+    `columns`: the columns of labelled files without a header. `dev`: the labelled files for
+    validation.
+    `divided`: whether a line break in a text divides some rows of the download. Such rows cannot
+    be joined again.
     """
 
     texts: tuple[str, ...]
@@ -30,7 +28,7 @@ class Task:
 
     @property
     def outputs(self) -> int:
-        """Values of the model's last layer: a score, or one for each class."""
+        """Number of outputs of the model's last layer: one score, or one score for each class."""
         return len(self.labels) or 1
 
 

@@ -1,4 +1,4 @@
-"""The typed experiment of image classification."""
+"""The settings of image classification."""
 
 from typing import Annotated, Literal, Self
 
@@ -10,20 +10,20 @@ from experiments.config.sections import Count, Dtype, Path, Section
 
 
 class Model(Section):
-    """A ResNet. `stem`: "imagenet" divides the resolution by four before the first block, "small"
-    leaves it.
+    """A ResNet. `stem`: "imagenet" divides the resolution by four before the first block; "small"
+    keeps the resolution.
     """
 
     depth: Literal[14, 26, 50]
-    width: Count = 64  # channels after the stem; a stage ends with 4, 8, 16 and 32 times as many
+    width: Count = 64  # channels after the stem; the stages end with 4, 8, 16 and 32 times `width`
     classes: Annotated[int, Field(ge=2, le=sections.LARGEST)]
     stem: Literal["imagenet", "small"]
-    dtype: Dtype = "float32"  # of the computation; parameters are float32 at least
+    dtype: Dtype = "float32"  # dtype of computation; parameters are float32 at least
 
 
 class Data(Section):
-    path: Path | None = None  # of CIFAR or ImageNet; left out: scikit-learn's digits
-    size: Count | None = None  # height and width; left out: the data's own, 224 for ImageNet
+    path: Path | None = None  # folder of CIFAR or ImageNet; default: scikit-learn's digits
+    size: Count | None = None  # height and width; default: the size of the data, 224 for ImageNet
 
 
 class Train(sections.Train):
@@ -38,9 +38,9 @@ class Train(sections.Train):
 
 
 class Optimizer(sections.Optimizer):
-    """`accumulation`: how a batch's microbatches become one step. "scan" adds their gradients up;
-    "multi_steps" is optax.MultiSteps; "adama" is jaxmem.adamaw_a; "none" is AdamW on the whole
-    batch at once.
+    """`accumulation`: the update from a batch's microbatches. "scan" sums their gradients;
+    "multi_steps" is optax.MultiSteps; "adama" is jaxmem.adamaw_a; "none" is one update from the
+    whole batch.
     """
 
     accumulation: Literal["none", "multi_steps", "scan", "adama"] = "scan"

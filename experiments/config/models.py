@@ -8,7 +8,7 @@ from pydantic import Field
 from experiments.config import sections
 from experiments.config.sections import Count, Dtype, Positive, Probability, Section
 
-OWNERS = {  # keys that some kinds of models have alone
+OWNERS = {  # keys that only some kinds of models have
     **dict.fromkeys(("dropout", "attention_dropout"), ("gpt", "bert")),
     "activation": ("gpt",),
     **dict.fromkeys(("kv_heads", "hidden", "rope_base", "tied"), ("llama",)),
@@ -16,35 +16,35 @@ OWNERS = {  # keys that some kinds of models have alone
 
 
 class Model(Section):
-    """GPT-2's architecture: pre-layer-norm, learned positions, biases, the head tied to the
-    embedding; BERT's; or Llama's: RMS norms, rotary positions, grouped queries, SwiGLU, no biases.
+    """The architecture of GPT-2 (pre-layer-norm, learned positions, biases, the head tied to the
+    embedding), BERT, or Llama (RMS norms, rotary positions, grouped queries, SwiGLU, no biases).
     """
 
     kind: Literal["gpt", "bert", "llama"] = "gpt"
     layers: Count
     width: Count
     heads: Count
-    # Text is read as bytes; a larger vocabulary only has its size.
+    # Text is read as bytes. A larger vocabulary has tokens that no text contains.
     vocab: Annotated[int, Field(ge=256, le=sections.LARGEST)] = 256
-    dropout: Probability = 0.0  # of both residual branches
+    dropout: Probability = 0.0  # dropout of both residual branches
     attention_dropout: Probability = 0.0
-    activation: Literal["gelu", "relu"] = "gelu"  # a GPT's; OPT is a GPT with relu
-    kv_heads: Count | None = None  # a Llama's heads of keys and values; left out: as many as heads
-    hidden: Count | None = None  # features between a Llama's gate and down; left out: 4 * width
-    rope_base: Positive = 10_000.0  # a Llama's: pair i turns by rope_base ** (-2 i / K) a position
+    activation: Literal["gelu", "relu"] = "gelu"  # activation of a GPT; OPT is a GPT with relu
+    kv_heads: Count | None = None  # heads of keys and values in a Llama; default: `heads`
+    hidden: Count | None = None  # features between a Llama's gate and down; default: 4 * width
+    rope_base: Positive = 10_000.0  # in a Llama, position s rotates pair i by s * base^(-2 i / K)
     tied: bool = False  # whether a Llama's head is its embedding
     attention: Literal["materialized", "fused"] = "materialized"
-    dtype: Dtype = "float32"  # of the computation; parameters are float32 at least
-    loop: Literal["scan", "stack"] = "scan"  # over the layers: jax.lax.scan, or jaxmem.stack
+    dtype: Dtype = "float32"  # dtype of computation; parameters are float32 at least
+    loop: Literal["scan", "stack"] = "scan"  # layer loop: jax.lax.scan, or jaxmem.stack
 
     @property
     def shared_width(self) -> int:
-        """Features of a Llama's keys at a position, and of its values."""
+        """Number of features of a Llama's keys at one position; the values have as many."""
         return self.width // self.heads * (self.kv_heads or self.heads)
 
     @property
     def hidden_width(self) -> int:
-        """Features between a Llama's gate and down."""
+        """Number of features between a Llama's gate and down."""
         return self.hidden or 4 * self.width
 
     @pydantic.model_validator(mode="after")

@@ -1,7 +1,5 @@
-"""What the kinds of experiments have in common: values that a setting may take, and the sections
-`train` and `optimizer`.
-
-Strict: no unknown keys, no conversions, no nan.
+"""Common settings of all experiments: the types of settings, and the sections `train` and
+`optimizer`. Sections allow no unknown keys, no conversions and no nan.
 """
 
 from typing import Annotated, Literal, Self
@@ -33,16 +31,16 @@ class Section(pydantic.BaseModel):
 
 
 class Train(Section):
-    """How long, and on how much at once. `batch` is divided into `microbatches` of equal size."""
+    """The number of steps, and the size of a batch. `microbatches` divide a batch equally."""
 
     steps: Count
     batch: Count
     microbatches: Count = 1
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    log_every: Count = 10  # steps between lines where standard error is no terminal
-    eval_batches: Count = 16  # at most, spread evenly
+    log_every: Count = 10  # steps between log lines if standard error is no terminal
+    eval_batches: Count = 16  # largest number of evaluation batches, spread evenly over the data
     save_every: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 300.0  # seconds
-    tensorboard: bool = False  # rows for TensorBoard too
+    tensorboard: bool = False  # also write rows for TensorBoard
 
     @pydantic.model_validator(mode="after")
     def _divides(self) -> Self:
@@ -55,9 +53,9 @@ class Train(Section):
 
 
 class Optimizer(Section):
-    """The rate rises over `warmup` steps, then falls as a cosine to `final_ratio` of itself at the
-    last step. `name`: AdamW; Lion, without `epsilon`; or SGD with the momentum `beta1`.
-    `second_moment`: that of `jaxmem.adama`, where microbatches are folded.
+    """The rate rises over `warmup` steps, then falls as a cosine to `final_ratio` of its peak at
+    the last step. `name`: AdamW; Lion, without `epsilon`; or SGD with the momentum `beta1`.
+    `second_moment`: the argument of `jaxmem.adama`, for folded microbatches.
     """
 
     name: Literal["adamw", "lion", "sgd"] = "adamw"
@@ -72,7 +70,7 @@ class Optimizer(Section):
 
 
 def refuse_folding(optimizer: Optimizer, way: str) -> None:
-    """Raises ValueError where a way of accumulation is AdamA, and the optimizer is another."""
+    """Raises ValueError unless the optimizer is AdamW, since AdamA accumulates (`way`)."""
     if optimizer.name != "adamw":
         raise ValueError(
             f"optimizer.name: got {optimizer.name!r}; allowed with {way}: 'adamw', since"
@@ -81,7 +79,7 @@ def refuse_folding(optimizer: Optimizer, way: str) -> None:
 
 
 def refuse_rows(optimizer: Optimizer, folds: bool) -> None:
-    """Raises ValueError where a row ratio is asked for, and microbatches are not folded."""
+    """Raises ValueError if a row ratio is requested and microbatches are not folded (`folds`)."""
     if optimizer.second_moment == "row" and not folds:
         raise ValueError(
             "optimizer.second_moment: got 'row'; allowed where microbatches are folded into AdamW's"
@@ -90,13 +88,13 @@ def refuse_rows(optimizer: Optimizer, folds: bool) -> None:
 
 
 class Trained(Section):
-    """An experiment that trains. Kinds of experiments narrow both sections, and add their own."""
+    """An experiment that trains. Each kind of experiment narrows both sections, and adds more."""
 
     train: Train
     optimizer: Optimizer
 
     def of_size(self, batch: int | None) -> Self:
-        """This config with another `train.batch`; None leaves it."""
+        """Returns the config with `batch` as `train.batch`, unchanged if None."""
         if batch is None:
             return self
         return self.model_copy(update={"train": self.train.model_copy(update={"batch": batch})})

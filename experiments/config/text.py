@@ -1,4 +1,4 @@
-"""The typed experiment of a GPT, Llama or BERT on text: what its file in `configs/` may say."""
+"""The settings of a GPT, Llama or BERT on text."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -10,10 +10,10 @@ from experiments.config.models import Model
 from experiments.config.sections import Count, Path, Positive, Probability, Section, Text
 from jaxmem.plans import Action
 
-ActionName = Annotated[Action, Field(strict=False)]  # from its name
+ActionName = Annotated[Action, Field(strict=False)]  # strict=False reads an action from its name
 Decision = Literal["actions", "states", "sharding"]
-CAUSAL = "gpt", "llama"  # models that go on with a text
-Size = int | float | Text  # of memory, as `jaxmem.plan` reads it
+CAUSAL = "gpt", "llama"  # models that continue a text
+Size = int | float | Text  # a memory size, as `jaxmem.plan` reads it
 CodecNames = Text | Annotated[list[Text], Field(min_length=1)]
 PolicyName = Literal[
     "plan",
@@ -39,11 +39,11 @@ PolicyName = Literal[
 
 
 class Data(Section):
-    path: Path | None = None  # a text file or a folder; left out: the standard library
+    path: Path | None = None  # a text file or a folder; default: the standard library
 
 
 class Train(sections.Train):
-    """`sequence`: tokens of an example. `loss_chunk`: positions whose logits are alive at once."""
+    """`sequence`: tokens of an example. `loss_chunk`: positions whose logits are live at once."""
 
     sequence: Count
     loss_chunk: Count
@@ -59,12 +59,13 @@ class Train(sections.Train):
 
 
 class Optimizer(sections.Optimizer):
-    """`accumulation`: how a batch's microbatches become one step. "scan" adds their gradients up,
-    "in_place" each layer's in the backward; "multi_steps" is optax.MultiSteps; "adama" folds each
-    microbatch's whole gradient into the moments, "released" each layer's in the backward, where
-    other optimizers than AdamW update the layer with one microbatch.
-    `clip`: of the batch's gradient, and of each microbatch's in AdamA. "component", released alone,
-    is each layer's norm.
+    """`accumulation`: the update from a batch's microbatches. "scan" sums their gradients;
+    "in_place" adds each layer's gradient to the sum in the backward; "multi_steps" is
+    optax.MultiSteps; "adama" folds each microbatch's gradient into the moments; "released" folds
+    each layer's gradient in the backward. With one microbatch, "released" updates the layer there
+    by any optimizer.
+    `clip`: clipping of the batch's gradient; AdamA clips each microbatch's gradient. "component",
+    for "released" only, clips each layer's norm.
     """
 
     accumulation: Literal["scan", "in_place", "multi_steps", "adama", "released"] = "scan"
@@ -75,8 +76,8 @@ class Optimizer(sections.Optimizer):
 
 
 class Sample(Section):
-    """What a GPT or a Llama writes once it is trained: `length` bytes, each drawn by the model's
-    probabilities at `temperature`; at 0, the likeliest.
+    """A text from the trained GPT or Llama: `length` bytes, sampled by the model's probabilities at
+    `temperature`. At temperature 0, each byte is the likeliest.
     """
 
     length: Annotated[int, Field(ge=0, le=sections.LARGEST)] = 200
@@ -84,14 +85,14 @@ class Sample(Section):
 
 
 class Plan(Section):
-    """What `jaxmem.plan` is asked for. Left out, `budget` is the target's usable memory; "none"
-    trains without a plan, everything kept.
+    """The arguments of `jaxmem.plan`. The default `budget` is the target's usable memory; "none"
+    trains without a plan, with everything kept.
 
-    `codecs`: a codec for every tag that names none, or for each kind of tensor one or several.
-    `batch`: the plan chooses `train.batch`, the largest that fits or the fastest, among `sizes`.
-    `decide`: "actions", and "states" beside it where the plan says which layers' states stay on the
-    device too; "sharding" beside both, where it says what several devices divide.
-    `rectify`: count outliers while training, and plan anew where they ask for it.
+    `codecs`: a codec for every tag without a codec, or codecs for each kind of tensor.
+    `batch`: the plan chooses `train.batch` among `sizes`, the largest that fits or the fastest.
+    `decide`: "actions"; "states" in addition if the plan also chooses the layers whose states
+    remain on the device; "sharding" in addition to both if it also chooses what devices divide.
+    `rectify`: count outliers while training, and plan again if the counts require a new plan.
     `explain`: compile the step and everything kept once more, and show their memory on the page.
     """
 
@@ -100,16 +101,16 @@ class Plan(Section):
     target: Text = "local"
     actions: Annotated[list[ActionName], Field(min_length=1)] | Literal["all", "lossless"] = "all"
     codecs: CodecNames | dict[str, CodecNames] | None = None
-    path: Path | None = None  # train under the plan of this file
+    path: Path | None = None  # the file of a plan to train under
     rectify: bool = False
     explain: bool = False
     batch: Literal["max", "fastest"] | None = None
-    sizes: Annotated[list[Count], Field(min_length=1)] | None = None  # left out: all that divide
-    decide: list[Decision] | None = None  # left out: actions alone
+    sizes: Annotated[list[Count], Field(min_length=1)] | None = None  # default: all that divide
+    decide: list[Decision] | None = None  # default: only actions
 
     @property
     def decided(self) -> list[Decision]:
-        """What the plan decides."""
+        """The decisions of the plan."""
         return ["actions"] if self.decide is None else self.decide
 
     @property
@@ -128,15 +129,15 @@ class Plan(Section):
 
 
 class Remat(Section):
-    """What the layers' checkpoint keeps: "plan" asks jaxmem; the others are what is done without it
-    (running/policies.py).
+    """The policy of the layers' checkpoints: "plan" is a plan of jaxmem; the other policies are
+    alternatives without jaxmem (`running/policies.py`).
 
-    "every_k" and "estimator" search for what fits `plan.budget`; every other named policy takes the
-    bytes it takes.
+    "every_k" and "estimator" search for a policy within `plan.budget`. Every other named policy
+    ignores the budget.
     """
 
     policy: PolicyName = "plan"
-    every_k: Count | None = None  # which layers "every_k" recomputes; left out: as few as fit
+    every_k: Count | None = None  # "every_k" recomputes every k-th layer; default: as few as fit
 
     @pydantic.model_validator(mode="after")
     def _belongs(self) -> Self:
@@ -153,10 +154,10 @@ class Remat(Section):
 
 
 class States(Section):
-    """Where the layers' parameters and moments lie: of the first `persist` layers on the device, of
-    the others in the host's pinned memory, from which a released step copies them a layer at a
-    time. `copies`, `buffers` and `outer_moments` are those of a released step's `split`. Left out:
-    all on the device, or where a plan puts them whose `plan.decide` has "states".
+    """Where the layers' parameters and moments are stored: for the first `persist` layers on the
+    device, for the other layers in pinned host memory, from which a released step copies one layer
+    at a time. `copies`, `buffers` and `outer_moments` are arguments of a released step's `split`.
+    Default: on the device, or as the plan decides if `plan.decide` has "states".
     """
 
     persist: Annotated[int, Field(ge=0, le=sections.LARGEST)] | None = None
@@ -166,7 +167,9 @@ class States(Section):
 
     @property
     def where(self) -> dict[str, Any] | None:
-        """The arguments of a released step's `split`, by name; None for all on the device."""
+        """The arguments of a released step's `split`, by name; None if all states are on the
+        device.
+        """
         return None if self.persist is None else self.model_dump()
 
     @pydantic.model_validator(mode="after")
@@ -192,16 +195,16 @@ class Config(sections.Trained):
 
     @property
     def sampled(self) -> int:
-        """How many bytes are sampled at the end: none of a model that is not causal."""
+        """Number of bytes to sample after training: 0 for a model that is not causal."""
         return self.sample.length if self.model.kind in CAUSAL else 0
 
     @property
     def streams(self) -> bool:
-        """Whether states of layers may lie in host memory."""
+        """Whether states of layers may be stored in host memory."""
         return self.states.persist is not None or "states" in self.plan.decided
 
     def placed_by(self, plan) -> Self:
-        """This config with its states where a plan puts them, if it does."""
+        """Returns the config with the states placed as by `plan`, unchanged if it places none."""
         if plan is None or plan.places is None:
             return self
         return self.model_copy(update={"states": States(**plan.places.split)})

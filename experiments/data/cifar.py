@@ -1,5 +1,5 @@
-"""CIFAR-10's and CIFAR-100's folders as they are distributed: pickles of Python 2, read without
-running their code.
+"""Reads the distributed folders of CIFAR-10 and CIFAR-100: pickles of Python 2, read without
+running code from them.
 """
 
 import pathlib
@@ -15,7 +15,7 @@ Side = tuple[np.ndarray, np.ndarray]  # uint8 (N, 32, 32, 3), int32 (N,)
 
 
 def cifar_10(folder: pathlib.Path) -> tuple[Side, Side, int]:
-    """Training images, test images, and how many classes there are."""
+    """Returns training images, test images, and the number of classes."""
     classes = _names(folder / "batches.meta", b"label_names")
     parts = [_side(folder / f"data_batch_{i}", b"labels", classes) for i in range(1, 6)]
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts))
@@ -23,28 +23,26 @@ def cifar_10(folder: pathlib.Path) -> tuple[Side, Side, int]:
 
 
 def cifar_100(folder: pathlib.Path) -> tuple[Side, Side, int]:
-    """The same with the fine labels."""
+    """Returns training images and test images with the fine labels, and the number of classes."""
     classes = _names(folder / "meta", b"fine_label_names")
     train, test = (_side(folder / side, b"fine_labels", classes) for side in ("train", "test"))
     return train, test, classes
 
 
 class Dtype:
-    """What stands for a NumPy dtype: its name. What else the pickle says of it could make NumPy
-    read bytes as pointers.
+    """Replaces a NumPy dtype by its name. The rest of a pickled dtype could make NumPy read bytes
+    as pointers.
     """
 
     def __init__(self, name, *_):
         self.name = name.decode("ascii", "replace") if isinstance(name, bytes) else str(name)
 
     def __setstate__(self, state):
-        """Byte order and flags, which an unsigned byte has none of."""
+        """Ignores byte order and flags: an unsigned byte has neither."""
 
 
 class Array:
-    """What stands for a NumPy array: the state that the pickle gives it, looked at before NumPy
-    sees it.
-    """
+    """Replaces a NumPy array by its pickled state, which is checked before NumPy reads it."""
 
     state: Any = None
 
@@ -55,7 +53,7 @@ class Array:
         self.state = state
 
     def value(self) -> np.ndarray:
-        """The array of unsigned bytes. Raises ValueError if it is none."""
+        """Returns the array of unsigned bytes. Raises ValueError for any other state."""
         if not isinstance(self.state, tuple) or len(self.state) != 5:
             raise ValueError("an array without its values")
         _, shape, dtype, by_columns, data = self.state
@@ -75,14 +73,14 @@ STANDS_FOR = {
     ("numpy", "ndarray"): Array,
     ("numpy", "dtype"): Dtype,
 }
-BROKEN = (  # what reading a pickle raises of bytes that are none
+BROKEN = (  # the errors of unpickling bytes that are no pickle
     pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, ImportError, LookupError,
     MemoryError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
 
 
 class Arrays(pickle.Unpickler):
-    """Looks up nothing: a pickle may name any function, and call it. Arrays are stood for."""
+    """Replaces arrays and looks up no other name: a pickle may name and call any function."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in STANDS_FOR:

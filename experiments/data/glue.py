@@ -1,8 +1,8 @@
-"""Files of the GLUE download: a folder for each task, in it train.tsv, dev.tsv and test.tsv,
+"""Reads the GLUE download. Each task has a folder with train.tsv, dev.tsv and test.tsv:
 tab-separated, unquoted.
 
-MNLI has dev_matched.tsv and dev_mismatched.tsv, and test files named likewise. Test files have no
-labels.
+MNLI has dev_matched.tsv, dev_mismatched.tsv, test_matched.tsv and test_mismatched.tsv. Test files
+have no labels.
 """
 
 import dataclasses
@@ -18,27 +18,27 @@ from experiments.config.glue_tasks import HIGHEST, LOWEST, TASKS, Task, TaskName
 from experiments.errors import InputError
 
 BOM = b"\xef\xbb\xbf"
-LAYOUT = "the folder of the GLUE download, with one for each task"
+LAYOUT = "the folder of the GLUE download, with a folder for each task"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Examples:
-    """N examples. `texts`: UTF-8, one or two of each. `labels`: classes, int32 (N,), or scores,
-    float32 (N,).
+    """N examples. `texts`: one or two texts in UTF-8 for each example. `labels`: classes, int32
+    (N,), or scores, float32 (N,).
     """
 
     texts: Sequence[tuple[bytes, ...]]
-    labels: np.ndarray | None  # None: of a test file
+    labels: np.ndarray | None  # None for a test file
 
     def __len__(self) -> int:
         return len(self.texts)
 
 
 def read(path: str, name: TaskName, side: str) -> Examples:
-    """The examples of `path`/`name`/`side`.tsv. Raises InputError with file and line for what is
-    not a GLUE file's.
+    """Returns the examples of `path`/`name`/`side`.tsv. Raises InputError with file and line if
+    the file is no GLUE file.
 
-    Columns are found by their names; others are passed over.
+    Columns are found by their names; other columns are ignored.
     """
     task, labelled = TASKS[name], not side.startswith("test")
     file = _file(pathlib.Path(path), name, side)
@@ -87,8 +87,8 @@ def _file(path: pathlib.Path, name: str, side: str) -> pathlib.Path:
 
 
 def _lines(file: pathlib.Path) -> Iterator[tuple[int, list[bytes]]]:
-    """Numbers and fields of the lines that are not empty. A text may hold any other line break that
-    Unicode knows.
+    """Yields the number and the fields of each line that is not empty. Only newlines end a line: a
+    text may contain Unicode's other line breaks.
     """
     try:
         content = file.read_bytes().removeprefix(BOM)

@@ -1,7 +1,7 @@
-"""Images with a class each: scikit-learn's digits, CIFAR's or ImageNet's folder, each in its
+"""Images with one class each: scikit-learn's digits, or a folder of CIFAR or ImageNet in its
 standard layout.
 
-Shapes: N images, B of a batch, H height, W width; three channels, gray repeated.
+Shapes: N images, B images of a batch, H height, W width; three channels, equal for gray images.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from PIL import Image
 from experiments.data.cifar import cifar_10, cifar_100
 from experiments.errors import InputError
 
-VALIDATION = 0.2  # of the digits
+VALIDATION = 0.2  # share of the digits
 SUFFIXES = {".jpg", ".jpeg", ".png"}
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 LAYOUTS = (
@@ -29,11 +29,11 @@ LAYOUTS = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-    """Images that are read when they are asked for: `split[indices]` is a batch."""
+    """Images that are read on access: `split[indices]` is a batch."""
 
     labels: np.ndarray  # int32 (N,)
     pixels: Callable[[np.ndarray], np.ndarray]  # indices (B,) -> float32 (B, H, W, 3), from 0 to 1
-    mean: np.ndarray  # float32 (3,), of the training images
+    mean: np.ndarray  # float32 (3,), over the training images
     std: np.ndarray
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """`shape`: of one image, (H, W, 3). `source` says where they are from."""
+    """`shape`: the shape of one image, (H, W, 3). `source`: a description of the data."""
 
     train: Split
     validation: Split
@@ -58,10 +58,11 @@ class Images:
 
 
 def read(path: str | None, size: int | None = None) -> Images:
-    """The images of `path` (None: scikit-learn's digits, shuffled, the last 20 % for validation).
+    """Returns the images of `path` (None: scikit-learn's digits, shuffled, the last 20 % for
+    validation).
 
-    `size`: height and width, ImageNet's to choose (224): the shorter side is resized to 8/7 of it,
-    the centre is kept.
+    `size`: height and width; only ImageNet allows a choice (default: 224). Each image is resized
+    until its shorter side is 8/7 of `size`, and cropped to the centre.
     """
     if path is None:
         return _sized(_digits(), size)
@@ -81,8 +82,8 @@ def read(path: str | None, size: int | None = None) -> Images:
 
 
 def sample(split: Split, seed: int, step: int, batch: int) -> dict[str, np.ndarray]:
-    """Batch number `step`: the same for the same numbers whatever was drawn before; an epoch has
-    each image once.
+    """Returns batch number `step`, a function of the arguments only. Each epoch has each image
+    once.
 
     images, float32 (B, H, W, 3), standardized by the training images; labels, int32 (B,).
     """
@@ -97,8 +98,8 @@ def _order(seed: int, epoch: int, n: int) -> np.ndarray:
 
 
 def windows(split: Split, batches: int, batch: int) -> Iterator[dict[str, np.ndarray]]:
-    """Up to `batches` batches, for evaluation: images spread evenly, none twice, so that the last
-    batch may be short.
+    """Returns up to `batches` batches for evaluation: distinct images, spread evenly over `split`.
+    The last batch may be short.
     """
     chosen = np.linspace(0, len(split) - 1, min(batches * batch, len(split))).round().astype(int)
     return (split[chosen[i : i + batch]] for i in range(0, len(chosen), batch))
@@ -120,7 +121,7 @@ def _digits() -> Images:
     gray = np.asarray(flat, np.float32).reshape(-1, 8, 8, 1).repeat(3, -1) * np.float32(255 / 16)
     order = np.random.default_rng(0).permutation(
         len(gray)
-    )  # whatever the experiment's seed: the same for all
+    )  # one split for all experiments, whatever their seeds
     train, validation = np.split(order, [round((1 - VALIDATION) * len(gray))])
     of = lambda side: (gray[side], np.asarray(labels, np.int32)[side])
     return _in_memory(
@@ -129,11 +130,11 @@ def _digits() -> Images:
 
 
 def _in_memory(train, validation, classes: int, source: str) -> Images:
-    """Of (images (N, H, W, 3) from 0 to 255, labels (N,)) twice."""
+    """Makes Images from two pairs of images (N, H, W, 3), from 0 to 255, and labels (N,)."""
     mean = train[0].mean((0, 1, 2), dtype=np.float64).astype(np.float32) / 255
     std = np.maximum(
         train[0].std((0, 1, 2), dtype=np.float64).astype(np.float32) / 255, 1e-3
-    )  # of a single colour
+    )  # the deviation is 0 if all images have one colour
 
     def split(images: np.ndarray, labels: np.ndarray) -> Split:
         return Split(labels, lambda indices: images[indices].astype(np.float32) / 255, mean, std)
@@ -191,11 +192,11 @@ def _decoded(paths: Sequence[pathlib.Path], size: int) -> np.ndarray:
 
 
 def _image(path: pathlib.Path, size: int) -> np.ndarray:
-    """float32 (size, size, 3), from 0 to 1."""
+    """Returns the image as float32 (size, size, 3), from 0 to 1."""
     try:
         with Image.open(path) as file:
             image = file.convert("RGB")
-    except Exception as error:  # Pillow raises what its decoders do
+    except Exception as error:  # Pillow raises any error of its decoders
         raise InputError(
             f"data.path: cannot read {path}: {error}; allowed: a JPEG or PNG image"
         ) from error

@@ -1,5 +1,5 @@
-"""Text as bytes: the standard library's sources, or any file or folder, split into train and
-validation.
+"""Reads text as bytes from Python's standard library, a file or a folder, and divides it into
+training and validation text.
 """
 
 import dataclasses
@@ -12,14 +12,14 @@ import numpy as np
 
 from experiments.errors import InputError
 
-VALIDATION = 0.07  # of the files
-NUL = b"\0"  # in no text, but in nearly everything else
+VALIDATION = 0.07  # share of the files
+NUL = b"\0"  # in no text, but in nearly all other files
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """`train` and `validation`: uint8, one dimension. `source` says where they are from."""
+    """`train` and `validation`: uint8, one dimension. `source`: a description of the data."""
 
     train: np.ndarray
     validation: np.ndarray
@@ -27,8 +27,8 @@ class Text:
 
 
 def read(path: str | None, sequence: int) -> Text:
-    """The text of `path` (None: Python's standard library), with at least `sequence` + 1 bytes on
-    either side.
+    """Returns the text of `path` (None: Python's standard library): at least `sequence` + 1 bytes
+    for training, and as many for validation.
     """
     if path is None:
         folder = pathlib.Path(sysconfig.get_path("stdlib"))
@@ -49,8 +49,8 @@ def read(path: str | None, sequence: int) -> Text:
 
 
 def in_validation(relative: str) -> bool:
-    """Whether a file is for validation: a hash of its path below the folder, so that adding files
-    moves none.
+    """Whether a file is for validation. A hash of its path within the folder decides, so that new
+    files move no other file.
     """
     digest = hashlib.sha256(relative.encode(errors="surrogateescape")).digest()
     return int.from_bytes(digest[:8], "big") < VALIDATION * 2**64
@@ -95,16 +95,14 @@ def _bytes(path: pathlib.Path) -> bytes:
 
 
 def sample(text: np.ndarray, seed: int, step: int, batch: int, sequence: int) -> np.ndarray:
-    """Batch number `step`: int32 (batch, sequence + 1), the same for the same numbers whatever was
-    drawn before.
-    """
+    """Returns batch number `step`, int32 (batch, sequence + 1), a function of the arguments."""
     starts = np.random.default_rng((seed, step)).integers(0, len(text) - sequence, batch)
     return text[starts[:, None] + np.arange(sequence + 1)].astype(np.int32)
 
 
 def windows(text: np.ndarray, batches: int, batch: int, sequence: int) -> list[np.ndarray]:
-    """Up to `batches` batches spread evenly over `text`, for evaluation: int32 (batch, sequence +
-    1) each.
+    """Returns up to `batches` batches for evaluation, each int32 (batch, sequence + 1), spread
+    evenly over `text`.
     """
     starts = (
         np.linspace(0, len(text) - sequence - 1, batches * batch)

@@ -1,7 +1,7 @@
-"""Examples as BERT reads them: [CLS] text [SEP], or [CLS] text [SEP] text [SEP], then [PAD]; and
-batches of them.
+"""Encodes examples for BERT, as [CLS] text [SEP] or [CLS] text [SEP] text [SEP], then [PAD]; and
+makes batches of them.
 
-Text is bytes, 0 to 255; the other tokens follow.
+The tokens 0 to 255 are bytes of text; the special tokens follow.
 Shapes: B batch, S sequence.
 """
 
@@ -17,11 +17,11 @@ VOCAB = PAD + 1
 
 
 def encode(texts: tuple[bytes, ...], sequence: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens, int32 (S,), and segments: 0 to the first [SEP], 1 after it to the second, 0 of
-    padding.
+    """Returns tokens and segments, each int32 (S,). The segment is 0 up to the first [SEP], 1 from
+    there to the second [SEP], and 0 for padding.
 
-    What is too long loses its end, of two texts the longer one's, a byte at a time, as in Devlin et
-    al.'s code.
+    A text that is too long is cut at its end. Of two texts, the longer one is cut byte by byte, as
+    in Devlin et al.'s code.
     """
     tokens, segments = np.full(sequence, PAD, np.int32), np.zeros(sequence, np.int32)
     tokens[0], end = CLS, 1
@@ -41,7 +41,7 @@ def _shortened(texts: tuple[bytes, ...], room: int) -> tuple[bytes, ...]:
 
 
 def batch(examples: Examples, indices: np.ndarray, sequence: int) -> dict[str, np.ndarray]:
-    """tokens and segments, int32 (B, S); labels (B,), if the examples have them."""
+    """Returns tokens and segments, int32 (B, S), and labels (B,) if the examples have labels."""
     tokens, segments = zip(*(encode(examples.texts[i], sequence) for i in indices))
     made = {"tokens": np.stack(tokens), "segments": np.stack(segments)}
     return made if examples.labels is None else made | {"labels": examples.labels[indices]}
@@ -50,8 +50,8 @@ def batch(examples: Examples, indices: np.ndarray, sequence: int) -> dict[str, n
 def sample(
     examples: Examples, seed: int, step: int, size: int, sequence: int
 ) -> dict[str, np.ndarray]:
-    """Batch number `step`, from 1: the same whatever was drawn before; an epoch has each example
-    once.
+    """Returns batch number `step`, from 1, a function of the arguments only. Each epoch has each
+    example once.
     """
     epochs, places = np.divmod((step - 1) * size + np.arange(size), len(examples))
     chosen = [_order(seed, int(e), len(examples))[places[epochs == e]] for e in np.unique(epochs)]
@@ -64,6 +64,6 @@ def _order(seed: int, epoch: int, n: int) -> np.ndarray:
 
 
 def batches(examples: Examples, size: int, sequence: int) -> Iterator[dict[str, np.ndarray]]:
-    """All examples in their order; the last batch may be short."""
+    """Returns batches of all examples in order. The last batch may be short."""
     indices = np.arange(len(examples))
     return (batch(examples, indices[i : i + size], sequence) for i in range(0, len(examples), size))

@@ -1,3 +1,3 @@
-"""Everything that jaxmem claims of a GPU, or of a TPU, measured on one:
-python -m experiments.gpu_check --out DIR [--part NAME].
+"""Measures jaxmem's claims about GPUs and TPUs on a device, and writes a file of results for each
+part: python -m experiments.gpu_check --out DIR [--part NAME].
 """

@@ -1,10 +1,9 @@
 """python -m experiments.gpu_check --out DIR [--part NAME ...] [--small]: measures a GPU part by
 part into DIR.
 
-For a machine with one GPU and no network. Each part writes DIR/NAME.json row by row and stays under
---limit seconds; a part that was cut goes on where it stopped when the command is given again.
---small rehearses on a CPU. Exit codes: 0; 1 if a point failed or is missing; 2 for input that
-cannot be used.
+For a machine with one GPU and no network. Each part writes DIR/NAME.json row by row and takes less
+than --limit seconds. The same command resumes a stopped part. --small rehearses on a CPU. Exit
+codes: 0; 1 if a point failed or is missing; 2 for input that cannot be used.
 """
 
 import argparse
@@ -74,7 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_folder(out: str) -> pathlib.Path:
-    """`out` as a path, if results can be written there; creates nothing."""
+    """Returns `out` as a path. Raises InputError if results cannot be written there. Creates
+    nothing.
+    """
     path = pathlib.Path(out)
     place = next(p for p in (path.absolute(), *path.absolute().parents) if os.path.exists(p))
     if not place.is_dir() or not os.access(place, os.W_OK):

@@ -1,5 +1,5 @@
-"""The process that measures: a part's points one after the other, until one fails, time is up, or
-all are there.
+"""The measuring process: measures the points of a part in order, until a point fails, time is up,
+or all points are measured.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from experiments.gpu_check.settings import Settings
 UNFINISHED, AGAIN = (
     4,
     5,
-)  # exit codes: no time for the next point; the next point wants a fresh process
+)  # exit codes: no time for the next point; the next point needs a new process
 
 
 def main(text: str) -> int:
@@ -55,7 +55,7 @@ def main(text: str) -> int:
 
 
 def measured(part, point: str, settings: Settings, rows: dict[str, dict]) -> dict:
-    """The point's row; what went wrong is a row as well."""
+    """Returns the row of a point. An error is a row too."""
     begun = time.perf_counter()
     try:
         row = part.measure(point, settings, rows)
@@ -66,7 +66,7 @@ def measured(part, point: str, settings: Settings, rows: dict[str, dict]) -> dic
 
 
 def _end_with_parent() -> None:
-    """Whoever started this may be killed; the device must then be free for the next run."""
+    """Ends this process if its parent is killed, so that the device is free for the next run."""
     parent = os.getppid()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""What the parts share: where they run, times by the clock, quartiles."""
+"""Common code of the parts: the description of the machine, wall-clock times, quartiles."""
 
 import importlib.metadata
 import os
@@ -34,7 +34,7 @@ PACKAGES = (
 
 
 def about(settings: Settings) -> dict:
-    """Versions, device and driver. Raises InputError on a CPU, unless it is a rehearsal."""
+    """Returns versions, device and driver. Raises InputError on a CPU unless `settings.small`."""
     device = jax.local_devices()[0]
     if device.platform == "cpu" and not settings.small:
         raise InputError("JAX sees no GPU or TPU here; --small rehearses on a CPU")
@@ -56,7 +56,7 @@ def about(settings: Settings) -> dict:
 
 
 def driver() -> str | None:
-    """The GPU driver's version, where something here tells it."""
+    """Returns the version of the GPU driver; None if unknown."""
     try:
         asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         done = subprocess.run(asked, capture_output=True, encoding="utf-8", check=True, timeout=20)
@@ -72,8 +72,8 @@ def driver() -> str | None:
 
 
 def check_cache() -> None:
-    """Stops reading compiled programs back, if what is read back no longer tells its bytes: plans
-    rest on those.
+    """Disables the cache of compiled programs if a cached program reports other bytes than a
+    compiled one. Plans depend on these bytes.
     """
     here = getattr(jax.config, "jax_compilation_cache_dir", None)
     if here is None:
@@ -94,14 +94,14 @@ def check_cache() -> None:
         except (
             jax.errors.JaxRuntimeError,
             AttributeError,
-        ):  # it cannot be read back, or tells no bytes at all
+        ):  # the cached program cannot be read, or reports no bytes
             sound = False
     jax.config.update("jax_compilation_cache_dir", here if sound else None)
     reset_cache()
 
 
 def reset_cache() -> None:
-    """A cache is opened once; a change of folder is seen after this alone."""
+    """Closes JAX's compilation cache. JAX opens the cache once, so a new folder needs this call."""
     from jax.experimental.compilation_cache import compilation_cache
 
     compilation_cache.reset_cache()
@@ -109,8 +109,8 @@ def reset_cache() -> None:
 
 
 def seconds_of(run: Callable[[], Any], least: int = 10, most_seconds: float = 1.0) -> list[float]:
-    """Seconds of each call until the device is done; the first two calls, which compile and warm
-    up, are left out.
+    """Returns the seconds of each call, until the device is done. Two earlier calls, which compile
+    and warm up, do not count.
     """
     for _ in range(2):
         jax.block_until_ready(run())
@@ -133,7 +133,7 @@ def quartiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def normal(shape: tuple[int, ...], dtype, seed: int = 0) -> jax.Array:
-    """Ordinary numbers, made on the device: zeros are faster than what a model holds."""
+    """Returns normal numbers, made on the device. Zeros would be faster than a model's values."""
     make = jax.jit(
         lambda: jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
     )

@@ -1,5 +1,5 @@
-"""A part's file: rows by point, each written at once, and which point is being measured, so that a
-part can go on.
+"""The file of a part. It has a row for each point, written at once, and the name of the running
+point, so that a stopped part can resume.
 """
 
 import json
@@ -10,12 +10,12 @@ from typing import Any
 from experiments.errors import InputError
 from jaxmem.runs import write_whole
 
-MOST_CUTS = 2  # a point that was cut so often is given up
-SAME = ("small", "versions", "device")  # results are of one machine and its software
+MOST_CUTS = 2  # number of interruptions after which a point fails
+SAME = ("small", "versions", "device")  # a file has results of one machine and its software
 
 
 class Results:
-    """What the file at `path` says, or nothing yet. One process at a time writes it."""
+    """The content of the file at `path`, empty for a new file. One process at a time writes it."""
 
     def __init__(self, path: pathlib.Path):
         self.path = path
@@ -34,7 +34,7 @@ class Results:
         return self.data.get("running")
 
     def describe(self, about: dict) -> None:
-        """Says where rows come from; raises InputError if those in the file come from elsewhere."""
+        """Writes the origin of the rows. Raises InputError if existing rows have another origin."""
         for key in SAME:
             if self.rows and self.data.get(key) != about[key]:
                 raise InputError(
@@ -55,7 +55,7 @@ class Results:
         self._write()
 
     def cut(self, why: str) -> None:
-        """The point that was being measured did not end: it is tried again, up to a limit."""
+        """Records that the running point was interrupted. After `MOST_CUTS` times it has failed."""
         point = self.running
         if point is None:
             return
@@ -85,7 +85,7 @@ class Results:
 
 
 def finite(value):
-    """`value` with numbers that JSON has no word for, such as nan, as text."""
+    """Returns `value` with floats that JSON cannot represent, such as nan, as text."""
     if isinstance(value, dict):
         return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

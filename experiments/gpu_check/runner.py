@@ -1,4 +1,4 @@
-"""Runs a part: starts processes that measure, one at a time, and records what ended them."""
+"""Runs a part: starts measuring processes, one at a time, and records why they ended."""
 
 import dataclasses
 import importlib
@@ -12,18 +12,18 @@ from experiments.gpu_check.child import AGAIN, UNFINISHED
 from experiments.gpu_check.results import Results
 from experiments.gpu_check.settings import Settings
 
-GRACE = 20.0  # seconds beyond its own for the point at hand
+GRACE = 20.0  # extra seconds for the running point when a part's time is up
 ENVIRONMENT = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",  # so that a program is found again whoever traced it
+    "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",  # a program's cache key must not name its callers
     "XLA_PYTHON_CLIENT_MEM_FRACTION": ".95",
     "PYTHONUNBUFFERED": "1",
 }
 
 
 def run_part(settings: Settings, retry: bool = False, grace: float = GRACE) -> Results:
-    """Measures what the part's file lacks, as far as `settings.seconds` go, and sums it up."""
+    """Measures the missing points of a part for at most `settings.seconds`, and summarizes them."""
     part, end = importlib.import_module(settings.module), time.monotonic() + settings.seconds
     results = Results(settings.path)
     results.cut("the whole run was stopped")
@@ -56,8 +56,8 @@ def run_part(settings: Settings, retry: bool = False, grace: float = GRACE) -> R
 
 
 def launch(settings: Settings, timeout: float) -> tuple[int | None, str]:
-    """One process: its exit code, None if it had to be stopped, and the end of what it complained
-    of.
+    """Runs one process. Returns its exit code (None if it was killed) and the end of its standard
+    error.
     """
     caches = {
         "JAX_COMPILATION_CACHE_DIR": os.path.join(settings.cache, "programs"),
@@ -82,5 +82,5 @@ def _summary(part, rows: dict[str, dict], settings: Settings) -> dict:
     good = {point: row for point, row in rows.items() if "error" not in row}
     try:
         return part.summary(good, settings)
-    except Exception as error:  # rows are what matters; they are written
+    except Exception as error:  # the rows are already written
         return {"error": f"{type(error).__name__}: {error}"}

@@ -1,4 +1,4 @@
-"""What a part is told, and the models that parts measure."""
+"""The settings of a part, and the models that parts measure."""
 
 import dataclasses
 import json
@@ -15,12 +15,12 @@ TINY = (
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Of one part. `module` measures it and `out` is its file; `seconds`: how long it may go on
-    starting points.
+    """The settings of one part. `module` measures the part, and `out` is its file. `seconds`: the
+    time after which no point starts.
 
-    `small` rehearses it on a CPU. `model`: the config that it is about, where it could be about
-    several. `data`: a
-    text file. `cache`: where compiled programs, measured times and checkpoints lie, to go on with.
+    `small`: rehearse on a CPU. `model`: the config to measure, if the part has no config of its
+    own. `data`: a text file. `cache`: the folder of compiled programs, measured times and
+    checkpoints, for resuming.
     """
 
     part: str
@@ -38,7 +38,7 @@ class Settings:
 
     @property
     def command(self) -> str:
-        """How to run it again; where files lie is left out."""
+        """The command that repeats the part, without the paths of files."""
         data = " --data FILE" if self.data else ""
         return (
             "python -m experiments.gpu_check --out DIR --part"
@@ -46,7 +46,7 @@ class Settings:
         )
 
     def config(self, name: str | None = None, *overrides: str) -> Config:
-        """The config `name`, else the part's model; tiny in a rehearsal, despite `overrides`."""
+        """Returns the config `name` (default: the part's model). A rehearsal has tiny sizes."""
         return load(name or self.model or "gpt_nano", (*overrides, *(TINY if self.small else ())))
 
     def text(self) -> str:

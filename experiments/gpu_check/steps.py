@@ -1,4 +1,4 @@
-"""Steps that parts compile and time: under a named policy, or a plan whose file stands in a row."""
+"""Steps that parts compile and time: under a named policy, or under the plan of a row."""
 
 import json
 import pathlib
@@ -17,19 +17,19 @@ from experiments.config.text import Config
 from experiments.running.planning import named
 from experiments.steps.step import abstract, init_state, make_step
 
-REPEATS = 3  # of a step in its turn; the median counts
+REPEATS = 3  # runs of a step in each round, of which the median counts
 
 
 def under(config: Config, name: str):
-    """The compiled step under a policy: "nothing_saveable", "every_k=2"."""
+    """Compiles the step under a named policy, such as "nothing_saveable" or "every_k=2"."""
     policy, _, k = name.partition("=")
     remat = config.remat.model_copy(update={"policy": policy, "every_k": int(k) if k else None})
     return named(config.model_copy(update={"remat": remat})).step
 
 
 def plan_row(config: Config, budget: int, actions: Sequence[str] | None = None) -> dict:
-    """A plan for `budget` bytes here (`actions` None: all that there are), with its file's content;
-    that there is none is a result too.
+    """Returns the row of a plan for `budget` bytes on this device, with the content of the plan's
+    file. `actions`: default is all actions. An infeasible budget is a result too.
     """
     start = time.perf_counter()
     try:
@@ -61,7 +61,7 @@ def plan_row(config: Config, budget: int, actions: Sequence[str] | None = None) 
 
 
 def planned(config: Config, row: dict):
-    """The step under the plan of a row of `plan_row`, compiled anew."""
+    """Compiles the step under the plan of a row from `plan_row`."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "plan.json"
         path.write_text(json.dumps(row["plan"]), encoding="utf-8")
@@ -71,7 +71,7 @@ def planned(config: Config, row: dict):
 
 
 def example(config: Config):
-    """The first state, and tokens without meaning, on the device."""
+    """Returns the first state and random tokens, on the device."""
     state = jax.jit(init_state, static_argnums=0)(config)
     shape = config.train.batch, config.train.sequence + 1
     tokens = np.random.default_rng(0).integers(0, config.model.vocab, shape).astype(np.int32)
@@ -79,7 +79,7 @@ def example(config: Config):
 
 
 class Race:
-    """Steps that are run in turns, those of one kind of state from one that they hand on."""
+    """Steps that run in turns. Steps with one kind of state pass one state from run to run."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class Race:
         makers: Mapping[str, Callable[[], Any]],
         configs: Mapping[str, Config] | None = None,
     ):
-        """Compiles and warms up each; one that fails is left out, and `failed` says why.
+        """Compiles and warms up each step. A step that fails is left out; `failed` has its error.
 
-        `configs`: of the steps whose state is not that of `config`.
+        `configs`: the configs of steps with another kind of state than `config`, by name.
         """
         self.configs = {name: (configs or {}).get(name, config) for name in makers}
         self.steps: dict[str, Any] = {}
@@ -102,10 +102,10 @@ class Race:
             except jax.errors.JaxRuntimeError as error:
                 self.failed[name] = str(error)[:500]
                 self.steps.pop(name, None)
-                self.examples.pop(self._kind(name), None)  # what was donated may be gone
+                self.examples.pop(self._kind(name), None)  # donated arrays may be deleted
 
     def round(self, number: int) -> dict[str, float]:
-        """Seconds of each step, in an order of the round's own."""
+        """Returns the seconds of each step, run in a random order that `number` determines."""
         order = random.Random(number).sample(list(self.steps), len(self.steps))
         return {name: statistics.median(self._run(name) for _ in range(REPEATS)) for name in order}
 

@@ -1,1 +1,1 @@
-"""Models as three functions: embed, one layer, head. Imports `data` and `config`."""
+"""Models, each as three functions: embed, one layer, head. Imports `data` and `config`."""

@@ -1,9 +1,9 @@
-"""BERT in Flax NNX: layer norm after each residual sum, every position sees every other, masked
-tokens predicted.
+"""BERT in Flax NNX: layer norm after each residual sum, attention to all positions, prediction of
+masked tokens.
 
-As Devlin et al. (2018) but for next-sentence prediction, which RoBERTa and AdamA's runs leave out:
-15 % of the positions are chosen; of these 80 % become [MASK], 10 % another token, 10 % stay. Text
-is read as bytes, so [MASK] is token 256.
+As in Devlin et al. (2018) without next-sentence prediction, which RoBERTa and AdamA's runs omit
+too. 15 % of the positions are chosen: 80 % of them become [MASK], 10 % become another token, and
+10 % do not change. Text is read as bytes, so [MASK] is token 256.
 
 Shapes: B batch, S sequence, P predictions, D width, H heads, K = D / H, F = 4 D, V vocabulary, L
 layers.
@@ -35,9 +35,7 @@ CHOSEN = 0.15
 
 
 class Block(nnx.Module):
-    """One layer. The same key gives the same masks, so that recomputing the block repeats it
-    exactly.
-    """
+    """One layer. Dropout masks are functions of the key, so a recomputed block has equal values."""
 
     def __init__(self, model: Model, rngs: nnx.Rngs):
         self.model = model
@@ -69,8 +67,8 @@ class Block(nnx.Module):
 
 
 def parts(config: Config, key) -> tuple[dict, Layer]:
-    """A BERT's parameters outside the layers, as a nested dict of arrays, and those of each layer.
-    `embedding` is also the head's.
+    """Returns a BERT's parameters outside the layers, a nested dict of arrays, and the function of
+    a layer's parameters. The head uses `embedding` too.
     """
     model, rngs = config.model, nnx.Rngs(params=key)
     wide, normal = parameter_dtype(model), nnx.initializers.normal(INIT)
@@ -87,8 +85,8 @@ def parts(config: Config, key) -> tuple[dict, Layer]:
 
 
 def split(config: Config) -> Split:
-    """The BERT of masked language modelling. A batch is a dict, as `batch` makes it; `segments` (B,
-    S) are 0 if left out.
+    """Returns the BERT of masked language modelling. A batch is a dict from `batch`. Its
+    `segments` (B, S) are optional, and 0 by default.
     """
     model, dtype, wide = config.model, jnp.dtype(config.model.dtype), parameter_dtype(config.model)
     graph = lambda make: nnx.graphdef(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
@@ -121,8 +119,8 @@ def split(config: Config) -> Split:
 
 
 def batch(config: Config, rows: np.ndarray, seed: int, step: int) -> dict[str, np.ndarray]:
-    """tokens (B, S); positions and targets (B, P) of those to predict; int32. Of rows of text (B, S
-    + 1), the last is left.
+    """Returns tokens (B, S), and the positions and targets (B, P) of the tokens to predict, all
+    int32. The last token of each row of text (B, S + 1) is not used.
     """
     rng = np.random.default_rng((seed, step, 1))
     tokens_BS = rows[:, :-1].astype(np.int32)

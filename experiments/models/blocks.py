@@ -1,4 +1,4 @@
-"""What the layers of a GPT, of a Llama and of a BERT are made of, in Flax NNX.
+"""Parts of the layers of GPT, Llama and BERT, in Flax NNX.
 
 Shapes: B batch, S and T sequence, D width, H heads, K = D / H.
 """
@@ -15,16 +15,16 @@ from experiments.config import images
 from experiments.config.models import Model
 
 INIT = 0.02
-Layer = Callable[[Any], dict]  # from a layer's number, which may be traced, to its parameters
+Layer = Callable[[Any], dict]  # a layer's number, which may be traced -> the layer's parameters
 
 
 def parameter_dtype(model: Model | images.Model):
-    """float32 at least, whatever is computed in."""
+    """Returns the dtype of parameters: float32 at least, whatever the dtype of computation."""
     return jnp.float64 if model.dtype == "float64" else jnp.float32
 
 
 class Norm(nnx.Module):
-    """Layer norm, computed in the parameters' dtype, returned in the computation's."""
+    """Layer norm. It computes in the parameters' dtype and returns the dtype of computation."""
 
     def __init__(self, model: Model, rngs: nnx.Rngs):
         self.dtype, self.wide = jnp.dtype(model.dtype), parameter_dtype(model)
@@ -53,15 +53,16 @@ def linear(
 
 
 def layers(model: Model, make: Callable[[Model, nnx.Rngs], nnx.Module], rngs: nnx.Rngs) -> Layer:
-    """The layers' parameters one by one, each drawn from a key of its own: a layer is the same
-    alone and under `jax.vmap`, by JAX's default generator (of "rbg" vmap draws other numbers).
+    """Returns the function of a layer's parameters. Each layer has a key of its own. So with JAX's
+    default generator, a layer alone equals the layer under `jax.vmap`; with "rbg", vmap draws other
+    numbers.
     """
     keys = jax.random.split(rngs.params(), model.layers)
     return lambda i: pure(make(model, nnx.Rngs(params=keys[i])))
 
 
 def pure(module: nnx.Module) -> dict:
-    """A module's parameters as a nested dict of arrays."""
+    """Returns a module's parameters as a nested dict of arrays."""
     return nnx.to_pure_dict(nnx.state(module, nnx.Param))
 
 
@@ -75,10 +76,10 @@ def dropout(x, rate: float, key, name: str):
 
 
 def attention(model: Model, qkv, key, causal: bool, seen_BT=None):
-    """(B, S, D) of queries, keys and values side by side (B, S, 3 D), tagged; `causal`: none sees a
-    later position.
+    """Returns attention (B, S, D) of concatenated queries, keys and values (B, S, 3 D), with tags.
+    `causal`: no position attends to a later position.
 
-    `seen_BT`: True where a position is seen by the others; left out: everywhere.
+    `seen_BT`: True for positions that others attend to; default: all positions.
     """
     B, S, D = *qkv.shape[:2], qkv.shape[2] // 3
     H, K = model.heads, D // model.heads
@@ -98,8 +99,8 @@ def attention(model: Model, qkv, key, causal: bool, seen_BT=None):
 
 
 def probabilities(scores_BHST, causal: bool, seen=None):
-    """Softmax over the positions that are seen, tagged. `seen`: True where one is, of a shape that
-    broadcasts to the scores'; left out: everywhere.
+    """Returns the tagged softmax over the visible positions. `seen`: True for visible positions, in
+    a shape that broadcasts to the scores; default: all positions.
     """
     least = jnp.finfo(scores_BHST.dtype).min
     if causal:

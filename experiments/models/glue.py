@@ -1,7 +1,7 @@
-"""BERT with GLUE's head: the first position, through a tanh layer and a linear one, gives a score
-for each class, or one.
+"""BERT with GLUE's head: a tanh layer and a linear layer compute one score, or a score for each
+class, from the first position.
 
-The head has no dropout: a released step's head is given no key.
+The head has no dropout, since the head of a released step gets no key.
 
 Shapes: B batch, S sequence, D width, K outputs.
 """
@@ -26,7 +26,9 @@ ENCODER = ("embedding", "positions", "segments", "first", "blocks")
 
 
 def parts(config: GlueConfig, key) -> tuple[dict, Layer]:
-    """Random parameters: a BERT's without its head, `pooler` and `classifier`; and each layer's."""
+    """Returns random parameters outside the layers (BERT's encoder, `pooler`, `classifier`), and
+    the function of a layer's parameters.
+    """
     encoder_key, head_key = jax.random.split(key)
     model, rngs = config.model, nnx.Rngs(params=head_key)
     dense = lambda fan_out: pure(linear(model, model.width, fan_out, rngs))
@@ -36,7 +38,7 @@ def parts(config: GlueConfig, key) -> tuple[dict, Layer]:
 
 
 def onto(params: dict, pretrained: dict) -> dict:
-    """`params` with the encoder of a BERT's parameters, copied."""
+    """Returns `params` with a copy of the encoder of `pretrained`, a BERT's parameters."""
 
     def copied(path, own, given):
         if own.shape != given.shape:
@@ -46,7 +48,7 @@ def onto(params: dict, pretrained: dict) -> dict:
                 f" {own.shape}; give model.vocab, model.layers, model.width and train.sequence of"
                 " the BERT"
             )
-        return jnp.array(given, own.dtype)  # a copy: the step is given its state to keep
+        return jnp.array(given, own.dtype)  # a copy, since the step's arguments are donated
 
     if missing := [name for name in ENCODER if name not in pretrained]:
         raise InputError(f"`pretrained`: got no {', '.join(missing)}; allowed: a BERT's parameters")
@@ -59,7 +61,9 @@ def _encoder(params: dict) -> dict:
 
 
 def split(config: GlueConfig) -> Split:
-    """A batch is a dict, as `glue_text.batch` makes it. Padding is seen by no position."""
+    """Returns the model. A batch is a dict from `data.tokens.batch`. No position attends to
+    padding.
+    """
     base, task, wide = bert.split(config), TASKS[config.data.task], parameter_dtype(config.model)
 
     def embed(outer, batch, key=None):
@@ -72,7 +76,7 @@ def split(config: GlueConfig) -> Split:
 
 
 def scores(config: GlueConfig):
-    """scores(params, batch) -> (B, K), without dropout; labels are not looked at."""
+    """Returns scores(params, batch) -> (B, K), without dropout. A batch needs no labels."""
     wide = parameter_dtype(config.model)
     head = lambda outer, x_BSD, batch: _scores(outer, x_BSD).astype(wide)
     return whole(dataclasses.replace(split(config), head=head))
@@ -84,14 +88,14 @@ def _scores(outer, x_BSD):
 
 
 def losses(task: Task, scores_BK, labels_B):
-    """(B,): cross entropies in nats, or squared errors of a regression's scores."""
+    """Returns losses (B,): cross entropies in nats, or squared errors of a regression's scores."""
     if task.labels:
         return optax.losses.softmax_cross_entropy_with_integer_labels(scores_BK, labels_B)
     return optax.losses.squared_error(scores_BK[:, 0], labels_B.astype(scores_BK.dtype))
 
 
 def batch_shape(config: GlueConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """A training batch as shapes."""
+    """Returns the shapes of a training batch."""
     B, S = config.train.batch, config.train.sequence
     label = np.int32 if TASKS[config.data.task].labels else np.float32
     tokens = jax.ShapeDtypeStruct((B, S), np.int32)

@@ -1,12 +1,12 @@
 """GPT-2 in Flax NNX, with a tag on every tensor of Adacc's table; with `activation = "relu"`, OPT.
 
-NNX, not linen: it is the interface that Flax documents and develops in 2026, and its modules are
-plain objects that hold their arrays, so a layer's parameters can be made alone, stacked and
-scanned. Linen is as good a home for the tags: `docs/adopting.md` has tagged layers in linen's
-`nn.scan(nn.remat(...))`, and in `nnx.scan`. The layer loop (`loops.py`) runs over the stacked
-parameters, since `nnx.scan` also carries every parameter out of the loop, which
-costs nothing under jit and clutters a profile; and the model is three functions (`split.py`), since
-a step that releases gradients runs layers and the rest apart.
+The model uses NNX; the alternative is linen. Flax documents and develops NNX in 2026, and NNX
+modules are plain objects that contain their arrays, so a layer's parameters can be created alone,
+stacked and scanned. Tags work in linen too: `docs/adopting.md` has tagged layers in linen's
+`nn.scan(nn.remat(...))`, and in `nnx.scan`. The layer loop (`loops.py`) runs over stacked
+parameters; the alternative is `nnx.scan`, which also returns every parameter from the loop. That
+costs nothing under jit, but clutters a profile. The model is three functions (`split.py`), since a
+step that releases gradients runs the layers and the rest of the model separately.
 
 Shapes: B batch, S sequence, D width, H heads, K = D / H, F = 4 D, V vocabulary, L layers.
 """
@@ -39,16 +39,14 @@ ACTIVATIONS = {"gelu": functools.partial(jax.nn.gelu, approximate=True), "relu":
 
 
 class Block(nnx.Module):
-    """One layer. The same key gives the same masks, so that recomputing the block repeats it
-    exactly.
-    """
+    """One layer. Dropout masks are functions of the key, so a recomputed block has equal values."""
 
     def __init__(self, model: Model, rngs: nnx.Rngs):
         self.model = model
         width, depth_scale = (
             model.width,
             (2 * model.layers) ** -0.5,
-        )  # GPT-2 shrinks what feeds the residual stream
+        )  # GPT-2 scales down the projections into the residual stream
         self.ln1, self.ln2 = Norm(model, rngs), Norm(model, rngs)
         self.qkv = linear(model, width, 3 * width, rngs)
         self.proj = linear(model, width, width, rngs, depth_scale)
@@ -75,8 +73,8 @@ class Block(nnx.Module):
 
 
 def parts(config: Config, key) -> tuple[dict, Layer]:
-    """A GPT's parameters outside the layers, as a nested dict of arrays, and those of each layer.
-    `embedding` is also the head; `positions` has a row for each of the longest input.
+    """Returns a GPT's parameters outside the layers, a nested dict of arrays, and the function of
+    a layer's parameters. `embedding` is also the head; `positions` has `train.sequence` rows.
     """
     model, rngs = config.model, nnx.Rngs(params=key)
     wide, normal = parameter_dtype(model), nnx.initializers.normal(INIT)
@@ -88,7 +86,7 @@ def parts(config: Config, key) -> tuple[dict, Layer]:
 
 
 def split(config: Config) -> Split:
-    """The GPT of next-token prediction. A batch is tokens, int32 (B, S + 1)."""
+    """Returns the GPT of next-token prediction. A batch is tokens, int32 (B, S + 1)."""
     model, dtype = config.model, jnp.dtype(config.model.dtype)
     block = nnx.graphdef(nnx.eval_shape(lambda: Block(model, nnx.Rngs(0))))
     final = nnx.graphdef(nnx.eval_shape(lambda: Norm(model, nnx.Rngs(0))))
@@ -114,5 +112,5 @@ def split(config: Config) -> Split:
 
 
 def batch(config: Config, rows: np.ndarray, seed: int, step: int) -> np.ndarray:
-    """Rows of text, int32 (B, S + 1), as they are."""
+    """Returns rows of text, int32 (B, S + 1), unchanged."""
     return rows

@@ -1,15 +1,15 @@
 """Llama (Touvron et al., 2023) in Flax NNX: RMS norms before each branch, rotary positions, grouped
 queries, SwiGLU, no biases, no dropout; a head of its own, or the embedding.
 
-With Mistral's sizes it is Mistral 7B (Jiang et al., 2023) but for the sliding window: here every
-position sees all before it, which is the same up to 4096 of them.
+With Mistral's sizes the model is Mistral 7B (Jiang et al., 2023) without the sliding window: here
+each position attends to all earlier positions. Up to 4096 positions, both models are equal.
 
-A rotation is linear, and its transpose needs angles alone, so that nothing reads what it turned:
-the tags of queries and keys stand after it. A tag names each operand of a product that the backward
-reads, and the sigmoid, whose derivative reads its own result.
+A rotation is linear, and its transpose needs only the angles. So the backward does not read the
+input of a rotation, and the tags of queries and keys follow the rotation. Each operand of a product
+that the backward reads has a tag, and so has the sigmoid, whose derivative reads its own result.
 
 Shapes: B batch, S and T sequence, D width, H heads of queries, G heads of keys and values,
-R = H / G queries that share one, K = D / H, I = K / 2 pairs, F features between gate and down,
+R = H / G queries per head of keys, K = D / H, I = K / 2 pairs, F features between gate and down,
 V vocabulary, L layers.
 """
 
@@ -39,8 +39,8 @@ batch = gpt.batch  # both predict the next token of plain text
 
 
 class RMSNorm(nnx.Module):
-    """x / sqrt(mean x²) * scale (Zhang and Sennrich, 2019, eq. 4), computed in the parameters'
-    dtype, returned in the computation's.
+    """x / sqrt(mean x²) * scale (Zhang and Sennrich, 2019, eq. 4). Computes in the parameters'
+    dtype, and returns the dtype of computation.
     """
 
     def __init__(self, model: Model, rngs: nnx.Rngs):
@@ -54,9 +54,9 @@ class RMSNorm(nnx.Module):
 
 
 def rotated(x_BSD, K: int, base: float):
-    """Each position's features, in heads of K, turned by its number: in a head the pair
-    (i, i + K / 2) by the angle s * base ** (-2 i / K) at position s (Su et al., 2021, eq. 34, whose
-    pairs are neighbours: what differs is the order of the columns of q's and k's kernels).
+    """Rotates the features, in heads of K: position s rotates the pair (i, i + K / 2) of each head
+    by the angle s * base ** (-2 i / K). The pairs of Su et al. (2021, eq. 34) are adjacent; the
+    columns of q's and k's kernels differ only in their order.
     """
     B, S, D = x_BSD.shape
     wide = jnp.promote_types(x_BSD.dtype, jnp.float32)
@@ -69,8 +69,8 @@ def rotated(x_BSD, K: int, base: float):
 
 
 def grouped_attention(model: Model, q_BSD, k_BTC, v_BTC):
-    """(B, S, D): causal attention in which R heads of queries share a head of keys and values
-    (Ainslie et al., 2023), of which nothing is repeated. C = G K.
+    """Returns causal attention (B, S, D). R heads of queries share one head of keys and values
+    (Ainslie et al., 2023), without copies of the keys and values. C = G K.
     """
     B, S, D = q_BSD.shape
     H, K = model.heads, D // model.heads
@@ -93,7 +93,7 @@ class Block(nnx.Module):
     def __init__(self, model: Model, rngs: nnx.Rngs):
         self.model = model
         width, shared, hidden = model.width, model.shared_width, model.hidden_width
-        depth_scale = (2 * model.layers) ** -0.5  # as GPT-2's: less into the residual stream
+        depth_scale = (2 * model.layers) ** -0.5  # as in GPT-2
         self.norm1, self.norm2 = RMSNorm(model, rngs), RMSNorm(model, rngs)
         self.q = linear(model, width, width, rngs, bias=False)
         self.k = linear(model, width, shared, rngs, bias=False)
@@ -116,14 +116,14 @@ class Block(nnx.Module):
         n_BSD = tag(self.norm2(x_BSD), "norm2", kind="norm")
         gate_BSF = tag(self.gate(n_BSD), "gate", kind="linear")
         up_BSF = tag(self.up(n_BSD), "up", kind="linear")
-        # Between 0 and 1, as probabilities are: the kind decides the codec.
+        # Values between 0 and 1, as probabilities are, get the codec of kind softmax.
         share_BSF = jaxmem.ops.sigmoid(gate_BSF, "sigmoid", kind="softmax")
         return x_BSD + self.down(tag(gate_BSF * share_BSF * up_BSF, "glu", kind="gelu"))
 
 
 def parts(config: Config, key) -> tuple[dict, Layer]:
-    """A Llama's parameters outside the layers, as a nested dict of arrays, and those of each layer.
-    `head` is there unless it is tied.
+    """Returns a Llama's parameters outside the layers, a nested dict of arrays, and the function of
+    a layer's parameters. A tied model has no `head`.
     """
     model, rngs = config.model, nnx.Rngs(params=key)
     wide, normal = parameter_dtype(model), nnx.initializers.normal(INIT)
@@ -134,7 +134,7 @@ def parts(config: Config, key) -> tuple[dict, Layer]:
 
 
 def split(config: Config) -> Split:
-    """The Llama of next-token prediction. A batch is tokens, int32 (B, S + 1)."""
+    """Returns the Llama of next-token prediction. A batch is tokens, int32 (B, S + 1)."""
     model, dtype = config.model, jnp.dtype(config.model.dtype)
     block = nnx.graphdef(nnx.eval_shape(lambda: Block(model, nnx.Rngs(0))))
     final = nnx.graphdef(nnx.eval_shape(lambda: RMSNorm(model, nnx.Rngs(0))))

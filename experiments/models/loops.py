@@ -1,8 +1,7 @@
-"""Loops over a model's layers: x = layer(parameters of layer i, x, *shared, key=layer i's), for
-stacked parameters.
+"""Loops over a model's layers with stacked parameters: x = layer(parameters of layer i, x, *shared,
+key=key of layer i).
 
-`scanned` is `jax.lax.scan` round `jax.checkpoint`, which any policy goes with; `stacked` is
-jaxmem's own loop.
+`scanned` is `jax.lax.scan` over `jax.checkpoint`, with any policy; `stacked` is `jaxmem.stack`.
 """
 
 from collections.abc import Callable
@@ -12,21 +11,21 @@ import jax
 
 import jaxmem
 
-Loop = Callable[..., Any]  # (layer, stacked parameters, x, key or None, *what layers share) -> x
+Loop = Callable[..., Any]  # (layer, stacked parameters, x, key or None, *shared by layers) -> x
 
 
 def stacked(plan=None) -> Loop:
-    """`jaxmem.stack` under a plan, which may decide groups of layers apart."""
+    """Returns `jaxmem.stack` under a plan, which may have separate actions for groups of layers."""
     return lambda layer, parameters, x, key, *shared: jaxmem.stack(
         layer, parameters, x, *shared, key=key, plan=plan
     )
 
 
 def scanned(policy=None, every: int = 1) -> Loop:
-    """`jax.lax.scan` with `policy` for each layer's checkpoint.
+    """Returns `jax.lax.scan` with `policy` for each layer's checkpoint.
 
-    `every` k: `policy` governs layers 0, k, 2k and so on of the first k * (L // k); the others keep
-    everything.
+    `every` k: `policy` applies to layers 0, k, 2k and so on of the first k * (L // k) layers; the
+    other layers keep everything.
     """
 
     def loop(layer, parameters, x, key, *shared):
@@ -36,9 +35,7 @@ def scanned(policy=None, every: int = 1) -> Loop:
             own = {} if key is None else {"key": jax.random.fold_in(key, index)}
             return layer(parameters, x, *shared, **own)
 
-        once = (
-            every == count
-        )  # no loop is left to keep XLA from taking recomputation for repetition
+        once = every == count  # without a loop, XLA could merge the recomputation with the forward
         under = lambda policy: jax.checkpoint(body, policy=policy, prevent_cse=once and every > 1)
         layers = parameters, jax.numpy.arange(count, dtype="uint32")
         if every == 1:
@@ -49,16 +46,16 @@ def scanned(policy=None, every: int = 1) -> Loop:
 
 
 def _over(layer, x, layers):
-    """`x = layer(x, *one)` for each one of `layers`, a tree with a leading axis."""
+    """Applies `x = layer(x, *one)` for each `one` of `layers`, a tree with a leading axis."""
     return jax.lax.scan(lambda x, one: (layer(x, *one), None), x, layers)[0]
 
 
 def _over_groups(first, other, size: int, x, layers):
-    """The same in groups of `size`: `first` for a group's first layer, `other` for its others and
-    for what is left.
+    """Applies layers in groups of `size`: `first` to the first layer of each group, `other` to the
+    other layers and to the layers after the last whole group.
 
-    A loop over groups, whose layers are spelled out: a loop within it would hold what a group keeps
-    twice.
+    The loop runs over groups, and the layers of a group are unrolled. An inner loop would store the
+    saved tensors of a group twice.
     """
     count = len(jax.tree.leaves(layers)[0]) // size
     part = lambda start, stop: jax.tree.map(lambda a: a[start:stop], layers)

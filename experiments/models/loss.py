@@ -1,5 +1,5 @@
-"""The head of a language model: logits, and next-token cross entropy without the whole logits, a
-loop over chunks of positions, forward and backward.
+"""The head of a language model: logits, and next-token cross entropy. The forward and the backward
+of the cross entropy loop over chunks of positions, so that the whole logits never exist.
 """
 
 import functools
@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def cross_entropy(hidden_BSD, embedding_VD, targets_BS, chunk: int):
-    """Mean loss in nats a position. Logits of `chunk` positions are alive at once, forward and
-    backward.
+    """Returns the mean loss in nats per position. Logits of `chunk` positions are live at once, in
+    the forward and the backward.
     """
     chunks = _chunks(hidden_BSD, targets_BS, chunk)
     add = lambda total, one: (total + _chunk_loss(one[0], one[1], embedding_VD), None)
@@ -28,8 +28,8 @@ def _forward(hidden_BSD, embedding_VD, targets_BS, chunk: int):
 
 
 def _backward(chunk: int, residuals, d_loss):
-    """Written out, since XLA would hold the zeros from which the derivative of a scan starts
-    through a microbatch loop.
+    """The backward is explicit: the derivative of a scan starts from zeros, which XLA would keep in
+    memory during a loop over microbatches.
     """
     hidden_BSD, embedding_VD, targets_BS = residuals
     narrow_VD = embedding_VD.astype(hidden_BSD.dtype)
@@ -57,7 +57,7 @@ def _wide(hidden):
 
 
 def logits(hidden_BSD, embedding_VD):
-    """(B, S, V): in float32 at least."""
+    """Returns logits (B, S, V) in float32 at least."""
     narrow_VD = embedding_VD.astype(hidden_BSD.dtype)
     return jnp.einsum("bsd,vd->bsv", hidden_BSD, narrow_VD).astype(_wide(hidden_BSD))
 

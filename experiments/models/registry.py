@@ -1,5 +1,5 @@
-"""The models that a config may name: each a module with `parts` and `split`, and `batch` if it
-trains on plain text.
+"""The models that a config may name. Each model is a module with `parts` and `split`, and with
+`batch` if it trains on plain text.
 
 A model is its arrays outside the layers and a function of a layer's number (`parts`). The function
 draws each layer from a key of its own. A resident state is that function under `jax.vmap`, and a
@@ -28,12 +28,14 @@ MODELS: dict[str, types.ModuleType] = {
 
 
 def parts(config: Config, key) -> tuple[dict, Layer]:
-    """The parameters outside the layers, and those of each layer by its number."""
+    """Returns the parameters outside the layers, and the function of a layer's parameters."""
     return MODELS[config.model.kind].parts(config, key)
 
 
 def create(config: Config, key) -> dict:
-    """All parameters, a nested dict: "blocks", the layers', have a leading axis."""
+    """Returns all parameters, a nested dict. "blocks" are the layers' parameters, stacked along a
+    leading axis.
+    """
     outer, layer = parts(config, key)
     return outer | {"blocks": jax.vmap(layer)(jnp.arange(config.model.layers))}
 
@@ -43,14 +45,14 @@ def split(config: Config) -> Split:
 
 
 def batch(config: Config, rows, step: int):
-    """What the model trains on, of rows of text, int32 (B, S + 1): step `step`'s, the same whatever
-    came before.
+    """Returns the batch of step `step` from rows of text, int32 (B, S + 1). It is a function of the
+    arguments only.
     """
     return MODELS[config.model.kind].batch(config, rows, config.train.seed, step)
 
 
 def batch_shape(config: Config):
-    """The same as shapes; of a model that trains on examples, the shapes of a batch of them."""
+    """Returns the shapes of a training batch, of text or of examples."""
     if hasattr(MODELS[config.model.kind], "batch_shape"):
         return MODELS[config.model.kind].batch_shape(config)
     rows = np.zeros((config.train.batch, config.train.sequence + 1), np.int32)

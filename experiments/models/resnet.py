@@ -1,9 +1,8 @@
-"""ResNet in Flax NNX: bottleneck blocks (He et al., 2015), the stride in the 3x3 convolution
+"""ResNet in Flax NNX: bottleneck blocks (He et al., 2015) with the stride in the 3x3 convolution
 (version 1.5).
 
-Batch normalization is what accumulating gradients makes of it, AdamA's runs included: a microbatch
-is normalized by its own statistics, the running averages move once a microbatch, and evaluation
-uses them.
+Batch normalization works per microbatch, as in AdamA's runs: each microbatch is normalized by its
+own statistics and updates the running averages. Evaluation uses the running averages.
 
 Shapes: B images, H height, W width, C channels.
 """
@@ -24,8 +23,8 @@ EXPANSION, MOMENTUM, EPSILON = 4, 0.9, 1e-5
 
 
 class BatchNorm(nnx.Module):
-    """Computed in the parameters' dtype, returned in the computation's. Flax's own keeps float32
-    averages in float64.
+    """Batch norm. Computes in the parameters' dtype, and returns the dtype of computation. Flax's
+    BatchNorm has float32 averages for float64 too.
     """
 
     def __init__(self, model: Model, channels: int, scale: float = 1.0):
@@ -48,7 +47,7 @@ class BatchNorm(nnx.Module):
 
 
 def conv(model: Model, into: int, out: int, size: int, rngs: nnx.Rngs, stride: int = 1) -> nnx.Conv:
-    """A square convolution without bias, padded alike on all sides."""
+    """Returns a square convolution without bias, with equal padding on all sides."""
     return nnx.Conv(
         into,
         out,
@@ -64,11 +63,11 @@ def conv(model: Model, into: int, out: int, size: int, rngs: nnx.Rngs, stride: i
 
 
 class Bottleneck(nnx.Module):
-    """1x1 to `width` channels, 3x3, 1x1 to four times as many, added to the input, which is
-    projected where it must be.
+    """A residual block of three convolutions: 1x1 to `width` channels, 3x3, and 1x1 to 4 * `width`.
+    The input is projected if its shape differs from the output's.
 
-    The last norm's scale starts at zero, so that a block starts as the identity (Goyal et al.,
-    2017).
+    The last norm's scale starts at zero, so that a block without projection starts as the identity
+    (Goyal et al., 2017).
     """
 
     def __init__(self, model: Model, into: int, width: int, stride: int, rngs: nnx.Rngs):
@@ -90,8 +89,8 @@ class Bottleneck(nnx.Module):
 
 
 class ResNet(nnx.Module):
-    """Stem, four stages of bottlenecks, each after the first at half the resolution, mean over
-    positions, classes.
+    """Stem, four stages of bottlenecks, mean over positions, classes. Each stage after the first
+    halves the resolution.
     """
 
     def __init__(self, model: Model, rngs: nnx.Rngs):
@@ -127,7 +126,7 @@ class ResNet(nnx.Module):
 
 
 def create(config: ImageConfig, key) -> tuple[dict, dict]:
-    """(parameters, running averages) of a ResNet, nested dicts of arrays."""
+    """Returns (parameters, running averages) of a ResNet, nested dicts of arrays."""
     resnet = ResNet(config.model, nnx.Rngs(params=key))
     return nnx.to_pure_dict(nnx.state(resnet, nnx.Param)), nnx.to_pure_dict(
         nnx.state(resnet, nnx.BatchStat)
@@ -135,7 +134,7 @@ def create(config: ImageConfig, key) -> tuple[dict, dict]:
 
 
 def apply(config: ImageConfig, params, statistics, images_BHWC, train: bool):
-    """(logits (B, classes), statistics after these images)."""
+    """Returns (logits (B, classes), statistics after these images)."""
     graph, *states = nnx.split(
         nnx.eval_shape(lambda: ResNet(config.model, nnx.Rngs(0))), nnx.Param, nnx.BatchStat
     )
@@ -147,8 +146,8 @@ def apply(config: ImageConfig, params, statistics, images_BHWC, train: bool):
 
 
 def logits(config: ImageConfig):
-    """logits(params, statistics, images (B, H, W, 3)) -> (B, classes), normalized by the running
-    averages.
+    """Returns logits(params, statistics, images (B, H, W, 3)) -> (B, classes), normalized by the
+    running averages.
     """
     return lambda params, statistics, images_BHWC: apply(
         config, params, statistics, images_BHWC, False
@@ -156,8 +155,8 @@ def logits(config: ImageConfig):
 
 
 def loss(config: ImageConfig):
-    """loss(params, statistics, batch) -> (mean cross entropy in nats, (statistics, accuracy)), of
-    one microbatch.
+    """Returns loss(params, statistics, batch) -> (mean cross entropy in nats, (statistics,
+    accuracy)), for one microbatch.
     """
 
     def of_microbatch(params, statistics, batch):
@@ -172,6 +171,6 @@ def loss(config: ImageConfig):
 
 
 def cross_entropy(scores_BK, labels_B):
-    """In nats, of each image."""
+    """Returns the cross entropy of each image in nats."""
     picked_B = jnp.take_along_axis(scores_BK, labels_B[:, None], -1)[:, 0]
     return jax.nn.logsumexp(scores_BK, -1) - picked_B

@@ -1,4 +1,4 @@
-"""A model as three functions, which every training step here is made of: embed, one layer, head."""
+"""A model as three functions: embed, one layer, head. Every training step here calls them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,14 +11,13 @@ from experiments.models.loops import Loop, scanned
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Parameters are a dict: "blocks", the layers', stacked along a leading axis L; the others are
-    `outer`.
+    """Parameters are a dict. "blocks" are the layers' parameters, stacked along a leading axis L;
+    the other parameters are `outer`.
 
-    `embed(outer, batch, key=None) -> x`, or a tuple of x and what layers share; `layer(p_i, x,
-    *shared, key=None) -> x`;
-    `head(outer, x, batch) -> mean loss`. The forms that `jaxmem.released_step` takes. A key means
-    dropout. `scores(outer, x) -> logits` of each position's next token; None where a model has none
-    that are of what came before alone.
+    `embed(outer, batch, key=None) -> x`, or a tuple of x and values that layers share;
+    `layer(p_i, x, *shared, key=None) -> x`; `head(outer, x, batch) -> mean loss`. These are the
+    arguments of `jaxmem.released_step`. A key enables dropout. `scores(outer, x) -> logits` of each
+    position's next token; None for a model that is not causal.
     """
 
     embed: Callable[..., Any]
@@ -28,7 +27,7 @@ class Split:
 
 
 def whole(split: Split, loop: Loop | None = None):
-    """loss(params, batch, key=None) with the layers under any loop of `loops.py`."""
+    """Returns loss(params, batch, key=None), with the layers in a loop of `loops.py`."""
     loop = loop or scanned()
 
     def loss(params, batch, key=None):
@@ -39,7 +38,7 @@ def whole(split: Split, loop: Loop | None = None):
 
 
 def next_scores(split: Split, loop: Loop | None = None):
-    """scores(params, batch, position) -> (B, V): the logits of what comes after a position."""
+    """Returns scores(params, batch, position) -> (B, V), the logits of the token after it."""
     loop = loop or scanned()
 
     def scores(params, batch, position):
@@ -52,10 +51,10 @@ def next_scores(split: Split, loop: Loop | None = None):
 
 
 def _through(split: Split, loop: Loop, params, batch, key=None):
-    """The parameters outside the layers, and what comes out of these."""
+    """Returns the parameters outside the layers, and the output of the last layer."""
     outer = {name: value for name, value in params.items() if name != "blocks"}
     layers = len(jax.tree.leaves(params["blocks"])[0])
-    own = {} if key is None else {"key": jax.random.fold_in(key, layers)}  # layer i has i's
+    own = {} if key is None else {"key": jax.random.fold_in(key, layers)}  # layer i folds in i
     x = split.embed(outer, batch, **own)
     x, *shared = x if isinstance(x, tuple) else (x,)
     return outer, loop(split.layer, params["blocks"], x, key, *shared)

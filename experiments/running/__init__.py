@@ -1,1 +1,3 @@
-"""A run: its plan, its folder, its progress. Imports `steps` and all below."""
+"""Runs experiments: plans, trains, records and shows results. Imports `steps` and the packages that
+`steps` imports.
+"""

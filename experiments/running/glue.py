@@ -1,4 +1,4 @@
-"""The experiment of fine-tuning a BERT on a GLUE task, measured as GLUE does."""
+"""The experiment of fine-tuning a BERT on a GLUE task, with GLUE's metrics."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from jaxmem.plans import Plan
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """The examples of a task's files: those to train on, and those of each file for validation."""
+    """The examples of a task: for training, and for validation by file."""
 
     train: Examples
     validation: dict[str, Examples]
@@ -55,8 +55,8 @@ def batch(config: GlueConfig, data: Task, number: int) -> dict[str, np.ndarray]:
 
 
 def evaluate(config: GlueConfig, state: State, data: Task) -> dict:
-    """Of each file: mean loss, in nats or a score squared, and the task's metrics, over all
-    examples, without dropout. The first file's loss is the run's.
+    """Returns the mean loss (in nats, or squared scores) and the task's metrics of each validation
+    file, over all examples, without dropout. `val_loss` is the loss of the first file.
     """
     scores = jax.jit(model.scores(config))
     found = {
@@ -88,7 +88,9 @@ def told(found: dict) -> dict[str, str]:
 
 
 def glue_experiment(pretrained: dict | None = None) -> Experiment[GlueConfig, Task]:
-    """`pretrained`: a BERT's parameters, as `models.registry.create` makes them, to start from."""
+    """`pretrained`: the parameters of a BERT to start from, in the form of
+    `models.registry.create`.
+    """
     return Experiment(
         check=check,
         read=read,

@@ -1,7 +1,7 @@
-"""What GLUE measures of a task's predictions, by scikit-learn and SciPy.
+"""GLUE's metrics of a task's predictions, by scikit-learn and SciPy.
 
-A correlation with what does not vary is undefined, and 0 here, as scikit-learn has it for
-Matthews'; so is F1 without a positive prediction or label.
+The correlation with a constant is undefined, and is 0 here, as scikit-learn defines Matthews'
+correlation. F1 without positive predictions and labels is also 0.
 """
 
 import functools
@@ -36,5 +36,5 @@ METRICS: dict[str, Callable] = {
 
 
 def measure(task: Task, labels_N: np.ndarray, predicted_N: np.ndarray) -> dict[str, float]:
-    """The task's metrics of classes or scores (N,), from 0 or -1 to 1."""
+    """Returns the task's metrics of classes or scores (N,), each from 0 or -1 to 1."""
     return {name: float(METRICS[name](labels_N, predicted_N)) for name in task.metrics}

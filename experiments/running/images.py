@@ -17,7 +17,7 @@ from jaxmem.plans import Plan
 
 
 def read(config: ImageConfig) -> Images:
-    """The experiment's images, if its model has their classes."""
+    """Returns the images. Raises InputError unless the model has as many classes as the images."""
     found = images.read(config.data.path, config.data.size)
     if found.classes != config.model.classes:
         raise InputError(
@@ -53,8 +53,8 @@ def batch(config: ImageConfig, data: Images, number: int):
 
 
 def evaluate(config: ImageConfig, state: State, data: Images) -> dict[str, float]:
-    """Mean loss in nats and accuracy over validation images spread evenly, by the running
-    averages.
+    """Returns the mean loss in nats and the accuracy over evenly spread validation images, with the
+    running averages.
     """
     t, logits = config.train, resnet.logits(config)
 

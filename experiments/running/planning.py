@@ -1,4 +1,4 @@
-"""The config's plan or named policy, and the step that runs under it."""
+"""Makes the plan or the named policy of a config, and compiles the step under it."""
 
 import contextlib
 import dataclasses
@@ -35,12 +35,12 @@ UNPLANNED, KEPT = "none", "keep_everything"
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """A compiled step on this device. `plan` None: under a named `policy`. `compiled_bytes` are of
-    this `step`.
+    """A compiled step on this device, and its `compiled_bytes`. `plan` is None under a named
+    `policy`.
 
-    `found` is what a search over named policies decided, after `compiles` of them. `explained` is
-    what `jaxmem.explain` told of the step, None where it was not asked. `rectifier` revises the
-    plan while it trains, if that was asked for.
+    `found`: the decisions of a search over named policies, after `compiles` compiles. `explained`:
+    the result of `jaxmem.explain` for the step; None unless requested. `rectifier` revises the plan
+    during training; None unless requested.
     """
 
     step: Any
@@ -54,16 +54,16 @@ class Ready:
 
     @property
     def baseline_bytes(self) -> int | None:
-        """Bytes with everything kept, where they are known."""
+        """Bytes with everything kept; None if unknown."""
         if self.plan is not None:
             return self.plan.baseline_bytes
         return self.compiled_bytes if self.policy == KEPT else None
 
 
 def check(config: Config) -> None:
-    """Raises InputError, with the key, for settings that no step can be planned with.
+    """Raises InputError, with the key, for settings without a possible plan.
 
-    Data may take minutes to read, and a plan to make; this takes none.
+    Reading data and planning may take minutes; this check does neither.
     """
     wanted = config.plan
     with _told_of("plan.target"):
@@ -91,7 +91,7 @@ def check(config: Config) -> None:
 
 
 def check_run(config: Config) -> None:
-    """Raises InputError as `check` does, and for settings that are planned and not trained with."""
+    """Raises InputError as `check` does, and for settings that can be planned but not trained."""
     if config.plan.divides:
         raise InputError(
             f"plan.decide: got {config.plan.decided}; allowed where a model trains: without"
@@ -124,14 +124,14 @@ def _told_of(key: str) -> Iterator[None]:
 
 
 def budget_bytes(config: Config) -> int:
-    """`plan.budget` in bytes, as `jaxmem.plan` reads it; left out: the target's usable memory."""
+    """Returns `plan.budget` in bytes, as `jaxmem.plan` reads it; default: the usable memory."""
     with _told_of("plan.budget"):
         usable = Target.parse(config.plan.target).usable_bytes
         return parse_budget(config.plan.budget, usable)
 
 
 def new_plan(config: Config) -> Plan:
-    """Plans the config's step from shapes alone: no array of the model's size is made."""
+    """Plans the config's step from shapes, without allocating arrays of the model."""
     wanted = config.plan
     with progress():
         try:
@@ -146,9 +146,9 @@ def new_plan(config: Config) -> Plan:
 
 
 def _planned(config: Config) -> tuple[Callable[..., Any], tuple[Any, Any]]:
-    """What `jaxmem.plan` is given: `build`, and the step's arguments as shapes. The batch is a
-    function of its size if the plan chooses `train.batch`. A step that the plan divides over
-    devices is the released step alone, over the axis "data".
+    """Returns the arguments of `jaxmem.plan`: `build`, and the shapes of the step's arguments. The
+    batch is a function of its size if the plan chooses `train.batch`. If the plan divides the step
+    over devices, `build` returns only the released step, over the axis "data".
     """
     build = functools.partial(make_step, config)
     state, batch = abstract(config)
@@ -161,7 +161,7 @@ def _planned(config: Config) -> tuple[Callable[..., Any], tuple[Any, Any]]:
 
 
 def _asked(config: Config) -> dict[str, Any]:
-    """What a plan may choose from, as `jaxmem.plan` takes it."""
+    """Returns the arguments of `jaxmem.plan` that limit a plan's choices."""
     wanted = config.plan
     asked: dict[str, Any] = {"host_budget": wanted.host_budget, "decide": wanted.decided}
     if wanted.codecs is not None:
@@ -173,8 +173,8 @@ def _asked(config: Config) -> dict[str, Any]:
 
 
 def prepare(config: Config) -> Ready:
-    """The step to train with, as the config says: under a named policy, a plan's file, a new plan,
-    or none.
+    """Returns the compiled step for training: under a named policy, a loaded plan, a new plan, or
+    no plan.
     """
     if config.remat.policy != "plan":
         return named(config)
@@ -195,15 +195,15 @@ def prepare(config: Config) -> Ready:
         told["rectifier"] = jaxmem.runs.Rectifier(plan, build, *shapes, **_asked(config))
     if plan.target == "local":
         return Ready(plan.step, plan, plan.compiled_bytes, **told)
-    # The budget of another target does not bind here.
+    # The budget of another target does not apply to this device.
     here = dataclasses.replace(plan, target="local", budget_bytes=sys.maxsize)
     verified = jaxmem.verify(here, build, *shapes)
     return Ready(verified.step, plan, verified.compiled_bytes, **told)
 
 
 def explain(config: Config, plan: Plan):
-    """What is in memory over the step under the plan, and with everything kept, on the plan's
-    target; None where `plan.explain` does not ask for it.
+    """Returns the memory over the step under the plan and with everything kept, on the plan's
+    target; None unless `plan.explain` is set.
     """
     if not config.plan.explain:
         return None
@@ -212,14 +212,14 @@ def explain(config: Config, plan: Plan):
 
 
 def unplanned(step: Callable[..., Any], *shapes: Any) -> Ready:
-    """A step as it is, compiled."""
+    """Compiles a step without a plan."""
     compiled = _compiled(step, *shapes)
     return Ready(compiled, None, compiled_bytes(compiled), KEPT)
 
 
 def named(config: Config) -> Ready:
-    """The step under `config.remat`; a search takes its first candidate that compiles within
-    `plan.budget`.
+    """Compiles the step under `config.remat`. A search returns its first candidate that compiles
+    within `plan.budget`.
     """
     budget = budget_bytes(config) if config.remat.searches else sys.maxsize
     totals: list[int] = []
@@ -238,21 +238,21 @@ def named(config: Config) -> Ready:
 
 
 def compile_candidate(config: Config, candidate: Candidate):
-    """The step under a candidate's policy, its first argument donated."""
+    """Compiles the step under a candidate's policy, with its first argument donated."""
     step = step_over(config, scanned(candidate.policy, candidate.every))
     return _compiled(step, *abstract(config))
 
 
 def _compiled(step: Callable[..., Any], *shapes: Any) -> jax.stages.Compiled:
-    """A step compiled on this device without a plan, with its first argument donated, and with the
-    options that a plan of it would have.
+    """Compiles a step on this device without a plan. Its first argument is donated, and its
+    compiler options are those of a planned step.
     """
     options = compiler_options(step, *shapes)
     return jax.jit(step, donate_argnums=0, compiler_options=options).lower(*shapes).compile()
 
 
 def plan_into(config: Config, out: pathlib.Path, overwrite: bool = False) -> None:
-    """Prints the config's plan, and leaves it in the folder `out`; nothing is trained."""
+    """Plans the step, prints the plan, and writes it to the folder `out`. Trains nothing."""
     if config.plan.budget == UNPLANNED:
         raise InputError(
             f"plan.budget: got {UNPLANNED!r}; allowed here: bytes, or a text such as '12GiB' or"

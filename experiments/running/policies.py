@@ -1,18 +1,18 @@
-"""What a JAX user would pick today, by name: policies for the `jax.checkpoint` of a GPT's or a
-Llama's layers, and two searches over them.
+"""The alternatives to jaxmem for a JAX user: named policies for the `jax.checkpoint` of a GPT's or
+a Llama's layers, and two searches over policies.
 
-Names of the GPT's tags against those of MaxText's policies: `qkv` is query_proj, key_proj and
-value_proj; `attn` is context; `mid` stands for out_proj (the residual stream after it: as many
-bytes, and what is recomputed is the same but for an addition); `up` is mlpwi. mlpwo is read by no
-backward, so saving it changes nothing. A Llama has `q`, `k` and `v` for the first, `gate` and `up`
-for the last. A MaxText policy is run as the keep-set of these tags, which
-is `save_only_these_names` on them; JAX's own policies are run as they are.
-`nothing_saveable` is MaxText's `full` and Adacc's full recomputation. `compress_tags` is Adacc with
-nothing but compression, each tag under the codec of its kind; without outliers, its ablation;
-`naive_int4`, the scheme it beats.
+Tags of the GPT correspond to names in MaxText's policies. `qkv` is query_proj, key_proj and
+value_proj; `attn` is context; `up` is mlpwi. `mid`, the residual stream after out_proj, replaces
+out_proj: it has as many bytes, and differs by one addition in recomputation. No backward reads
+mlpwo, so saving mlpwo changes nothing. A Llama has `q`, `k` and `v` in place of `qkv`, and `gate`
+and `up` in place of `up`. A MaxText policy keeps the corresponding tags, as
+`save_only_these_names` does; JAX's own policies are used unchanged. `nothing_saveable` is MaxText's
+`full` and Adacc's full recomputation. `compress_tags` is Adacc with compression only, each tag
+under the codec of its kind. `compress_tags_without_outliers` is Adacc's ablation, and `naive_int4`
+the scheme that Adacc is compared with.
 
-XLA's own rematerialization is on by default and so in every one of them; `keep_everything` is what
-it has alone.
+XLA's own rematerialization is on by default, and so under every policy. `keep_everything` has no
+other rematerialization.
 """
 
 import dataclasses
@@ -46,15 +46,15 @@ KEPT = {
     "minimal_with_context": ("qkv", "attn", "mid", "up"),
 }
 OFFLOADED = {"qkv_proj_offloaded": ("qkv",), "minimal_offloaded": ("qkv", "mid", "up")}
-Choices = dict[str, Choice]  # by tag; one that is left out is recomputed
+Choices = dict[str, Choice]  # by tag; missing tags are recomputed
 Kinds = dict[str, str]  # by tag
-Parts = dict[str, tuple[str, ...]]  # a model's tags, by the GPT's that they stand for
+Parts = dict[str, tuple[str, ...]]  # the model's tags that replace a tag of the GPT, by that tag
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A policy for the layers' checkpoint; `every` k: for each k-th alone. `found` is what a search
-    decided.
+    """A policy for the layers' checkpoints. `every` k: only each k-th layer has the policy.
+    `found`: the decisions of a search.
     """
 
     policy: Callable[..., Any]
@@ -63,18 +63,18 @@ class Candidate:
 
 
 def naive(kind: str | None) -> str:
-    """The codec that puts a tag of `kind` in INT4 with a scale a token; a mask takes one bit."""
+    """Returns the codec of naive INT4, with a scale for each token; one bit for a mask."""
     codecs = jaxmem.codecs
     return str(codecs.BitMask() if kind == "mask" else codecs.NaivePerToken())
 
 
 def own(kind: str | None) -> str:
-    """The codec of the tag's kind (Adacc 3.2)."""
+    """Returns the codec of the tag's kind (Adacc 3.2)."""
     return str(jaxmem.codecs.default_for(kind))
 
 
 def without_outliers(kind: str | None) -> str:
-    """The same, with plain grouped INT4 where outlier channels would be separated."""
+    """Returns the codec of the tag's kind, or grouped INT4 if that codec separates outliers."""
     codec = jaxmem.codecs.default_for(kind)
     return str(
         jaxmem.codecs.GroupedSymmetric()
@@ -84,7 +84,7 @@ def without_outliers(kind: str | None) -> str:
 
 
 def assignments(kinds: Kinds, parts: Parts) -> dict[str, Choices]:
-    """What each policy that names tags does with those of a model (`tags_of`)."""
+    """Returns the choices of each policy that names tags, for a model's tags (`tags_of`)."""
 
     def every(action: Action, tags: Iterable[str]) -> Choices:
         return {part: Choice(action) for tag in tags for part in parts.get(tag, (tag,))}
@@ -105,7 +105,7 @@ def assignments(kinds: Kinds, parts: Parts) -> dict[str, Choices]:
 
 
 def tags_of(model: Model) -> tuple[Kinds, Parts]:
-    """A model's tags with their kinds, and which of them stand for what a GPT has as one tensor."""
+    """Returns the kinds of a model's tags, and the model's tags that replace one tag of the GPT."""
     if model.kind == "llama":
         return LLAMA_KINDS, LLAMA_PARTS
     return {model.activation if tag == "gelu" else tag: kind for tag, kind in KINDS.items()}, {}
@@ -125,14 +125,12 @@ LOSSY = ("compress_tags", "compress_tags_without_outliers", "naive_int4")
 
 
 def policy_of(choices: Choices):
-    """The policy of `jax.checkpoint` under which layers do as `choices` says."""
+    """Returns the policy of `jax.checkpoint` that applies `choices` in every layer."""
     return jaxmem.remat_policy(Assignment(others=choices))
 
 
 def candidates(config: Config) -> Iterator[Candidate]:
-    """What `config.remat` names: one policy, or those that a search tries, in its order, until one
-    fits.
-    """
+    """Yields the policy that `config.remat` names, or the candidates of a search in its order."""
     name = config.remat.policy
     if name == "every_k":
         yield from every_kth(config)
@@ -149,8 +147,8 @@ def candidates(config: Config) -> Iterator[Candidate]:
 
 
 def products(config: Config) -> dict[str, tuple[int, int]]:
-    """The sizes that MaxText orders the results of a layer's products by, those of the kernels, or
-    of the probabilities' rows.
+    """Returns the sizes by which MaxText orders the results of a layer's products: the shape of the
+    kernel, or for `attn` (sequence, width).
     """
     model, sequence, width = config.model, config.train.sequence, config.model.width
     if model.kind == "llama":
@@ -162,8 +160,8 @@ def products(config: Config) -> dict[str, tuple[int, int]]:
 
 
 def every_kth(config: Config) -> Iterator[Candidate]:
-    """Full recomputation of every k-th layer, as FSDP's selective checkpointing: of one layer, then
-    of ever more.
+    """Yields full recomputation of every k-th layer, as in FSDP's selective checkpointing. The
+    number of recomputed layers grows from one.
     """
     layers = config.model.layers
     counts = dict.fromkeys(layers // count for count in range(1, layers + 1))
@@ -172,11 +170,10 @@ def every_kth(config: Config) -> Iterator[Candidate]:
 
 
 def estimator(config: Config) -> Iterator[Candidate]:
-    """MaxText's search for a batch size: in a fixed order each tensor is offloaded, then in that
-    order recomputed.
+    """Yields the candidates of MaxText's search for a batch size: tensors are offloaded one by one,
+    then recomputed one by one in the same order.
 
-    The order is MaxText's, of the products' sizes alone. Where the device is a CPU nothing can be
-    offloaded.
+    The order depends only on the sizes of products, as in MaxText. A CPU cannot offload tensors.
     """
     sizes = products(config)
     order = sorted(sizes, key=lambda tag: [-size for size in sizes[tag]])

@@ -1,11 +1,11 @@
-"""What is told of a run's rows, and which of its settings may not change when it goes on."""
+"""Summarizes the rows of a run, and selects the settings that a resumed run must not change."""
 
 import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# What a run may go on with that it did not begin with: nothing of these is in its arithmetic, but
-# for the codecs of another plan.
+# Settings that a resumed run may change. They do not change its arithmetic, except for the codecs
+# of another plan.
 FREE = (
     "plan.",
     "states.",
@@ -18,7 +18,7 @@ FREE = (
 
 
 def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a run has to its end, by their names with sections."""
+    """Returns the settings that a run never changes, by their names with sections."""
 
     def flat(settings: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
         for name, value in settings.items():
@@ -31,9 +31,9 @@ def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def course(rows: list[Mapping[str, float]], unit: str, count: int) -> dict[str, Any]:
-    """Of the steps that were recorded, whichever process did them: how many, the first and the last
-    loss, the median of their measured seconds, how many of `unit` a second, of which a step has
-    `count`, and the most bytes in use on a device. Steps that were left out have no loss.
+    """Returns the summary of all recorded steps, of earlier processes too: the number of steps, the
+    first and the last loss, the median of step seconds, the units per second, and the peak bytes in
+    use on a device. A step has `count` units. Skipped steps have no loss.
     """
     losses = [row["loss"] for row in rows if "loss" in row]
     first, last = (losses[0], losses[-1]) if losses else (None, None)

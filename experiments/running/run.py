@@ -1,4 +1,4 @@
-"""A run, of whatever kind of experiment: from data and plan to a folder of results."""
+"""Runs any kind of experiment: from data and a plan to a folder of results."""
 
 import dataclasses
 import functools
@@ -27,15 +27,15 @@ class Experiment(Generic[C, D]):
     """A kind of experiment, as functions of its config and its data.
 
     `check(config)` raises InputError for settings that no run can use, before data are read.
-    `read(config)` -> data, and `says(config, data)` a line about them.
-    `step(config, data)` -> the compiled step, and `first_state(config, plan)` what it begins
-    with: a plan may say where states lie.
-    `batch(config, data, number)` -> step `number`'s second argument; numbers begin at 1.
-    `evaluate(config, state, data)` -> what the summary says of the trained state, `val_loss` among
-    it; `sample`, a text, becomes a file too.
-    `told(found)` -> what a person is shown of that, by name.
-    `count(config)`: how many of `unit` a step has, which its speed is counted in.
-    `remedy`: what helps where the loss is not finite.
+    `read(config)` -> data, and `says(config, data)` -> a line about the data.
+    `step(config, data)` -> the compiled step, and `first_state(config, plan)` -> its first state. A
+    plan may place states.
+    `batch(config, data, number)` -> the second argument of step `number`; numbers start at 1.
+    `evaluate(config, state, data)` -> results about the trained state, for the summary. Results
+    include `val_loss`; a text `sample` is also written to a file.
+    `told(found)` -> the results to print, by name.
+    `count(config)`: the number of units in a step. `unit`: the unit of speed, such as tokens.
+    `remedy`: the advice if the loss is not finite.
     """
 
     check: Callable[[C], None]
@@ -60,11 +60,11 @@ def run(
     overwrite: bool = False,
     command: str | None = None,
 ) -> dict[str, Any]:
-    """Trains and evaluates; results appear in `out` when that has ended. A run that was stopped
-    goes on from its last checkpoint there.
+    """Trains and evaluates, then writes results to `out`. A stopped run resumes from its last
+    checkpoint in `out`.
 
-    `name` and `command`, which makes the run again, stand in the summary. `overwrite`: let the
-    results of an earlier run in `out` go. Returns what summary.json says.
+    The summary contains `name` and `command`, the command line that repeats the run. `overwrite`:
+    whether to replace the results of an earlier run in `out`. Returns the content of summary.json.
     """
     experiment.check(config)
     rows: dict[int, Mapping[str, float]] = {}
@@ -84,7 +84,7 @@ def run(
         progress = Progress(t.steps, t.log_every, experiment.unit, experiment.count(config))
 
         def record(number: int, row: Mapping[str, float]) -> None:
-            rows[number] = row  # of steps that are done again, the last
+            rows[number] = row  # a repeated step replaces its earlier row
             progress(number, row.get("loss"))
 
         begun = time.perf_counter()
@@ -93,7 +93,7 @@ def run(
         found = experiment.evaluate(config, state, data)
         if "sample" in found:
             results.sample(found["sample"])
-        if ready.rectifier is not None:  # the plan may be another one now
+        if ready.rectifier is not None:  # the rectifier may have replaced the plan
             ready = dataclasses.replace(ready, plan=ready.rectifier.plan)
         summary = {"config": name, "settings": config.model_dump(), "data": said}
         unit, count = experiment.unit, experiment.count(config)
@@ -120,8 +120,8 @@ def train(
     results: jaxmem.runs.Record,
     record: Callable[[int, Mapping[str, Any]], None],
 ) -> Any:
-    """The state after all steps; `record(number, row)` is called a step behind the device. Raises
-    DivergedError where losses are not finite.
+    """Returns the state after all steps. Calls `record(number, row)` one step behind the device.
+    Raises DivergedError if losses are not finite.
     """
     try:
         return jaxmem.runs.train(
@@ -142,7 +142,7 @@ def train(
 
 
 def of_step(ready: Ready) -> dict[str, Any]:
-    """What the summary says of the step: its policy, its bytes, and how it was found."""
+    """Returns the summary's entries about the step: its policy, its bytes, and its search."""
     plan = ready.plan
     seconds = ("profile", "solve", "compile")
     return {

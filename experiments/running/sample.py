@@ -1,4 +1,4 @@
-"""A text that a trained model makes up, a byte after the other.
+"""Samples a text from a trained model, one byte at a time.
 
 Shapes: S sequence, V vocabulary.
 """
@@ -15,12 +15,12 @@ from experiments.models.loops import stacked
 from experiments.models.split import next_scores
 
 BYTES = 256  # the tokens that are text
-LINE = ord("\n")  # what comes before the first byte
+LINE = ord("\n")  # the byte before the first sampled byte
 
 
 def sample(config: Config, params) -> str:
-    """`sample.length` bytes, the same for the same parameters and `train.seed`; what is no UTF-8 is
-    replaced. Each is drawn after the `train.sequence` bytes before it.
+    """Returns `sample.length` sampled bytes as text, a function of the parameters and `train.seed`.
+    Each byte depends on the `train.sequence` bytes before it. Invalid UTF-8 is replaced.
     """
     S, key = config.train.sequence, jax.random.key(config.train.seed)
     draw = jax.jit(functools.partial(_draw, config))
@@ -35,9 +35,9 @@ def sample(config: Config, params) -> str:
 
 
 def _draw(config: Config, params, window_S, position, key):
-    """What comes after a position of the window; what stands there later is not seen."""
+    """Returns the byte after `position` of the window. Later bytes of the window have no effect."""
     loop = stacked() if config.streams else None
-    rows = jnp.append(window_S, 0)[None]  # as in training, where the last one is a target alone
+    rows = jnp.append(window_S, 0)[None]  # as in training, where the last token is only a target
     scores_V = next_scores(models.split(config), loop)(params, rows, position)[0, :BYTES]
     if not config.sample.temperature:
         return scores_V.argmax()

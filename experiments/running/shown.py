@@ -1,6 +1,4 @@
-"""What a person sees of a run: how far it is, and what came of it. rich draws both on a terminal;
-elsewhere they are plain lines.
-"""
+"""Shows the progress and the results of a run: drawn by rich on a terminal, else as plain lines."""
 
 import sys
 import time
@@ -14,13 +12,13 @@ from rich.table import Table
 
 
 class Progress:
-    """Step, loss and speed on standard error: a bar on a terminal, in a pipe a line now and then.
+    """Shows step, loss and speed on standard error: a bar on a terminal, else a line `every` steps.
 
         with Progress(steps, every=10, unit="tokens", count=2048) as progress:
             progress(number, loss)
 
-    Speed is in units a second, of which a step has `count`; the first step is left out of it, since
-    it may have compiled.
+    Speed is in units per second; a step has `count` units. The first step does not count, since it
+    may include a compile.
     """
 
     def __init__(self, steps: int, every: int, unit: str, count: int):
@@ -43,7 +41,7 @@ class Progress:
 
     @property
     def speed(self) -> float | None:
-        """Units a second."""
+        """Units per second."""
         if self.done < 2 or self.last == self.first:
             return None
         return (self.done - 1) * self.count / (self.last - self.first)
@@ -62,12 +60,12 @@ class Progress:
 
 
 def table(rows: Mapping[str, str]) -> None:
-    """Names and values, on standard error."""
+    """Prints names and values on standard error."""
     if not sys.stderr.isatty():
         for name, value in rows.items():
             print(f"{name}: {value}", file=sys.stderr)
         return
     drawn = Table(show_header=False)
     for name, value in rows.items():
-        drawn.add_row(escape(name), escape(value))  # a path may hold what rich takes for markup
+        drawn.add_row(escape(name), escape(value))  # a path may contain rich's markup
     Console(file=sys.stderr).print(drawn)

@@ -1,4 +1,4 @@
-"""The experiment of a GPT or a BERT on text."""
+"""The experiment of a GPT, a Llama or a BERT on text."""
 
 import math
 from typing import Any
@@ -37,8 +37,10 @@ def batch(config: Config, data: Text, number: int):
 
 
 def evaluate(config: Config, state: State, data: Text) -> dict[str, float]:
-    """Mean validation loss in nats a prediction, over windows spread evenly, without dropout."""
-    # jaxmem's loop reads layers from wherever they lie.
+    """Returns the mean validation loss in nats per prediction, over evenly spread windows, without
+    dropout.
+    """
+    # jaxmem's loop reads layers from any memory.
     loop = stacked() if config.streams else None
     t, loss = config.train, jax.jit(make_loss(config, loop))
     batches = text.windows(data.validation, t.eval_batches, t.batch, t.sequence)
@@ -54,7 +56,7 @@ def evaluate(config: Config, state: State, data: Text) -> dict[str, float]:
 
 
 def ended(config: Config, state: State, data: Text) -> dict[str, Any]:
-    """The same, and a sample of a causal model."""
+    """Returns the results of `evaluate`, and a sample of a causal model."""
     found: dict[str, Any] = evaluate(config, state, data)
     return found | ({"sample": sample(config, state.params)} if config.sampled else {})
 

@@ -1,1 +1,1 @@
-"""Training steps: states, optimizers, and how microbatches become one step. Imports `models`."""
+"""Training steps: states, optimizers, and the accumulation of microbatches. Imports `models`."""

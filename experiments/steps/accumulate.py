@@ -1,6 +1,4 @@
-"""The five ways in which a batch's microbatches become one step, as functions of parameters and
-moments.
-"""
+"""Five ways to update parameters and moments from a batch's microbatches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +18,7 @@ Update = Callable[[Any, Any, Any, Any], Any]
 
 
 def added_up(config: Config, loss) -> Update:
-    """Gradients added up in place, then one step: what AdamA is measured against."""
+    """Sums gradients in place, then updates once: the baseline of AdamA."""
     tx = optimizer(config)
 
     def update(params, moments, batch, key):
@@ -36,8 +34,8 @@ def added_up(config: Config, loss) -> Update:
 
 
 def added_in_place(config: Config, plan=None) -> Update:
-    """The same with each layer's gradient added to the sum in the backward, so that there is never
-    a second one.
+    """As `added_up`, but the backward adds each layer's gradient to the sum, so that memory never
+    contains a second whole gradient.
     """
     tx, n = optimizer(config), config.train.microbatches
 
@@ -81,7 +79,7 @@ def summed_in_place(config: Config, params, batch, key, add, zero, plan=None):
 
 
 def by_multi_steps(config: Config, loss) -> Update:
-    """`optax.MultiSteps`, called once a microbatch."""
+    """Calls `optax.MultiSteps` once for each microbatch."""
     tx, n = optimizer(config), config.train.microbatches
 
     def update(params, moments, batch, key):
@@ -100,7 +98,7 @@ def by_multi_steps(config: Config, loss) -> Update:
 
 
 def folded(config: Config, loss) -> Update:
-    """AdamA on whole gradients, each of a microbatch."""
+    """Folds the whole gradient of each microbatch by AdamA."""
     tx, clip, n = adama(config), clipping(config), config.train.microbatches
 
     def update(params, moments, batch, key):
@@ -119,9 +117,9 @@ def folded(config: Config, loss) -> Update:
 
 
 def released(step) -> Update:
-    """Each layer's gradient folded into AdamA's moments in the backward, or its update there.
+    """Folds each layer's gradient into AdamA's moments in the backward, or updates the layer there.
 
-    step: what `released_step` returned.
+    step: the result of `released_step`.
     """
 
     def update(params, moments, batch, key):
@@ -132,7 +130,7 @@ def released(step) -> Update:
 
 
 def released_step(config: Config, plan=None, axis_name: str | None = None, dtype=None):
-    """jaxmem's released step over the config's model."""
+    """Returns jaxmem's released step of the config's model."""
     o, split = config.optimizer, models.split(config)
     clip = None if o.clip == "none" else (o.clip, o.clip_at)
     tx = adama(config, axis_name) if o.name == "adamw" else named(config)
@@ -141,7 +139,7 @@ def released_step(config: Config, plan=None, axis_name: str | None = None, dtype
 
 
 def gradient(loss, params, batch, key, n: int):
-    """Loss and gradient of a batch, as the mean over its `n` microbatches, one after the other."""
+    """Returns the mean loss and gradient over the `n` microbatches of a batch, one at a time."""
     if n == 1:
         return jax.value_and_grad(loss)(params, batch, key)
 
@@ -160,7 +158,7 @@ def gradient(loss, params, batch, key, n: int):
 
 
 def microbatches(batch, n: int):
-    """Numbers, and the batch's arrays with a leading axis of microbatches."""
+    """Returns the numbers of microbatches, and the batch with a leading axis of microbatches."""
     return jnp.arange(n, dtype=jnp.uint32), jax.tree.map(
         lambda a: a.reshape(n, -1, *a.shape[1:]), batch
     )

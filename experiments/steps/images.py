@@ -14,7 +14,7 @@ from experiments.config.images import ImageConfig
 from experiments.models import resnet
 from experiments.steps.optimizer import image_optimizer as optimizer
 
-WATCHED = 256  # values of each array, by which the gradients of microbatches are compared
+WATCHED = 256  # number of values of each array in the comparison of microbatches' gradients
 
 
 @functools.partial(
@@ -24,7 +24,7 @@ WATCHED = 256  # values of each array, by which the gradients of microbatches ar
 )
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Everything that a step changes. `statistics`: running averages of batch normalizations."""
+    """The state that a step updates. `statistics`: running averages of batch normalizations."""
 
     params: dict[str, Any]
     statistics: dict[str, Any]
@@ -33,16 +33,16 @@ class State:
 
 
 def init_state(config: ImageConfig) -> State:
-    """The first state; under `jax.eval_shape` it allocates nothing."""
+    """Returns the first state. Under `jax.eval_shape`, it allocates nothing."""
     params, statistics = resnet.create(config, jax.random.key(config.train.seed))
     return State(params, statistics, optimizer(config).init(params), jnp.zeros((), jnp.int32))
 
 
 class Way(NamedTuple):
-    """`begin(params, moments) -> held`, `fold(held, gradient) -> held` a microbatch, `finish(held)
-    -> (params, moments)`.
+    """`begin(params, moments) -> held`, `fold(held, gradient) -> held` for each microbatch,
+    `finish(held) -> (params, moments)`.
 
-    The microbatches' gradients are of the parameters that the batch began with.
+    All microbatches' gradients are at the parameters from before the batch.
     """
 
     begin: Any
@@ -51,7 +51,7 @@ class Way(NamedTuple):
 
 
 def once_a_microbatch(tx) -> Way:
-    """A transformation that updates nothing until the last microbatch, as it says."""
+    """Calls a transformation that updates no parameters before the last microbatch."""
 
     def fold(held, gradient):
         params, moments = held
@@ -62,7 +62,7 @@ def once_a_microbatch(tx) -> Way:
 
 
 def added_up(tx, n: int) -> Way:
-    """The mean of the microbatches' gradients, then one update."""
+    """Computes the mean of the microbatches' gradients, then updates once."""
 
     def begin(params, moments):
         return params, moments, jax.tree.map(jnp.zeros_like, params)
@@ -80,10 +80,10 @@ def added_up(tx, n: int) -> Way:
 
 
 def make_step(config: ImageConfig):
-    """step(state, batch) -> (state, metrics), `batch` a dict of images (B, H, W, 3) and labels
-    (B,).
+    """Returns step(state, batch) -> (state, metrics). `batch` is a dict of images (B, H, W, 3) and
+    labels (B,).
 
-    Metrics: `loss`, `accuracy`, `grad_norm`, the root mean square over the microbatches, and `snr`.
+    Metrics: `loss`, `accuracy`, `grad_norm` (the root mean square over microbatches), and `snr`.
     """
     tx, n = optimizer(config), config.train.microbatches
     folds = config.optimizer.accumulation in ("adama", "multi_steps")
@@ -113,8 +113,8 @@ def make_step(config: ImageConfig):
 
 
 def watched(gradient):
-    """Up to `WATCHED` values of each array, spread evenly: what does not undo the memory that AdamA
-    saves.
+    """Returns at most `WATCHED` values of each array, spread evenly. More values would use
+    the memory that AdamA saves.
     """
     return jnp.concatenate(
         [g.reshape(-1)[:: -(-g.size // WATCHED)] for g in jax.tree.leaves(gradient)]
@@ -122,8 +122,8 @@ def watched(gradient):
 
 
 def signal_to_noise(gradients_NK):
-    """|mean|² / (sum of variances) of N microbatches' gradients; 0 of a single one, or where they
-    do not vary.
+    """Returns |mean|² / (sum of variances) of N microbatches' gradients; 0 for one microbatch, or
+    if the variance is 0.
     """
     n = len(gradients_NK)
     mean_K = gradients_NK.mean(0)

@@ -1,5 +1,5 @@
-"""Optimizers as GPT-2's trainers use AdamW: warm-up, cosine, decay of matrices only, gradients
-clipped.
+"""Optimizers with the settings of GPT-2's trainers: warm-up, cosine decay of the rate, weight decay
+of matrices only, clipped gradients.
 """
 
 import jax
@@ -14,8 +14,8 @@ from experiments.models.blocks import parameter_dtype
 
 
 def learning_rate(config: Trained):
-    """Step (int32) -> rate: linear warm-up, then a cosine down to `final_ratio` at the
-    last step.
+    """Returns the rate as a function of the step (int32): linear warm-up, then a cosine down to
+    `final_ratio` of the peak at the last step.
     """
     o, steps = config.optimizer, config.train.steps
 
@@ -29,7 +29,7 @@ def learning_rate(config: Trained):
 
 
 def matrices(params):
-    """True where weights decay: kernels and embeddings, not biases and norms."""
+    """Returns True for kernels and embeddings, whose weights decay, and False for all others."""
     names = "kernel", "embedding", "head", "positions", "segments"
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in names, params)
 
@@ -47,19 +47,19 @@ def lion(config: Trained) -> optax.GradientTransformation:
 
 
 def sgd(config: Trained) -> optax.GradientTransformation:
-    """With momentum, and decay added to the gradient."""
+    """Returns SGD with momentum, and with weight decay added to the gradient."""
     o = config.optimizer
     decay = optax.add_decayed_weights(o.weight_decay, mask=matrices)
     return optax.chain(decay, optax.sgd(learning_rate(config), momentum=o.beta1))
 
 
 def named(config: Trained) -> optax.GradientTransformation:
-    """What `optimizer.name` says, for whole gradients."""
+    """Returns the optimizer `optimizer.name`, for whole gradients."""
     return {"adamw": adamw, "lion": lion, "sgd": sgd}[config.optimizer.name](config)
 
 
 def adama(config: Trained, axis_name: str | None = None):
-    """AdamW, which microbatches are folded into."""
+    """Returns AdamW with folded microbatches: AdamA."""
     o = config.optimizer
     return jaxmem.adamaw_a(
         learning_rate(config),
@@ -77,7 +77,7 @@ def adama(config: Trained, axis_name: str | None = None):
 def multi_steps(
     config: Config | ImageConfig, tx: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """`tx` on the mean of a batch's microbatches, called once for each."""
+    """Returns optax.MultiSteps: `tx` on the mean of a batch's microbatches, one call for each."""
     wide = parameter_dtype(config.model)
     return optax.MultiSteps(
         tx, config.train.microbatches, accumulator_dtype=wide
@@ -85,7 +85,7 @@ def multi_steps(
 
 
 def clipping(config: Config) -> optax.GradientTransformation:
-    """Of a whole gradient, as `optimizer.clip` says."""
+    """Returns the clipping `optimizer.clip` of a whole gradient."""
     o = config.optimizer
     by = {
         "none": optax.identity,
@@ -96,13 +96,13 @@ def clipping(config: Config) -> optax.GradientTransformation:
 
 
 def optimizer(config: Config) -> optax.GradientTransformation:
-    """What is named, after clipping, for whole gradients of a batch."""
+    """Returns clipping, then the named optimizer, for whole gradients."""
     chained = optax.chain(clipping(config), named(config))
     return multi_steps(config, chained) if _by_microbatch(config) else chained
 
 
 def image_optimizer(config: ImageConfig) -> optax.GradientTransformation:
-    """What is called once a microbatch ("adama", "multi_steps"), or once a batch."""
+    """Returns the optimizer, to be called for each microbatch ("adama", "multi_steps") or batch."""
     if config.optimizer.accumulation == "adama":
         return adama(config)
     return multi_steps(config, named(config)) if _by_microbatch(config) else named(config)

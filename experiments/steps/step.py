@@ -1,5 +1,5 @@
-"""The state, and `make_step(config, plan) -> step(state, batch) -> (state, metrics)`: what
-`jaxmem.plan` is given.
+"""The state, and `make_step(config, plan)`, which returns step(state, batch) -> (state, metrics).
+`jaxmem.plan` gets `make_step` as its `build`.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ from experiments.steps.optimizer import adama, optimizer
 )
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Everything that a step changes. `key`: uint32[2], the dropout's; a step's own key is folded
-    from it.
+    """The state of training. `key`: uint32[2], the key of dropout; each step folds its number into
+    the key.
     """
 
     params: dict[str, Any]
@@ -37,7 +37,7 @@ class State:
 
 
 def init_state(config: Config) -> State:
-    """The first state, all on the device; under `jax.eval_shape` it allocates nothing."""
+    """Returns the first state, on the device. Under `jax.eval_shape`, it allocates nothing."""
     params_key, dropout_key = _keys(config)
     params = models.create(config, params_key)
     moments = _first_moments(config, params)
@@ -45,15 +45,15 @@ def init_state(config: Config) -> State:
 
 
 def first_state(config: Config) -> State:
-    """The first state where the config wants it. Where layers go to host memory, each is made on
-    its own, so that a model need not fit into the device's memory: `placed(config, init_state())`,
-    to the last bit.
+    """Returns the first state in the memories that the config names. If layers are stored in host
+    memory, they are created one at a time, so that the model may exceed the device's memory. The
+    result equals `placed(config, init_state(config))` to the last bit.
     """
     if (where := config.states.where) is None:
         return jax.jit(functools.partial(init_state, config))()
     params_key, dropout_key = _keys(config)
     outer = jax.jit(lambda: models.parts(config, params_key)[0])()
-    # Traced layer by layer, where nothing reads what is drawn outside of them.
+    # `create` traces each layer alone, where the parameters outside the layers are dead code.
     layer = lambda i: models.parts(config, params_key)[1](i)
     step = accumulate.released_step(config)
     params, moments = step.create(outer, layer, config.model.layers, **where)
@@ -61,7 +61,7 @@ def first_state(config: Config) -> State:
 
 
 def _keys(config: Config) -> jax.Array:
-    """The keys that parameters are drawn from, and dropout."""
+    """Returns the key of parameters, and the key of dropout."""
     return jax.random.split(jax.random.key(config.train.seed))
 
 
@@ -73,7 +73,7 @@ def _first_moments(config: Config, params):
 
 
 def abstract(config: Config) -> tuple[State, Any]:
-    """State and batch of a step, as shapes."""
+    """Returns the shapes of a step's state and batch."""
     state = jax.eval_shape(functools.partial(init_state, config))
     if config.states.persist is not None:
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -83,8 +83,8 @@ def abstract(config: Config) -> tuple[State, Any]:
 
 
 def placed(config: Config, state: State) -> State:
-    """The state where the config wants it, whatever form it has: arrays that move are deleted where
-    they were. The state of another config's placement becomes this one's.
+    """Returns the state in the memories that the config names. `state` may have any placement.
+    Arrays that move are deleted from their old memory.
     """
     if (where := config.states.where) is None:
         return state
@@ -92,17 +92,19 @@ def placed(config: Config, state: State) -> State:
 
 
 def joined(config: Config, state: State) -> State:
-    """The state in the form that no placement changes, which is what to save."""
+    """Returns the state in the joined form, which no placement changes: the form to save."""
     return state if config.states.where is None else make_step(config).joined(state)
 
 
 def make_loss(config: Config, loop: Loop | None = None):
-    """loss(params, batch, key=None) -> mean loss in nats a prediction. A key means dropout."""
+    """Returns loss(params, batch, key=None) -> mean loss in nats per prediction. A key enables
+    dropout.
+    """
     return whole(models.split(config), loop)
 
 
 def make_step(config: Config, plan=None):
-    """step(state, batch) -> (state, metrics). `plan`: a jaxmem.Plan, or None to keep everything."""
+    """Returns step(state, batch) -> (state, metrics). `plan`: a jaxmem.Plan; None keeps all."""
     if config.optimizer.accumulation == "in_place":
         return _step(config, accumulate.added_in_place(config, plan))
     if config.optimizer.accumulation == "released":
@@ -117,8 +119,8 @@ def make_step(config: Config, plan=None):
 
 
 def step_over(config: Config, loop: Loop):
-    """The same with the layers under any loop: under any policy of `jax.checkpoint`, jaxmem's or
-    JAX's own.
+    """Returns the step with the layers in any loop, and so under any policy of `jax.checkpoint`,
+    jaxmem's or JAX's.
     """
     loss = make_loss(config, loop)
     ways = {

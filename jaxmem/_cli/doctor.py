@@ -237,8 +237,8 @@ def _compiler(target: str, name: str, there: str, command: Callable[[], str]) ->
 
 def _assembler() -> Check:
     """Tells whether NVIDIA's assembler is installed, from CUDA or from a wheel."""
-    places = [shutil.which("ptxas"), "/usr/local/cuda/bin/ptxas"]
-    found = next((p for p in places if p and os.path.exists(p)), None)
+    paths = [shutil.which("ptxas"), "/usr/local/cuda/bin/ptxas"]
+    found = next((p for p in paths if p and os.path.exists(p)), None)
     if found is None and installed("nvidia-cuda-nvcc") is not None:
         found = "nvidia-cuda-nvcc " + str(installed("nvidia-cuda-nvcc"))
     if found is None:
@@ -252,7 +252,7 @@ def cache() -> Check:
     """Tells whether the cache of earlier plans' times and compiles can be read and written."""
     path, name = default_path(), "database of times"
     # the file, or else the nearest folder that exists, in which it would be made
-    place = next(p for p in (path, *path.parents) if os.path.exists(p))
+    near = next(p for p in (path, *path.parents) if os.path.exists(p))
     if (what := check()) is not None:
         return Check(
             name,
@@ -261,7 +261,7 @@ def cache() -> Check:
             " cannot be read, let this user read and write it",
             "note",
         )
-    if not all(os.access(p, os.W_OK) for p in (place, place if place.is_dir() else place.parent)):
+    if not all(os.access(p, os.W_OK) for p in (near, near if near.is_dir() else near.parent)):
         return Check(
             name,
             f"{path} cannot be written: each plan measures and compiles again",

@@ -46,16 +46,16 @@ def _where(error: BaseException) -> str | None:
     cause = error.__cause__ if isinstance(error, JaxmemError) else None
     if cause is not None and (inner := _where(cause)) is not None:
         return inner
-    place = next(filter(None, map(_place, _chain(error))), None)
-    if place is None:
+    frame = next(filter(None, map(_frame, _chain(error))), None)
+    if frame is None:
         return None
-    path, line, name = place
+    path, line, name = frame
     near = os.path.relpath(path)
     shown = path if near.startswith(os.pardir) else near
     return f"{shown}:{line}" + ("" if name == "<module>" else f", in {name}")
 
 
-def _place(error: BaseException) -> tuple[str, int, str] | None:
+def _frame(error: BaseException) -> tuple[str, int, str] | None:
     """File, line and function of the innermost frame of the traceback in the user's code; None if
     there is no such frame.
     """

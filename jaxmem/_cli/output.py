@@ -33,7 +33,7 @@ def check_outputs(
     for option, path in outputs.items():
         if path is None:
             continue
-        _check_place(option, path)
+        _check_path(option, path)
         for other, name in taken.items():
             if _same(path, other):
                 raise JaxmemError(f"{option}: {path!r} is {name} too; name another file")
@@ -107,15 +107,15 @@ def show_result(args: argparse.Namespace, data: Any, text: str | Callable[[], No
         text()
 
 
-def _check_place(option: str, path: str) -> None:
+def _check_path(option: str, path: str) -> None:
     """Raises JaxmemError unless a regular file can be written at `path`."""
-    place = pathlib.Path(path)
+    file = pathlib.Path(path)
     try:
-        if place.is_dir():
+        if file.is_dir():
             raise JaxmemError(f"{option}: {path!r} is a folder; expected the name of a file")
-        if place.exists() and not place.is_file():  # a pipe, or a device such as /dev/stdout
+        if file.exists() and not file.is_file():  # a pipe, or a device such as /dev/stdout
             raise JaxmemError(f"{option}: {path!r} is no regular file; expected the name of one")
-        check_writable(place)
+        check_writable(file)
     except OSError as error:
         raise JaxmemError(f"{option}: {path!r} cannot be written: {_why(error)}") from error
 

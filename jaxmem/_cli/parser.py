@@ -178,8 +178,8 @@ def _add_step_commands(command) -> None:
 
 def _add_plan_commands(command) -> None:
     """Adds the commands about plans: `show`, `diff`, `report`."""
-    one = command("show", "print a plan as a table")
-    one.add_argument("plan", metavar="PLAN.json")
+    one = command("show", "print a plan or a frontier as a table")
+    one.add_argument("plan", metavar="PLAN.json", help="the file, or that of a frontier")
     one.add_argument("--json", action="store_true", help="print it as JSON: the file, checked")
 
     one = command("diff", "print what differs between two plans")
@@ -188,10 +188,13 @@ def _add_plan_commands(command) -> None:
     one.add_argument("--json", action="store_true", help="print JSON")
 
     one = command(
-        "report", "write a page, HTML in one file, about runs of experiments or about plans"
+        "report", "write a page, HTML in one file, about runs of experiments, plans, or a frontier"
     )
     one.add_argument(
-        "runs", metavar="RUN", nargs="+", help="a folder with plan.json, or a plan's file"
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        help="a folder with plan.json, or a file of --out",
     )
     one.add_argument(
         "--out", metavar="FILE", help="the page (default: report.html in the first folder)"

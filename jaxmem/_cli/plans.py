@@ -1,5 +1,5 @@
-"""`jaxmem show`, `diff` and `report`: the commands about plans' files, which import no JAX. Each
-function runs one command, and returns its exit code.
+"""`jaxmem show`, `diff` and `report`: the commands about the files of plans and frontiers, which
+import no JAX. Each function runs one command, and returns its exit code.
 """
 
 import argparse
@@ -7,15 +7,18 @@ import pathlib
 
 from jaxmem._cli.output import check_outputs, say, show_result
 from jaxmem._cli.tables import show_plan
+from jaxmem._result.frontier import Frontier, load_result
 from jaxmem._result.plan.difference import difference
 from jaxmem._result.plan.plan import Plan
-from jaxmem._train.report.report import report_runs
+from jaxmem._train.report.report import report_frontier, report_runs
 from jaxmem._train.runs.run import EXPLAINED, METRICS, PLAN, SUMMARY
+from jaxmem.errors import JaxmemError
 
 
 def show(args: argparse.Namespace) -> int:
-    found = Plan.load(args.plan)
-    show_result(args, found.to_json(), lambda: show_plan(found))
+    found = load_result(args.plan)
+    table = print if isinstance(found, Frontier) else show_plan
+    show_result(args, found.to_json(), lambda: table(found))
     return 0
 
 
@@ -35,5 +38,25 @@ def report(args: argparse.Namespace) -> int:
         for name in (PLAN, METRICS, SUMMARY, EXPLAINED):
             read[str(pathlib.Path(run, name))] = f"{name} of {run!r}, which is read,"
     check_outputs({"--out": str(out)}, read)
-    print(report_runs(args.runs, out))
+    frontier = _frontier(args.runs)
+    if frontier is None:
+        report_runs(args.runs, out)
+    else:
+        report_frontier(frontier, out)
+    print(out)
     return 0
+
+
+def _frontier(runs: list[str]) -> Frontier | None:
+    """The frontier to report; None if `runs` are folders and plans' files. Raises JaxmemError for a
+    frontier among several runs.
+    """
+    for run in runs:
+        if pathlib.Path(run).is_file() and isinstance(found := load_result(run), Frontier):
+            if len(runs) == 1:
+                return found
+            raise JaxmemError(
+                f"report: {run!r} is the file of a frontier, and {len(runs)} runs were given;"
+                " expected a frontier alone, or folders and plans' files"
+            )
+    return None

@@ -1,3 +1,6 @@
-"""The vocabulary of the library: actions, choices, assignments, the profile of a step, byte sizes,
-and the cache on disk. This room imports no JAX.
+"""The vocabulary of the library: actions, choices, assignments, groups of layers, the types of a
+profile, byte sizes, and the database of measured times and compiles.
+
+All other rooms use these types. This room imports no JAX, so that plans' files can be read, and
+profiles solved for assignments, without JAX.
 """

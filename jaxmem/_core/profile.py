@@ -111,13 +111,13 @@ class BlockClass:
         free = set(self.free)
         return sum(self.values[v] for v in self.needed if v not in free)
 
-    def places(self, name: str) -> tuple[Tag, ...]:
+    def occurrences(self, name: str) -> tuple[Tag, ...]:
         """The tags of this name, in the block's order."""
         return tuple(tag for tag in self.tags if tag.name == name)
 
     def tag_bytes(self, name: str) -> int:
         """Bytes of the tensors of this name together."""
-        return sum(self.values[tag.value] for tag in self.places(name))
+        return sum(self.values[tag.value] for tag in self.occurrences(name))
 
 
 @dataclasses.dataclass(frozen=True)

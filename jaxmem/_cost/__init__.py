@@ -1,3 +1,3 @@
-"""What each action costs: the blocks of a traced step (`blocks`), and the bytes and seconds of each
-action on each of their tensors (`profile`).
+"""Prices the actions of a step. A traced step goes in. Its blocks are found (`blocks`), and a
+`Profile` comes out: the bytes and the seconds of each action on each tensor (`profile`).
 """

@@ -1,1 +1,3 @@
-"""Optimizers that hold no whole gradient: AdamA (`adama`), and the released step (`released`)."""
+"""Optimizers that never store a whole gradient: AdamA, an optax transformation (`adama`), and the
+released step, a training step that updates each layer in the backward (`released`).
+"""

@@ -1,9 +1,10 @@
-"""Finds a plan. Users call `plan.py`, `jit.py`, `frontier.py`, `verify.py`, `user_assignments.py`
-and `explain`. `search` is the search over actions, and `solve` its mixed-integer program.
-`placement` is the search over actions and the places of model states, with its mixed-integer
-program. `outcome` makes the plan or the error.
+"""Finds a plan. `build`, the step's arguments, a budget and a target go in; a `Plan` or an error
+comes out. Users call `plan.py`, `jit.py`, `frontier.py`, `verify.py`, `user_assignments.py` and
+`explain`. `search` is the search over actions, and `solve` its mixed-integer program. `placement`
+is the search over actions and the places of model states, with its mixed-integer program. `outcome`
+makes the plan or the error.
 
-The six objects of a plan's way are in the table "The way of a plan" of CONTRIBUTING.md.
+"The way of a plan" in CONTRIBUTING.md lists the six objects from a traced step to a plan.
 
 Where to look if a prediction is wrong:
 
@@ -19,9 +20,9 @@ Where to look if a prediction is wrong:
     a stored plan is not found  recall.py (the key), search/history.py
 
 A tensor is offloaded if the target can offload (`allowed_actions`), if its block can (`left_out`
-and `looped` in `_cost/profile/profile.py`; `options.py` there gives the tag an option), and if the
+and `looped` in `_cost/profile/profile.py`; `_cost/profile/options.py` lists the option), and if the
 solver picks the option (`MixedIntegerProgram`). Local search, changes by whole steps, and measured
 comparisons may pick the option too. The policy of the tensor's block carries the choice out
-(`_model/tags/policy.py`). If a plan places model states too, `placement/program.py` decides, and
-`placement/search.py` takes the place of `Search`.
+(`_model/tags/policy.py`). If a plan places model states too, `placement/program.py` replaces
+`MixedIntegerProgram`, and `placement/search.py` replaces `Search`.
 """

@@ -1,5 +1,5 @@
-"""Advice to the user about options that were not requested, and that would have met the budget or
-saved time.
+"""The errors for budgets that no plan meets, and advice to the user about options that were not
+requested, and that would have met the budget or saved time.
 
 Values that `checkpoint_name` names: their authors never agreed to a loss, so `jaxmem.plan` leaves
 out codecs for them unless `actions` requests codecs. For the advice, the same problem is solved
@@ -22,14 +22,17 @@ import jax.numpy as jnp
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.profile import Profile
+from jaxmem._planner.placement.search import PlacementSearch
 from jaxmem._planner.search.candidates import solve_fastest
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import LEAST_GAIN
-from jaxmem._planner.search.trial import Trial
+from jaxmem._planner.search.trial import Limits, Trial
 from jaxmem._planner.solve.solution import ActionSolution
+from jaxmem._result.plan.rows import Bytes
+from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import divisors, on_host
 from jaxmem._trace.jaxpr import nbytes
-from jaxmem.errors import StepError
+from jaxmem.errors import BudgetError, StepError
 
 ASK = 'it was not asked for: give actions="all"'
 
@@ -133,7 +136,7 @@ MOMENTS = frozenset(
 )
 
 
-def remedies(traced: jax.stages.Traced, args: tuple, devices: int) -> str:
+def _remedies(traced: jax.stages.Traced, args: tuple, devices: int) -> str:
     """The end of a sentence that names ways to make the arguments smaller, each with the bytes that
     it saves on one device. "" if no argument is donated, since model states are then unknown.
 
@@ -167,3 +170,100 @@ def remedies(traced: jax.stages.Traced, args: tuple, devices: int) -> str:
 def _names(path) -> set[str]:
     """The attributes and keys of a path, as texts."""
     return {str(getattr(key, "name", getattr(key, "key", ""))) for key in path}
+
+
+# The parts of a step's bytes, in the order of the fields of `Bytes`, and how to make them smaller.
+SAVED = "tensors saved for the backward"
+ADVICE = {
+    "arguments and model states": "use a smaller model, lower-precision states, or more devices",
+    SAVED: "allow more actions, or tag more tensors",
+    "working memory of the head and one block": "chunk the loss, or use a smaller batch, or more"
+    " microbatches",
+}
+
+
+def arguments_exceed(
+    arguments: int, limits: Limits, target: Target, traced: jax.stages.Traced, args: tuple
+) -> BudgetError:
+    """Returns the error for a budget that the step's arguments alone exceed. The error is raised
+    before the first compile.
+
+    arguments: bytes of the arguments on one device.
+    traced, args: the traced step, and its arguments.
+    """
+    each, advice = _each(target), _remedies(traced, args, target.devices)
+    return BudgetError(
+        f"plan: `budget` is {show_bytes(limits.budget)}, and the step's arguments alone take"
+        f" {show_bytes(arguments)} ({arguments} bytes){each} for target {str(target)!r}. Every plan"
+        " takes more, so none was compiled: give a larger budget, or"
+        f" {ADVICE['arguments and model states']}{_margin(limits)}"
+        + (f". {advice[0].upper()}{advice[1:]}" if advice else ""),
+        least_bytes=arguments,
+    )
+
+
+def infeasible(search: Search, unnamed: str = "", hint: str = "") -> BudgetError:
+    """Returns the error that names the least compiled bytes, and the largest part of them.
+
+    unnamed: the largest tensors that no tag names, as a text; may be empty.
+    hint: text that is added to the end of the sentence.
+    """
+    least, target = search.smallest, search.compiler.backend.target
+    sizes = Bytes.of(least.total, search.static, least.cost.saved_bytes)
+    parts = dict(zip(ADVICE, dataclasses.astuple(sizes)))
+    holder = max(parts, key=lambda k: parts[k])
+    message = (
+        f"plan: `budget` is {show_bytes(search.limits.budget)}, and the least that compiled is"
+        f" {show_bytes(least.total)} ({least.total} bytes){_each(target)} for target"
+        f" {str(target)!r}, of {len(search.trials)} assignments: "
+        + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
+        + f"; the largest part is {holder}: {ADVICE[holder]}{_margin(search.limits)}"
+    )
+    if unnamed and holder == SAVED:
+        message += f"; the largest tensors that no tag names are {unnamed}"
+    message += "".join(f"; {sentence}" for sentence in held_by_schedule(search, least))
+    if least.host_bytes:
+        message += f"; host memory needed: {show_bytes(least.host_bytes)}"
+    return BudgetError(message + hint, least_bytes=least.total)
+
+
+def infeasible_placement(search: PlacementSearch) -> BudgetError:
+    """The error that names the least bytes, on the device and in host memory."""
+    least, states, limits = search.least(), search.problem.states, search.limits
+    target = search.steps.backend.target
+    given, host = show_bytes(limits.budget), show_bytes(limits.host_bytes)
+    if least is None:
+        needed = show_bytes(states.layers * states.layer)
+        return BudgetError(
+            f"plan: `budget` is {given}, and `host_budget` {host} for target {str(target)!r}: no"
+            " placement of the states needs so little host memory and fits the device; the layers'"
+            f" states take {needed} in all; expected more of either",
+            least_bytes=None,
+        )
+    over = [t.total for t in search.trials if t.total > limits.usable_bytes]
+    bytes_ = min([search.expected(least), *over])
+    return BudgetError(
+        f"plan: `budget` is {given}, and `host_budget` {host} for target {str(target)!r}: the least"
+        f" that is expected to compile is {show_bytes(bytes_)} ({bytes_} bytes) on the device, with"
+        f" {show_bytes(least.host_bytes)} in host memory, {least.places}; expected a larger budget:"
+        " smaller microbatches and a chunked loss need less",
+        least_bytes=bytes_,
+    )
+
+
+def _each(target: Target) -> str:
+    """The phrase that follows bytes in an error for a target of several devices, since the bytes
+    are bytes of one device. Empty for a single device.
+    """
+    several = not target.local and target.devices > 1
+    return f" on each of {target.devices} devices" if several else ""
+
+
+def _margin(limits: Limits) -> str:
+    """The end of an error's sentence, about the share of the budget that a plan may not use; empty
+    if a plan may use the whole budget.
+    """
+    margin = 1 - limits.usable_bytes / limits.budget
+    if not 1e-3 < margin < 0.5:  # a larger share comes from rounding a budget of a few bytes
+        return ""
+    return f"; {margin:.0%} of the budget is left for what the device takes beside a step's buffers"

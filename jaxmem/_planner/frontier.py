@@ -28,8 +28,8 @@ from jaxmem._core.bytes import parse_budget, show_bytes
 from jaxmem._core.database import Database
 from jaxmem._core.progress import LOG
 from jaxmem._cost.profile.options import Allowed
+from jaxmem._planner.advice import infeasible_placement
 from jaxmem._planner.microbatches import checked, numbers_for
-from jaxmem._planner.outcome.placed import infeasible
 from jaxmem._planner.placement.plan import (
     MICROBATCHES,
     SHARDING,
@@ -195,7 +195,7 @@ def _estimated(
         found += _of_places(search, limits, cell)
         refused = search
     if not found:
-        raise infeasible(refused)
+        raise infeasible_placement(refused)
     return found
 
 

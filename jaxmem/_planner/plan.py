@@ -14,10 +14,10 @@ from jaxmem._core.warn import silently, warn
 from jaxmem._cost.blocks.unnamed import listed, unnamed
 from jaxmem._cost.profile.options import Allowed, checked_outliers
 from jaxmem._cost.profile.times import RETRY_SECONDS
-from jaxmem._planner.advice import would_fit, would_save
+from jaxmem._planner.advice import infeasible, would_fit, would_save
 from jaxmem._planner.microbatches import checked, fastest_plan, numbers_for
 from jaxmem._planner.multi_process import by_the_first
-from jaxmem._planner.outcome.searched import infeasible, outcome
+from jaxmem._planner.outcome.searched import outcome
 from jaxmem._planner.placement.plan import (
     MICROBATCHES,
     SHARDING,

@@ -18,8 +18,7 @@ from jaxmem._cost.blocks.policies import (
 )
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile as make_profile
-from jaxmem._planner.advice import remedies
-from jaxmem._planner.outcome.searched import arguments_exceed
+from jaxmem._planner.advice import arguments_exceed
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.estimates import Estimates
 from jaxmem._planner.search.history import History
@@ -30,7 +29,7 @@ from jaxmem._target.compiled.compiled import check_arguments
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import argument_bytes, batch_axes
 
-SHOWN = 3  # places of checkpoints that a note names
+SHOWN = 3  # source lines of checkpoints that a note names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +37,7 @@ class TracedStep:
     """A step that was traced, checked and profiled.
 
     compiler: compiles the step under a plan.
+    planned: whether the step as its author wrote it has policies of jaxmem.
     traced: the step with every tag recomputed, so that the backward of each block contains the
       block's whole forward.
     arguments: bytes of the step's arguments on one device.
@@ -53,6 +53,7 @@ class TracedStep:
     """
 
     compiler: StepCompiler
+    planned: bool
     traced: jax.stages.Traced
     arguments: int
     shards: int
@@ -76,6 +77,7 @@ class TracedStep:
             self.history,
             Estimates(self.compiler, self.profile, self.shards),
             self.history_as_written,
+            self.planned,
             codecs_by_default,
             profile_seconds=self.seconds,
         )
@@ -84,7 +86,8 @@ class TracedStep:
 def read_step(compiler: StepCompiler, limits: Limits | None, allowed: Allowed) -> TracedStep:
     """Traces, checks and profiles a step.
 
-    compiler: traces the step, and compiles it later.
+    compiler: traces the step. The traced step has a compiler of its own, which knows the facts that
+      were read.
     limits: the bytes that a plan may take; None for no limit.
     allowed: the actions and codecs that get prices.
 
@@ -98,33 +101,26 @@ def read_step(compiler: StepCompiler, limits: Limits | None, allowed: Allowed) -
     check_arguments(target, traced)
     arguments = argument_bytes(traced, args, target.devices)
     if limits is not None and arguments > limits.usable_bytes:
-        smaller = remedies(traced, args, target.devices)
-        raise arguments_exceed(arguments, limits, target, smaller)
+        raise arguments_exceed(arguments, limits, target, traced, args)
     as_written = compiler.trace(Assignment.unchanged()).jaxpr
     check_plan_is_passed_on(traced.jaxpr.jaxpr, as_written.jaxpr)
-    compiler.planned = has_policies(as_written.jaxpr)
-    compiler.checkpointed = bool(own_checkpoints(as_written.jaxpr))
+    planned, checkpointed = has_policies(as_written.jaxpr), bool(own_checkpoints(as_written.jaxpr))
     axes = batch_axes(traced, args, target.devices)
     shards = math.prod(axes.values())
     price = functools.partial(
-        make_profile,
-        traced.jaxpr,
-        backend,
-        axes=axes,
-        database=backend.database,
+        make_profile, traced.jaxpr, backend, axes=axes, database=backend.database
     )
     history = History(backend, traced.jaxpr)
-    has_own = compiler.checkpointed and not compiler.planned
-    own_history = History(backend, as_written) if has_own else None
+    own = History(backend, as_written) if checkpointed and not planned else None
     profile, notes = corrected_by_runs(price(allowed=allowed), history)
-    notes += _undecided(compiler)
-    compiler.idle_blocks = profile.idle_blocks  # only the profile knows the idle blocks
+    notes += _undecided(compiler) if checkpointed else ()
+    compiler = compiler.with_facts(checkpointed, profile.idle_blocks)
     # The permissions under `actions="all"`: codecs for values that `checkpoint_name` names too.
     for_all = dataclasses.replace(allowed, named=allowed.actions, codecs_by_default=False)
     wider = lambda: corrected_by_runs(price(allowed=for_all), history)[0]
     seconds = time.perf_counter() - start
     return TracedStep(
-        compiler, traced, arguments, shards, profile, wider, history, own_history, notes, seconds
+        compiler, planned, traced, arguments, shards, profile, wider, history, own, notes, seconds
     )
 
 
@@ -132,13 +128,11 @@ def _undecided(compiler: StepCompiler) -> tuple[str, ...]:
     """A note for the user about checkpoints that remain under every plan, if the step has any. The
     step with everything kept has them too.
     """
-    if not compiler.checkpointed:
+    lines = own_checkpoints(compiler.trace(Assignment.everything()).jaxpr.jaxpr)
+    if not lines:
         return ()
-    places = own_checkpoints(compiler.trace(Assignment.everything()).jaxpr.jaxpr)
-    if not places:
-        return ()
-    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+    more = f" and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
     return (
         "under every plan, and with everything kept, the step has checkpoints that no plan decides:"
-        f" {', '.join(places[:SHOWN])}{more}",
+        f" {', '.join(lines[:SHOWN])}{more}",
     )

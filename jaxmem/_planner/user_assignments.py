@@ -118,7 +118,7 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
             (history_as_written or step.history).remember(one)
     kept, *others = compiled
     baseline = Trial(kept, everything(whole), kept.compiled.total_bytes)
-    written = None if step.compiler.planned else baseline
+    written = None if step.planned else baseline
     if checkpointed:
         of_checkpoints = cost_as_written(whole, baseline, others[0])
         written = Trial(others[0], of_checkpoints, others[0].compiled.total_bytes)

@@ -174,9 +174,9 @@ class Frontier:
         wrote, mend = "a file that Frontier.save wrote", "make the frontier again, or mend the file"
         with named("Frontier.load:", path, wrote, mend):
             found = _READER.read(Frontier, without_schema(read_json(path)))
-            places = {(cell.batch, cell.budget_bytes) for cell in found.cells}
+            pairs = {(cell.batch, cell.budget_bytes) for cell in found.cells}
             every = [(batch, budget) for batch in found.batches for budget in found.budgets]
-            if not every or len(places) != len(found.cells) or len(places) != len(every):
+            if not every or len(pairs) != len(found.cells) or len(pairs) != len(every):
                 raise Broken(found.cells, "one cell for each size and each budget", "cells")
             return found
 
@@ -219,6 +219,18 @@ class Frontier:
                 f" {show_ms(1e3 * cell.seconds)}), {self.rates(cell.compiled_throughput)}"
             )
         return lines
+
+
+def load_result(path: str | os.PathLike) -> Plan | Frontier:
+    """Reads a file that `Plan.save` or `Frontier.save` wrote.
+
+    Raises PlanFileError, which names the field, if the file is neither.
+    """
+    try:
+        data = read_json(path)
+    except (OSError, ValueError):  # `Plan.load` reports the error
+        data = None
+    return (Frontier if isinstance(data, dict) and "cells" in data else Plan).load(path)
 
 
 def show_rate(rate: float) -> str:

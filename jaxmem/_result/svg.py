@@ -142,7 +142,7 @@ def _title(text: str) -> str:
 
 
 def _shape(path: str, css: str, title: str = "", *, height: int = 100, fill: str | None = None):
-    """A path that stretches over its place, which is 100 wide and `height` high."""
+    """A path that stretches over its box, which is 100 wide and `height` high."""
     inner = element("path", _title(title), css=css, fill=fill, d=path)
     # The size is written for notebooks, which have no style sheet.
     size = {"css": "stretch", "width": "100%", "height": "100%"}
@@ -176,10 +176,10 @@ def area(heights: Sequence[float], css: str, title: str) -> str:
 
 
 def boxes(
-    places: Iterable[tuple[float, float]], css: str, title: str = "", fill: str | None = None
+    spans: Iterable[tuple[float, float]], css: str, title: str = "", fill: str | None = None
 ) -> str:
     """Rectangles over the whole height, of (left, width) in percent, as one shape."""
-    path = "".join(f"M{left:.3f} 0h{width:.3f}v1h-{width:.3f}z" for left, width in places if width)
+    path = "".join(f"M{left:.3f} 0h{width:.3f}v1h-{width:.3f}z" for left, width in spans if width)
     return _shape(path, css, title, height=1, fill=fill) if path else ""
 
 

@@ -144,7 +144,7 @@ def sized(args: tuple, size: int) -> tuple:
 
 def _called(position: int, function: Callable[[int], Any], size: int):
     """What a function returns for a size; its arrays are not made, and shapes stand for them."""
-    others: list = []  # a leaf that is no array; None in the place of an array
+    others: list = []  # a leaf that is no array; None for an array
     structure = None
 
     def arrays():

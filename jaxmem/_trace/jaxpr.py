@@ -197,15 +197,15 @@ _LAYERS = (
 )
 
 
-def place_of(eqn: JaxprEqn) -> str:
+def line_of(eqn: JaxprEqn) -> str:
     """The file, line and function that an equation is from, such as "model.py:12:8 (mlp)": the
     innermost line of a model, the user's own or a package's, if there is one, and not of jaxmem's
     or a library of layers. The path is relative to the working directory, or to where packages are.
     "" where JAX kept no trace.
     """
     told = source_info_util.summarize(eqn.source_info, num_frames=_FRAMES)
-    frames = [line for line in reversed(told.splitlines()) if line != "unknown"]  # innermost first
+    frames = [f for f in reversed(told.splitlines()) if f != "unknown"]  # innermost first
     models = [f for f in frames if not any(library in f for library in _LAYERS)]
-    place = next(iter(models or frames), "")
-    _, installed, inside = place.rpartition(_PACKAGES)
-    return inside if installed else place.removeprefix(os.getcwd() + os.sep)
+    line = next(iter(models or frames), "")
+    _, installed, inside = line.rpartition(_PACKAGES)
+    return inside if installed else line.removeprefix(os.getcwd() + os.sep)

@@ -98,8 +98,8 @@ class Job:
                 function, mesh=mesh, in_specs=every, out_specs=every, axis_names=manual,
                 check_vma=False,
             )  # fmt: skip
-        place = NamedSharding(mesh, PartitionSpec())
-        number = jax.ShapeDtypeStruct((), jnp.float32, sharding=place)
+        sharding = NamedSharding(mesh, PartitionSpec())
+        number = jax.ShapeDtypeStruct((), jnp.float32, sharding=sharding)
         placed = lambda number, *arguments: (number, function(*arguments))
         return jax.jit(placed).trace(number, *self.specs)
 

@@ -2,7 +2,7 @@
 
 Calls are inlined, and values are numbered. `flatten` inlines every call, and serves readers of
 programs that are differentiated already. `program_of` serves programs that will be differentiated:
-rules of custom derivatives stay whole. A node keeps its place in the source and in the model, so
+rules of custom derivatives stay whole. A node keeps its source line and its name in the model, so
 that messages and compiled programs show the user's lines.
 """
 
@@ -42,7 +42,7 @@ class Node:
     eqn: JAX's equation; the last one where several are replaced.
     path: the modules and functions that contain the operation, outermost first.
     names: JAX's stack of names, which the compiled program shows.
-    call: runs in the place of `eqn`, from operands to a sequence of results.
+    call: runs instead of `eqn`, from operands to a sequence of results.
     """
 
     primitive: str
@@ -64,8 +64,8 @@ class Node:
         """
         # The names of what surrounds the call come first, as they would without rewriting.
         names = source_info_util.current_name_stack() + self.names
-        place = source_info_util.user_context(self.eqn.source_info.traceback, name_stack=names)
-        with place, self.eqn.ctx.manager:
+        context = source_info_util.user_context(self.eqn.source_info.traceback, name_stack=names)
+        with context, self.eqn.ctx.manager:
             return self.bind(operands)
 
     def bind(self, operands: Sequence) -> Sequence:
@@ -117,7 +117,7 @@ def flatten(
 
     barriers: adds a node before the body of each checkpoint of a backward that JAX lowers behind a
       barrier: the node has that checkpoint's primitive, and returns the values that it reads.
-    body_of: the jaxpr that is put in an equation's place, or None where the equation stays.
+    body_of: the jaxpr that is put in place of an equation, or None where the equation stays.
     """
     avals: list[Any] = []
     nodes: list[Node] = []
@@ -271,13 +271,13 @@ def is_differentiated(jaxpr: Jaxpr) -> bool:
     return any("transpose(" in str(eqn.source_info.name_stack) for eqn in equations(jaxpr))
 
 
-# -- Nodes in the place of others.
+# -- Nodes instead of others.
 
 
 def standing_for(
     last: Node, primitive: str, inputs: Sequence, outputs: Sequence[int], call: Callable
 ) -> Node:
-    """A node that runs `call` in the place of several, `last` being the last of them. Their names
+    """A node that runs `call` instead of several, `last` being the last of them. Their names
     are entered within.
     """
     return Node(primitive, tuple(inputs), tuple(outputs), last.eqn, call=call)
@@ -296,7 +296,7 @@ def branches(node: Node) -> list[ClosedJaxpr]:
 
 
 def with_branches(node: Node, functions: Sequence[Callable[..., Sequence]]) -> Node:
-    """The node with `functions` in the place of its programs, in their order."""
+    """The node with `functions` instead of its programs, in their order."""
     params = node.eqn.params
     whole = lambda *operands: tuple(functions[0](*operands))
     if node.primitive == "cond":

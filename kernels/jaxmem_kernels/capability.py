@@ -42,8 +42,8 @@ def _wanting(**changes) -> Iterator[None]:
 
 
 def compiling_for(capability: int) -> contextlib.AbstractContextManager[None]:
-    """Returns a context that lowers kernels for GPUs of a compute capability, such as 90, whatever
-    the local device.
+    """Returns a context that lowers kernels for GPUs of a compute capability, such as 90, instead
+    of the local device's.
     """
     return _wanting(capability=capability)
 
@@ -113,8 +113,8 @@ def is_whole(ctx) -> bool:
 def asks(ctx) -> bool:
     """Whether XLA's partitioner will call our partitioning rule.
 
-    It does not for exported programs, nor for mesh axes that an enclosing `shard_map` leaves
-    automatic.
+    The partitioner does not call the rule in exported programs, nor for mesh axes that an enclosing
+    `shard_map` leaves automatic.
     """
     axes, parameters = ctx.module_context.axis_context, ctx.module_context.lowering_parameters
     known = (
@@ -140,5 +140,5 @@ def _devices(axes) -> tuple:
         return tuple(getattr(axes, "device_assignment", None) or ())
     try:
         return tuple(mesh.devices.flat)
-    except (AttributeError, ValueError):  # an abstract mesh has none
+    except (AttributeError, ValueError):  # an abstract mesh has no devices
         return ()

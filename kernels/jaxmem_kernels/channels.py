@@ -1,11 +1,11 @@
 """Quantizes with one scale for each channel, or with some channels stored exactly. A channel is an
 index of the last axis. `layout` defines the shapes, with two parts.
 
-An operation may consist of operations, if TPUs run one kernel and GPUs several. Its reference calls
-the other operations, so that each lowers to its own kernel if no kernel computes the whole. A TPU's
-program that holds all values of some channels reads these values once. XLA gathers channels of a
-tensor only after a copy into another order of axes; a kernel that reads the whole tensor in any
-case needs no such copy.
+Each operation here is one kernel on TPUs, and several operations on GPUs. The reference calls these
+operations, so that each lowers to its own kernel if no kernel computes the whole. A TPU's program
+that stores all values of some channels reads these values once. XLA gathers channels of a tensor
+only after a copy into another order of axes. A kernel that reads the whole tensor needs no such
+copy.
 """
 
 import functools
@@ -27,8 +27,7 @@ def quantize_channelwise(x, *, group: int, scale: str, stochastic: bool, seed: i
     K, H) and scales (W,).
 
     x: floating (*lead, W).
-    group: number of values (an even number) of a row that are packed at once, the first half with
-      the second half.
+    group: number of values (an even number) of a row whose two halves share bytes.
     scale: the scales' dtype, "bfloat16" or "float32".
     stochastic: whether rounding is stochastic and unbiased.
     seed: the seed of stochastic rounding.

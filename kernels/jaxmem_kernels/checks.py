@@ -14,13 +14,11 @@ def tensor(op: str, x) -> None:
     if x.dtype.name not in FLOATS:
         raise TypeError(
             f"{op}: `x` is {x.dtype.name} {tuple(x.shape)}; expected one of {', '.join(FLOATS)}:"
-            " pack_bits takes bool and"
-            " tensors of two values, other integers are to be kept as they are"
+            " pack_bits takes bool and tensors of two values; do not encode other integers"
         )
     if not x.ndim:
         raise ValueError(
-            f"{op}: `x` has no axis; expected at least one, along which groups lie: reshape it to"
-            " (1,)"
+            f"{op}: `x` has no axis; expected at least one, the axis of groups: reshape it to (1,)"
         )
 
 
@@ -28,7 +26,8 @@ def group(op: str, size: int, parts: int) -> None:
     """Raises ValueError unless a group of `size` values has `parts` equal parts."""
     if isinstance(size, bool) or not isinstance(size, int) or size < parts or size % parts:
         raise ValueError(
-            f"{op}: `group` is {size!r}; expected a multiple of {parts}, whose parts share bytes"
+            f"{op}: `group` is {size!r}; expected a multiple of {parts}, since {parts} parts of a"
+            " group share bytes"
         )
 
 
@@ -55,8 +54,7 @@ def packed(op: str, codes, width: int, parts: int) -> None:
     if size and codes.shape[-2] != -(-width // size):
         raise ValueError(
             f"{op}: `width` is {width}, and `packed` {tuple(codes.shape)} has {codes.shape[-2]}"
-            f" groups of {size};"
-            f" expected {-(-width // size)} groups: give the width that was encoded"
+            f" groups of {size}; expected {-(-width // size)} groups: pass the encoded width"
         )
 
 
@@ -64,8 +62,8 @@ def channels(op: str, name: str, count: int, width: int) -> None:
     """Raises ValueError unless rows of `width` values are whole sets of `count` channels."""
     if not count or width % count:
         raise ValueError(
-            f"{op}: `{name}` is of {count} channels, and rows are of {width} values; expected as"
-            " many, or a part of them"
+            f"{op}: `{name}` is of {count} channels, and rows are of {width} values; expected"
+            f" {width} channels, or a divisor of {width}"
         )
 
 
@@ -74,5 +72,5 @@ def slots(op: str, index) -> None:
     if index.ndim != 1 or index.dtype != jnp.int32:
         raise TypeError(
             f"{op}: `index` is {index.dtype.name} {tuple(index.shape)}; expected int32 (slots,):"
-            " the channel of each slot, and the number of channels where one is empty"
+            " the channel of each slot, and the number of channels for an empty slot"
         )

@@ -1,18 +1,19 @@
 """Makes operations with a reference in jax.numpy, and with kernels for GPUs and TPUs. JAX chooses
 between them when a program is lowered.
 
-Each operation is a primitive. For CUDA and for TPUs, it lowers to its kernel if the kernel takes
-the arrays, and else to its reference. On every other platform, it lowers to its reference. The
-reference defines the derivative and the result types. Under `vmap`, a mapped `x` has another
-leading axis. If XLA partitions a program, each GPU runs the kernel on its own part (`partition`).
+Each operation is a primitive. For CUDA and for TPUs, the primitive lowers to its kernel if the
+kernel takes the arrays, and else to its reference. On every other platform, the primitive lowers to
+its reference. The reference defines the derivative and the result types. Under `vmap`, a mapped `x`
+has one more leading axis. If XLA partitions a program, each GPU runs the kernel on its own part
+(`partition`).
 
 `jax.lax.platform_dependent` was the first choice, in place of a primitive. A lowering rule for CUDA
 sees devices, export and `shard_map`; a branch of `platform_dependent` does not.
 
 TPUs divide kernels by types. libtpu ignores `custom_partitioning`, and no other hook shows how XLA
-divides an array on automatic axes; there TPUs run the reference. On explicit axes, the type of an
-array shows its sharding when a program is lowered, and a `shard_map` in place of the kernel
-survives an export.
+divides an array on automatic axes. So TPUs run the reference on these axes. On explicit axes, the
+type of an array shows its sharding when a program is lowered, and a `shard_map` in place of the
+kernel survives an export.
 """
 
 import functools
@@ -158,7 +159,7 @@ def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[
 
     # Outside of any trace, an operation is compiled separately.
     def now(*arrays, **params):
-        with jax.disable_jit(False):  # where jit is disabled, it would call itself
+        with jax.disable_jit(False):  # with jit disabled, the primitive would call itself
             return compiled(hashable(params))(*arrays)
 
     hashable = lambda params: tuple(sorted(params.items(), key=lambda item: item[0]))

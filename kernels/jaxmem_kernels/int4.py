@@ -22,7 +22,7 @@ from jaxmem_kernels.rounding import (
 
 
 def pack_int4(q):
-    """Packs int8 (..., 2, H) in [-8, 7] into uint8 (..., H), the first half in the low bits."""
+    """Packs int8 (..., 2, H) in [-8, 7] into uint8 (..., H). The first half is in the low bits."""
     q = q.astype(jnp.uint8)
     return (q[..., 0, :] & 15) | (q[..., 1, :] << 4)
 
@@ -73,14 +73,14 @@ def quantize_offset(x, *, group: int, scale: str, stochastic: bool, seed: int = 
     offsets (*lead, K).
 
     x: floating (*lead, W).
-    group: how many values (an even number) share a scale and an offset.
+    group: number of values (an even number) that share a scale and an offset.
     scale: the dtype of scales and offsets, "bfloat16" or "float32".
-    stochastic: whether to round at random and without bias.
-    seed: which random numbers; read where rounding is stochastic.
+    stochastic: whether rounding is stochastic and unbiased.
+    seed: the seed of stochastic rounding.
 
     s = (max - min) / 15, o = min + 8 s, q = round((x - o) / s): the sixteen codes cover the range,
-    and nothing is clipped. o is rounded to `scale`, and s is then max((max - o) / 7, (o - min) / 8)
-    rounded up, so that it still covers both ends. Rounding at random takes the same scale.
+    and no value is clipped. o is rounded to `scale`. s is then max((max - o) / 7, (o - min) / 8)
+    rounded up, so that the codes still cover both ends. Stochastic rounding uses the same scale.
     """
     checks.tensor("quantize_offset", x)
     checks.group("quantize_offset", group, 2)
@@ -115,8 +115,7 @@ def quantize_by(x, scales, *, group: int, stochastic: bool, seed: int = 0):
 
     x: floating (*lead, W).
     scales: (W,), or any shape that broadcasts to `x`.
-    group: number of values (an even number) of a row that are packed at once, the first half with
-      the second half.
+    group: number of values (an even number) of a row whose two halves share bytes.
     stochastic: whether rounding is stochastic and unbiased.
     seed: the seed of stochastic rounding.
     """
@@ -195,6 +194,6 @@ def _decoded(packed, scale, offset, width: int, dtype: str):
     wide = wide_dtype(dtype)
     x = unpack_int4(packed).astype(wide) * scale.astype(wide)
     x = x if offset is None else x + offset.astype(wide)
-    # -8·s can pass the greatest number of `dtype`, where the scale was rounded up. NaN stays.
+    # -8·s can exceed the greatest number of `dtype`, since s was rounded up. NaN remains NaN.
     limit = float(jnp.finfo(dtype).max)
     return unblocked(jnp.clip(x, -limit, limit).astype(dtype), width)

@@ -1,14 +1,15 @@
 """Shapes arrays as groups of contiguous parts: the parts of a group share its bytes when packed.
 
-Groups run along the last axis, and the other axes are not changed, so that a sharded array's codes
-are sharded alike. A flat array was the first choice. To flatten a tensor that is divided along its
-last axis gathers the tensor, in the references too.
+Groups run along the last axis, and the other axes are not changed. So the codes of a sharded array
+have the array's sharding. A flat array was the first choice. Flattening a tensor that is divided
+along its last axis gathers the tensor, in the references too.
 
-Parts and not neighbours share a byte: strided packing (`q[::2]`) costs XLA a slow concatenation.
+Values of different parts share a byte, not adjacent values: strided packing (`q[::2]`) costs XLA a
+slow concatenation.
 
 On meshes with explicit axes (`AxisType.Explicit`), the types of arrays have their shardings. JAX
-never reshards these arrays by itself, and refuses operations that would need it: functions of this
-file reshard them.
+never reshards these arrays by itself, and refuses operations that need a resharding. Functions of
+this file reshard them.
 
 Shapes: x (*lead, W) is (*lead, K, parts, H) in groups of G = parts · H values, K = ceil(W / G).
 """

@@ -15,7 +15,7 @@ NaN is looked for among bits (`greatest`), because XLA:CPU's maximum drops some 
 0.10.2 and 0.11.2).
 
 A row's stochastic rounding depends on that row alone. The index of a value in the whole tensor was
-the first choice. With that index, a `vmap` or a divided batch would round otherwise.
+the first choice. With that index, rounding would change under `vmap` and with a divided batch.
 """
 
 import math
@@ -53,8 +53,8 @@ def greatest(x, axes):
 def scale_of(greatest, dtype, stochastic: bool):
     """Returns the stored scale for a greatest |x|: an eighth of it, rounded up.
 
-    For stochastic rounding it is a seventh, since with an eighth the greatest value would be
-    clipped, which is a bias. The division is written as a product, as XLA would rewrite it.
+    For stochastic rounding the scale is a seventh: with an eighth, the greatest value would be
+    clipped, which is a bias. The division is written as a product, since XLA would rewrite it so.
     """
     return round_up(greatest * (1 / 7 if stochastic else 1 / 8), dtype)
 
@@ -132,7 +132,7 @@ def round_stochastic(y, x, seed: int = 0):
     not changed.
 
     The probability is over pairs of different bits, over the bytes of a row, and over seeds: over
-    all 2^32 seeds, each u occurs equally often. With one seed, equal pairs at one place of their
+    all 2^32 seeds, each u occurs equally often. With one seed, equal pairs at one position of their
     rows are rounded alike.
     """
     bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)

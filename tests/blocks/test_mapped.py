@@ -23,7 +23,7 @@ from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import batch_axes
 from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning
-from tests.shared import mapped, places
+from tests.shared import mapped, occurrences
 from tests.shared.audit import audit
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
@@ -78,7 +78,7 @@ def test_a_tag_has_the_bytes_of_one_device(kind, axes, check):
     outside = {"q": ROW, "up": 2 * ROW}
     for name, size in (outside | BYTES[kind]).items():
         assert held.tag_bytes(name) == size, name
-        (tag,) = held.places(name)
+        (tag,) = held.occurrences(name)
         kept = [o.device_bytes for o in tag.options if o.choice.action is Action.KEEP]
         assert kept == [size], name
         # A plan's table and messages compute bytes from shapes.
@@ -90,7 +90,7 @@ def test_a_tag_has_the_bytes_of_one_device(kind, axes, check):
 @each_kind
 def test_a_compressed_tag_has_the_bytes_of_its_codes_on_one_device(kind):
     (held,) = profiled(kind).blocks
-    (tag,) = held.places("ctx")
+    (tag,) = held.occurrences("ctx")
     (option,) = [o for o in tag.options if o.choice.action is Action.COMPRESS]
     assert 0.13 < option.device_bytes / BYTES[kind]["ctx"] < 0.26
     host = [o.host_bytes for o in tag.options if o.choice.action is Action.OFFLOAD]
@@ -111,7 +111,7 @@ def test_what_is_predicted_is_what_is_traced(kind):
     parts = {mapped.partly: 2 * 2, mapped.by_tensor: 2 * 4}.get(
         kind, 8
     )  # those of XLA's division too
-    for choices in places.assignments(held):
+    for choices in occurrences.assignments(held):
         inside = {name: c for name, c in choices.items() if name in ("probs", "ctx")}
         predicted, found = evaluate(made, {"block": inside}), audit(traced(kind, inside))
         again = sum(b.runs * c.matmuls for b, c in zip(made.blocks, predicted.blocks))

@@ -72,7 +72,7 @@ def test_each_has_its_shape_its_operations_its_line_and_the_bytes_of_all_layers(
 
 def test_what_a_tag_names_and_views_of_it_are_left_out():
     wide, cosine = found_in(with_tags)
-    assert line_of(with_tags, "jnp.tanh") in wide.place
+    assert line_of(with_tags, "jnp.tanh") in wide.line
     assert cosine.primitives == ("cos",), "the sine has a tag, and its derivative's cosine has none"
 
 

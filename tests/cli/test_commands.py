@@ -179,6 +179,16 @@ def test_a_frontier_is_printed_and_written(folder, capsys):
     assert run(f"{line} --json") == 0
     data = json.loads(capsys.readouterr().out)
     assert [cell["batch"] for cell in data["cells"]] == [64, 64, 256, 256]
+    assert run("show frontier.json") == 0
+    assert capsys.readouterr().out.strip() == str(found)
+    assert run("show frontier.json --json") == 0
+    assert json.loads(capsys.readouterr().out) == found.to_json()
+    assert run("report frontier.json --out again.html") == 0
+    assert capsys.readouterr().out.strip() == "again.html"
+    figures = lambda name: (folder / name).read_text().replace(name, "")
+    assert figures("again.html") == figures("frontier.html")
+    assert run("report frontier.json frontier.json") == 2
+    assert "expected a frontier alone" in capsys.readouterr().err
 
 
 def test_what_the_users_code_prints_is_not_among_the_json(folder, capsys):

@@ -151,7 +151,7 @@ def test_random_rounding_is_unbiased_at_the_ends_too(scale):
         """Means of the errors at the peaks, at the least values and between them, in the standard
         errors of a coin that is tossed for each.
         """
-        # In one row, since equal pairs at one place of several rows are rounded alike.
+        # In one row, since equal pairs at one position of several rows are rounded alike.
         got, s, _ = round_trip(GroupedAsymmetric(64, scale, stochastic), x.ravel())
         steps = np.asarray(s, np.float64)[:, None]
         error = (np.asarray(got, np.float64).reshape(x.shape) - x) / steps

@@ -155,7 +155,7 @@ def test_copies_to_the_host_are_left_out():
 @pytest.mark.parametrize(
     ("line", "flops"),
     [
-        (  # [b, m, k] x [b, k, n], b as a window of which each result reads one place
+        (  # [b, m, k] x [b, k, n], b as a window of which each result reads one position
             "%r = f32[12,64,32]{2,1,0} convolution(%a, %b), window={size=12 stride=11 pad=0_0"
             " lhs_dilate=12}, dim_labels=0bf_0io->0bf",
             2 * 12 * 64 * 32 * 16,
@@ -165,14 +165,14 @@ def test_copies_to_the_host_are_left_out():
             " dim_labels=b01f_01io->b01f",
             2 * 12 * 32 * 5 * (3 * 6 - 2) ** 2,
         ),
-        (  # every second place
+        (  # every second position
             "%r = f32[12,3,3,32]{3,2,1,0} convolution(%c, %d), window={size=3x3 stride=2x2"
             " pad=0_1x0_1}, dim_labels=b01f_01io->b01f",
             2 * 12 * 32 * 5 * (3 * 3 - 1) ** 2,
         ),
     ],
 )
-def test_places_that_read_padding_are_no_work(line, flops):
+def test_positions_that_read_padding_are_no_work(line, flops):
     text = module(
         "%a = f32[12,64,16]{2,1,0} parameter(0)",
         "%b = f32[12,16,32]{2,1,0} parameter(1)",

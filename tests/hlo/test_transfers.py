@@ -97,7 +97,7 @@ def test_memory_that_is_taken_for_a_stack_is_no_transfer():
 
 def test_arguments_are_followed_into_loops_and_through_updates():
     assert [t.argument for t in transfers(module())] == ["args[3]"] * 3
-    # the loop's own stack, which no argument is, in the argument's place
+    # the loop's own stack, which no argument is, instead of the argument
     own = module().replace("tuple(%zero, %stack, %x)", "tuple(%zero, %own, %x)")
     found = {t.name: t.argument for t in transfers(own)}
     assert found == {"first": "args[3]", "start": "", "new": ""}

@@ -1,4 +1,4 @@
-"""Kernels of TPUs without one: Pallas's interpreter gives the references' results, bit for bit."""
+"""TPU kernels without a TPU: in Pallas's interpreter, each kernel equals its reference bitwise."""
 
 import functools
 
@@ -11,8 +11,9 @@ from jaxmem_kernels import bits, int4
 from jaxmem_kernels.tpu import blocks, launch
 from tests.kernels.values import equal, hard
 
-# Shape and group: several blocks of columns; tokens that fill no tile; heads, which are turned; a
-# batch of two axes; wide groups; narrow ones; rows of which no 128 columns are whole groups.
+# The group of each shape. The shapes have: several blocks of columns; a part of a tile of tokens;
+# narrow rows, as of heads, which are stored transposed; two batch axes; wide groups; narrow groups;
+# rows of which no 128 columns are whole groups.
 SHAPES = {
     (200, 1280): 16,
     (3, 400, 384): 64,
@@ -23,17 +24,17 @@ SHAPES = {
     (129, 48): 16,
     (131, 192): 64,
 }
-# Of more tiles, each of which is unrolled code that takes as long to compile again.
+# Shapes with more tiles. The code over tiles is unrolled, so compile time grows with their number.
 LARGE = {(200, 2048): 64, (2, 300, 768): 64, (128, 2048): 512}
-# dtype, the scales' dtype, whether rounding is stochastic, seed
+# The dtype of the values, the dtype of the scales, whether rounding is stochastic, the seed.
 HOW = (
     ("bfloat16", "bfloat16", False, 0),
     ("float32", "float32", True, 2**31 + 5),
     ("bfloat16", "float32", False, 0),
     ("float32", "bfloat16", True, 0),
 )
-# Several blocks, heads that are turned, and rows of which no 128 columns are whole groups: a tile
-# is read and written alike in all ways, and rounded alike wherever it was read.
+# Several blocks, transposed heads, and rows of which no 128 columns are whole groups. How a tile is
+# read and written does not depend on `HOW`, and rounding does not depend on how a tile is read.
 QUICK = [((200, 1280), HOW[1]), ((2, 3, 130, 64), HOW[0]), ((131, 192), HOW[3])]
 WHOLE = [
     (shape, how) for shape in SHAPES | LARGE for how in HOW[: 4 if shape == (2, 300, 768) else 2]
@@ -52,7 +53,7 @@ def named(case) -> str:
     ]
 )
 def case(request):
-    """Values, and the parameters that encode and that decode them."""
+    """Values, the parameters of their encoding, and the parameters of their decoding."""
     shape, (dtype, scale, stochastic, seed), compiles = request.param
     request.getfixturevalue(compiles)
     group = (SHAPES | LARGE)[shape]
@@ -61,7 +62,7 @@ def case(request):
 
 
 def both(op: str, arrays, reference=None, **params) -> tuple:
-    """The reference's results, to which the kernel's are equal."""
+    """Asserts that the kernel's results equal the reference's results, and returns them."""
     reference = reference or getattr(int4, op)
     wanted = jax.jit(functools.partial(reference, **params))(*arrays)
     wanted = wanted if isinstance(wanted, tuple) else (wanted,)
@@ -97,16 +98,16 @@ def test_channels_that_are_left_out(case):
     slots = jnp.full(width, 4, jnp.int32).at[channels].set(jnp.array([0, 2, 3], jnp.int32))
     codes = both("quantize_without", (x, slots < 4), **how)
     values = x[..., jnp.array([0, 1, width // 2, width - 1])]
-    # What passes through float32, hardware may flush.
+    # The kernel converts these values to float32, and hardware may flush denormals.
     values = jnp.where(jnp.abs(values) < jnp.finfo(x.dtype).tiny, 0, values)
     both("dequantize_with", (*codes, values, slots), **back)
 
 
 def test_channels_whose_scales_are_found_as_they_are_encoded(case):
     x, how, back = case
-    x = x[:200]  # no more than a program holds
+    x = x[:200]  # all tokens must fit a program
     both("quantize_channelwise", (x,), jk.quantize_channelwise, **how)
-    # Most channels of hard values hold one that is not finite; of these, none does.
+    # Most channels of `hard` have a value that is not finite. Test channels of finite values too.
     x = jnp.where(jnp.isfinite(x), x, 1).astype(x.dtype)
     codes, scales = both("quantize_channelwise", (x,), jk.quantize_channelwise, **how)
     assert jnp.isfinite(scales).all()
@@ -116,9 +117,9 @@ def test_channels_whose_scales_are_found_as_they_are_encoded(case):
 def test_channels_that_are_taken_out(case):
     x, how, back = case
     width = x.shape[-1]
-    # The second of five slots is empty; the last is of another block of columns than the first.
+    # The second of five slots is empty. The first and the last slot may be in two blocks.
     index = jnp.array([width // 2, width, 0, width - 1, 7], jnp.int32)
-    # What passes through float32, hardware may flush.
+    # The kernel converts these values to float32, and hardware may flush denormals.
     x = jnp.where(jnp.abs(x) < jnp.finfo(x.dtype).tiny, 0, x)
     *codes, values = both("quantize_separated", (x, index), jk.quantize_separated, **how)
     assert equal((values[..., 3],), (x[..., -1],))
@@ -127,7 +128,8 @@ def test_channels_that_are_taken_out(case):
     both("dequantize_with", (*codes, values, slots), **back)
 
 
-# What is not 0 and the two values are made and chosen outside of the kernel, whatever the shape.
+# Outside the kernel, values are compared with 0 before packing, and selected after unpacking. So
+# each dtype is tested with one shape.
 BITS = [((2, 130, 512), dtype) for dtype in ("bool", "int32", "bfloat16")]
 BITS += [((131, 64), "bfloat16"), pytest.param((200, 1024), "int32", marks=pytest.mark.slow)]
 

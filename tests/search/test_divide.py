@@ -1,4 +1,4 @@
-"""Where a stack's layers are divided, against brute force over every place and assignment."""
+"""Where a stack's layers are divided, against brute force over every position and assignment."""
 
 import dataclasses
 

@@ -102,7 +102,7 @@ def test_a_rescaled_profile_costs_the_same_where_nothing_is_rescaled(made, data)
             actions[b.name] |= {} if choice is None else {tag.name: choice}
     try:
         cost = evaluate(made, actions)
-    except TagError:  # a choice that another place of the name has no price for
+    except TagError:  # a choice that another occurrence of the name has no price for
         hypothesis.reject()
     assert evaluate(rescaled(made, Factors()), actions) == cost
     doubled = evaluate(rescaled(made, Factors(2.0, 2.0, 2.0)), actions)

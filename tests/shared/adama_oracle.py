@@ -1,4 +1,4 @@
-"""AdamA in NumPy, written from Algorithm 1 of the paper alone: lists of arrays, one loop over
+"""AdamA in NumPy, written only from Algorithm 1 of the paper: lists of arrays, one loop over
 microbatches.
 """
 
@@ -6,10 +6,10 @@ import numpy as np
 
 
 def adama(params, minibatches, rate, b1=0.9, b2=0.999, eps=1e-8, decay=0.0, decayed=None):
-    """Parameters after each minibatch. `minibatches`: of lists of microbatches' gradient functions
-    of the parameters.
+    """Returns the parameters after each minibatch. `minibatches`: for each minibatch, a list of the
+    microbatches' gradients as functions of the parameters.
 
-    `rate`: of the number of finished minibatches. `decayed`: which parameters decay.
+    `rate`: a function of the number of finished minibatches. `decayed`: which parameters decay.
     """
     params = [np.asarray(p, np.float64) for p in params]
     m, v = [np.zeros_like(p) for p in params], [np.zeros_like(p) for p in params]

@@ -1,4 +1,4 @@
-"""Counts, in a step that was traced under any plan, what its blocks save and repeat."""
+"""Counts the saved bytes and the matrix products of the blocks of a step traced under a plan."""
 
 import dataclasses
 import math
@@ -14,18 +14,18 @@ from jaxmem.errors import StepError
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """What the blocks of a whole step hold and repeat. Bytes are those that all layers hold at
-    once, as traced: before a mesh divides them.
+    """Saved bytes and matrix products of all blocks of a step. Bytes are for all layers together,
+    as traced, before a mesh divides them.
 
-    Matrix products are those of the blocks' backward equations alone: what they recompute, and the
-    derivative's own, which are the same under every plan. Inner loops count times their trip
-    counts.
+    Matrix products are counted in the blocks' backward equations only: recomputed products, and
+    products of the derivative, which are equal under every plan. Products in inner loops count
+    once for each iteration.
 
-    saved_bytes: residuals in device memory.
-    host_bytes: residuals in host memory.
-    matmuls: how many matrix products run in a step.
-    matmul_flops: their FLOPs.
-    blocks: how many backward equations were found.
+    saved_bytes: bytes of residuals in device memory.
+    host_bytes: bytes of residuals in host memory.
+    matmuls: number of matrix products in a step.
+    matmul_flops: FLOPs of these products.
+    blocks: number of backward equations.
     """
 
     saved_bytes: int
@@ -39,8 +39,8 @@ def audit(traced: jax.stages.Traced) -> Audit:
     """Counts residual bytes and matrix products of the blocks' backward equations in
     `jax.jit(step).trace(*args)`.
 
-    A residual is an input of a backward equation that is neither in memory anyhow (parameters) nor
-    a cotangent, and that an equation reads. Raises StepError if the step has no block that is
+    A residual is an input of a backward equation that an equation reads, and that is neither a
+    cotangent nor always in memory, as parameters are. Raises StepError if no block is
     differentiated.
     """
     instances = find_blocks(traced.jaxpr.jaxpr).instances
@@ -52,7 +52,7 @@ def audit(traced: jax.stages.Traced) -> Audit:
         )
     device, host, matmuls, flops = [], [], 0, 0.0
     for i in instances:
-        # A residual may also be handed on as an output of the backward, without an equation.
+        # The backward may also return a residual directly, without an equation.
         read = {v for e in i.flat.nodes for v in e.reads} | {
             v for v in i.flat.outputs if isinstance(v, int)
         }

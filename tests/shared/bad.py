@@ -1,5 +1,5 @@
-"""What a file that must be refused is, mistakes that any text file may have, and how a command
-takes one.
+"""Files that must be refused: their type, errors that any text file may have, and a check of a
+command's answer.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ import jax
 class Bad(NamedTuple):
     """A file that must be refused.
 
-    kind: of mistake.
-    content: what is in it.
-    key: what the message must name beside the file.
+    kind: the kind of error.
+    content: the content of the file.
+    key: the word that the message must name in addition to the file.
     """
 
     kind: str
@@ -27,7 +27,7 @@ class Bad(NamedTuple):
 
 
 def unreadable(text: str) -> list[Bad]:
-    """Mistakes in the bytes of a text that is in order."""
+    """Returns valid text with errors in its bytes."""
     data, found = text.encode(), []
     for at in range(0, len(data), max(1, len(data) // 7)):
         found.append(Bad("not UTF-8", data[:at] + b"\xff" + data[at:]))
@@ -41,7 +41,7 @@ def unreadable(text: str) -> list[Bad]:
 
 
 def no_files(folder: pathlib.Path, ending: str) -> dict[str, str]:
-    """Paths under which no file can be read, by what is there; they are made in `folder`."""
+    """Makes paths in `folder` that cannot be read as files; returns them by kind."""
     paths = {
         name: folder / f"{name.replace(' ', '_')}{ending}"
         for name in ("nothing", "a folder", "a link to nothing", "a link to itself", "no memory")
@@ -64,8 +64,8 @@ def refusal(bad: Bad, main: Callable, line: Sequence[str], file: str) -> list[st
 
 
 def mistakes(main: Callable[[Sequence[str]], int], line: Sequence[str], *named: str) -> list[str]:
-    """What is wrong with how a command refuses its line: nothing, if it ends with exit code 2 and a
-    message that names all of `named`, before anything is compiled, and writes nothing here.
+    """Returns the errors in a command's refusal of its line. A correct refusal ends with exit code
+    2 and a message that names all of `named`, compiles nothing, and writes no file here.
     """
     before, said, printed = _listing(), io.StringIO(), io.StringIO()
     apart = contextlib.redirect_stderr(said), contextlib.redirect_stdout(printed)
@@ -86,7 +86,7 @@ def mistakes(main: Callable[[Sequence[str]], int], line: Sequence[str], *named: 
 
 @contextlib.contextmanager
 def nothing_compiled() -> Iterator[list[str]]:
-    """Gathers what is lowered and compiled in this process meanwhile; no other can be started."""
+    """Records lowerings and compiles of this process in a `with` block. Forbids new processes."""
     found: list[str] = []
 
     def hear(event: str, *_, **__) -> None:
@@ -102,6 +102,6 @@ def nothing_compiled() -> Iterator[list[str]]:
 
 
 def _listing() -> set[tuple[str, int]]:
-    """The files here and below, by name and time."""
+    """Returns the files in the current folder and its subfolders, by name and time."""
     here = pathlib.Path()
     return {(str(path), path.lstat().st_mtime_ns) for path in here.rglob("*")}

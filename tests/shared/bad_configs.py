@@ -1,4 +1,4 @@
-"""Configs that must be refused, made of one that is in order: each has one mistake."""
+"""Configs that must be refused. Each is a valid config with one error."""
 
 import json
 import tomllib
@@ -133,7 +133,7 @@ def trainer_of(text: str) -> str:
 
 
 def leaves(trainer: str) -> Mapping[str, tuple[str, ...]]:
-    """The keys of a kind of config, with values that none of them may have."""
+    """Returns the keys of a kind of config, each with values that it must not have."""
     if trainer == "train_images":
         return IMAGES
     found = LEAVES | (GLUE if trainer == "train_glue" else {})
@@ -141,7 +141,7 @@ def leaves(trainer: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def parsed(text: str) -> Config:
-    """A config's values as TOML writes them. Those of shipped ones are JSON's too."""
+    """Returns a config's values in TOML. The values of shipped configs are valid JSON too."""
     return {
         section: {key: json.dumps(value) for key, value in keys.items()}
         for section, keys in tomllib.loads(text).items()
@@ -161,7 +161,7 @@ def with_value(config: Config, name: str, value: str) -> bytes:
 
 
 def bad_configs(text: str, trainer: str) -> Iterator[Bad]:
-    """Bad ones made of `text`, a config for the command `trainer`."""
+    """Yields bad configs made from `text`, a config for the command `trainer`."""
     config = parsed(text)
     for name, values in leaves(trainer).items():
         for value in values:

@@ -1,4 +1,4 @@
-"""Plans' files that must be refused, made of one that is in order: each has one mistake."""
+"""Plans' files that must be refused. Each is a valid file with one error."""
 
 import copy
 import dataclasses
@@ -18,7 +18,7 @@ from tests.shared.bad import Bad, unreadable
 Place = tuple[str | int, ...]  # keys and indices that lead to a value
 
 NAN, INFINITY, HUGE = float("nan"), float("inf"), 10**400
-# Values by what stands in their place, of which each must be refused.
+# Values that must be refused, by the type of the correct value.
 NO_TEXT = (True, 3, 1.5, [], {}, ["local"])
 NO_WHOLE = ("10", "", True, False, [], {}, [1], 1.5, -1, -(2**63), 2**63, HUGE, NAN, INFINITY)
 NO_FINITE = ("0.1", "", True, False, [], {}, [0.1], -1, -1e-9, NAN, INFINITY, -INFINITY, HUGE)
@@ -26,7 +26,7 @@ NO_FLAG = (0, 1, "true", "", [], {}, 1.5)
 NO_LIST = ("", "a", True, 3, 1.5, {}, {"0": 1})
 NO_OBJECT = ("", "a", True, 3, 1.5, [], [1], [[]])
 PASSES = (("forward",), ("backward",), ("last",))  # of a layer, whose lanes have seconds
-# What may be left out, or be null.
+# Fields that may be missing or null.
 OPTIONAL = {
     "uncertain_seconds", "baseline_source", "places", "lanes", "microbatches", "batch", "divided",
     "compiler_options", "notes", "rows", "points", "measured", "count", "actions",
@@ -60,7 +60,7 @@ def full() -> Plan:
 
 
 def places(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Every value in a plan's file, with where it stands."""
+    """Yields every value in a plan's file, with its place."""
     inner = value.items() if isinstance(value, dict) else ()
     inner = enumerate(value) if isinstance(value, list) else inner
     for key, one in inner:
@@ -69,7 +69,7 @@ def places(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
 
 
 def changed(data: dict, place: Place, change) -> dict:
-    """A copy in which `change(holder, key)` was called for the value at a place."""
+    """Returns a copy after `change(holder, key)` for the value at a place."""
     data = copy.deepcopy(data)
     holder: Any = data
     for key in place[:-1]:
@@ -83,7 +83,7 @@ def text_of(data: Any) -> bytes:
 
 
 def wrong(place: Place, value: Any) -> tuple[Any, ...]:
-    """Values that may not stand in the place of `value`."""
+    """Returns values that are invalid at the place of `value`."""
     name = next(key for key in reversed(place) if isinstance(key, str))
     match value:
         case bool():
@@ -106,7 +106,7 @@ def wrong(place: Place, value: Any) -> tuple[Any, ...]:
 
 
 def bad_plans(text: str) -> Iterator[Bad]:
-    """Bad ones made of `text`, what a plan's file holds."""
+    """Yields bad files made from `text`, the content of a plan's file."""
     data = json.loads(text)
     for place, value in places(data):
         name = str(place[0])
@@ -124,7 +124,7 @@ def bad_plans(text: str) -> Iterator[Bad]:
 
 def _of_key(data: dict, place: Place) -> Iterator[Bad]:
     name, key = str(place[0]), str(place[-1])
-    # Labels, XLA's options and lanes may be left out, and labels may be any.
+    # Labels, XLA's options and lanes are optional, and labels are arbitrary.
     above = place[:-1]
     labels = "actions" in above and above.index("actions") > len(above) - 3
     lanes = place[-2:-1] in PASSES
@@ -152,7 +152,7 @@ def _at(data: Any, place: Place) -> Any:
     return data
 
 
-# Words that are not among those of their place, and numbers that are out of range there.
+# Invalid words and numbers out of range, by place.
 WORDS: dict[Place, tuple[Any, ...]] = {
     ("schema",): (0, 2, -1, 99, "1", 1.5),
     ("divided",): ("all", "", "Moments", "moment"),

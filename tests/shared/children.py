@@ -1,4 +1,4 @@
-"""Environments of the processes that tests start for devices which they have not."""
+"""Processes that tests start for absent devices, and the environments of these processes."""
 
 import atexit
 import json
@@ -11,17 +11,17 @@ import time
 
 import jax
 
-# XLA's earlier emitters compile in half of the time, on the versions that still have them.
+# Versions with XLA's earlier emitters compile in half of the time with them.
 EMITTERS = " --xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""
 
 
 def finding_packages() -> dict[str, str]:
-    """This process's environment, with all that it imports from."""
+    """Returns this process's environment, with its import paths."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def with_cpus(devices: int) -> dict[str, str]:
-    """The environment of as many CPU devices, whose programs compile quickly and run slowly."""
+    """Returns an environment with `devices` CPU devices, which compiles quickly and runs slowly."""
     flags = (
         f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
         f"{EMITTERS}"
@@ -34,14 +34,14 @@ def with_cpus(devices: int) -> dict[str, str]:
 
 
 def as_users_have(environment: dict[str, str]) -> dict[str, str]:
-    """The environment of programs that are compiled with all of LLVM's passes, for a test that
-    compares bits. A program on jaxlib 0.10 also asks for the usual way to make code of fusions.
+    """Returns the environment with all of LLVM's passes, for a test that compares bits. On jaxlib
+    0.10, a program also enables XLA's default fusion emitters.
     """
     return {k: v for k, v in environment.items() if k != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
 
 
 class Worker:
-    """A process that runs one program after another, and has imported JAX for all of them."""
+    """A process that imports JAX once, and runs one program after another."""
 
     def __init__(self, environment: dict[str, str]):
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`end` closes it)
@@ -62,7 +62,7 @@ class Worker:
         self._errors.close()
 
     def run(self, environment: dict[str, str], module: str, *arguments) -> str:
-        """What `python -m module` prints with these arguments."""
+        """Returns the output of `python -m module` with these arguments."""
         program = {"module": module, "arguments": [*map(str, arguments)]}
         print(
             json.dumps(program | {"environment": environment}),
@@ -80,19 +80,19 @@ class Worker:
 
 
 WORKERS: dict[frozenset, Worker] = {}
-MOST = 2  # that wait for a program; each may hold a gigabyte
+MOST = 2  # number of waiting processes, each of which may take a gigabyte
 
 
 def text(environment: dict[str, str], module: str, *arguments) -> str:
-    """What a module prints that is run with these arguments, in a process of this environment.
+    """Returns the output of a module with these arguments, in a process with this environment.
 
-    Programs of the same devices and compiler's settings, which JAX reads when it is imported, share
-    a process.
+    Programs share a process if their devices and compiler settings are equal, since JAX reads these
+    settings at import.
     """
     settings = frozenset((k, v) for k, v in environment.items() if k.startswith(("JAX_", "XLA_")))
     worker = WORKERS.pop(settings, None) or Worker(environment)
     while len(WORKERS) >= MOST:
-        WORKERS.pop(next(iter(WORKERS))).end()  # the one that has waited longest
+        WORKERS.pop(next(iter(WORKERS))).end()  # the process that has waited longest
     try:
         printed = worker.run(environment, module, *arguments)
     except BaseException:
@@ -103,12 +103,12 @@ def text(environment: dict[str, str], module: str, *arguments) -> str:
 
 
 def rows(environment: dict[str, str], module: str, *arguments) -> list[dict]:
-    """What a module prints, a line of JSON each."""
+    """Returns the output of a module, parsed from lines of JSON."""
     return [json.loads(line) for line in text(environment, module, *arguments).splitlines()]
 
 
 def printed(environment: dict[str, str], module: str, *arguments) -> dict:
-    """What a module prints last."""
+    """Returns the last row of a module's output."""
     return rows(environment, module, *arguments)[-1]
 
 
@@ -119,11 +119,11 @@ def free_port() -> int:
 
 
 def two(environment: dict[str, str], seconds: float, *program, each=((), ())) -> list[dict]:
-    """What each of two processes of one run prints last. As soon as one fails, or when the time is
-    over, both are ended: the other would wait for it.
+    """Returns the last row of each of two processes of one run. If one process fails, or if the
+    time ends, both are ended, since the other process would wait.
 
-    program: a module and its arguments, behind which each process is given its number, how many
-      there are, a port to meet at, and its own arguments of `each`.
+    program: a module and its arguments. Each process also gets its number, the number of processes,
+      the coordinator's port, and its own arguments in `each`.
     """
     port = free_port()
     with tempfile.TemporaryFile("w+") as errors:

@@ -1,4 +1,4 @@
-"""Command lines run in this process."""
+"""Runs command lines in this process."""
 
 import pathlib
 import shlex
@@ -7,7 +7,7 @@ from jaxmem.cli import main
 
 
 def run(line: str) -> int:
-    """The exit code of `jaxmem LINE`, read as a shell would."""
+    """Returns the exit code of `jaxmem LINE`, split as by a shell."""
     try:
         return main(shlex.split(line))
     except SystemExit as stop:
@@ -15,5 +15,5 @@ def run(line: str) -> int:
 
 
 def listing(folder: pathlib.Path) -> dict[str, bytes | None]:
-    """Everything below a folder, with what the files hold."""
+    """Returns all paths in a folder, with the contents of files."""
     return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}

@@ -1,11 +1,11 @@
-"""How gradients are compared."""
+"""Compares gradients."""
 
 import jax
 import numpy as np
 
 
 def close(got, want, rtol=1e-12):
-    """Each array within `rtol`, of each value and of the largest value of the array."""
+    """Asserts that arrays are equal within `rtol` of each value and of the array's largest."""
     jax.tree.map(
         lambda g, w: np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * np.abs(w).max()),
         got,

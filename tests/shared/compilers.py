@@ -1,9 +1,9 @@
-"""Compiling processes that go on with the next test when a compiler is closed.
+"""Compiling processes that outlive their compilers, for the next test.
 
-A process takes most of a second of a core before it compiles anything, and to assemble a GPU's
-kernels takes half of a small step's compile. So a process that has nothing to do when its compiler
-is closed waits for another compiler of the same target and environment, and each assembles a kernel
-only once. Programs, bytes and estimates are the same (tests/compile/test_quick_compiles.py).
+A process takes most of a second of a core to start, and assembling a GPU's kernels takes half of a
+small step's compile. So when a compiler is closed, its idle processes wait for another compiler
+with the same target and environment, and each process assembles a kernel only once. Programs, bytes
+and estimates do not change (tests/compile/test_quick_compiles.py).
 """
 
 import json
@@ -17,12 +17,12 @@ from jaxmem._target.deviceless import compiler as deviceless
 from jaxmem._target.deviceless import process
 
 Process, child_environment = process.Process, process.child_environment
-MOST = 3  # of those that wait; the others are ended
-OF_TESTS = "PYTEST_CURRENT_TEST", "XDG_CACHE_HOME"  # nothing that a compiling process reads
+MOST = 3  # number of waiting processes; further processes are ended
+OF_TESTS = "PYTEST_CURRENT_TEST", "XDG_CACHE_HOME"  # variables that compiling does not read
 
 
 class Pool:
-    """The processes that wait, the one that has waited longest first."""
+    """The waiting processes, in the order in which they began to wait."""
 
     def __init__(self, folder: pathlib.Path):
         self._folder, self._started = folder, 0
@@ -30,7 +30,7 @@ class Pool:
         self._lock = threading.Lock()
 
     def take(self, key: object) -> Process:
-        """The one that has waited shortest: which one that is depends on no other test."""
+        """Returns the process that began to wait last, whatever other tests ran before."""
         with self._lock:
             for i in reversed(range(len(self._waiting))):
                 if self._waiting[i][0] == key:
@@ -51,7 +51,7 @@ class Pool:
             one.obituary()
 
     def environment(self, environment) -> dict[str, str]:
-        """A process's environment, with a file of its own for the kernels that it has assembled."""
+        """Returns the environment of a process, with a file of its own for assembled kernels."""
         found = child_environment(environment)
         with self._lock:
             self._started += 1
@@ -63,8 +63,8 @@ class Pool:
 
 
 class Lent:
-    """What a `Compiler` has in the place of a `Process`: one of the pool, from the first request
-    on, which says for which target it is.
+    """Replaces the `Process` of a `Compiler` by a process of the pool. The first request names the
+    target, and so selects the process.
     """
 
     def __init__(self, pool: Pool):
@@ -118,7 +118,7 @@ class Lent:
 
 
 def share(patch: pytest.MonkeyPatch, folder: pathlib.Path) -> Pool:
-    """Has compilers borrow their processes from now on, which keep their kernels in `folder`."""
+    """Makes compilers take their processes from a pool, with assembled kernels in `folder`."""
     pool = Pool(folder)
     patch.setattr(deviceless, "Process", pool.lend)
     patch.setattr(process, "child_environment", pool.environment)
@@ -126,6 +126,6 @@ def share(patch: pytest.MonkeyPatch, folder: pathlib.Path) -> Pool:
 
 
 def start_alone(patch: pytest.MonkeyPatch) -> None:
-    """Has each compiler start its own processes, and end them, as a user's does."""
+    """Makes each compiler start and end its own processes, as for users."""
     patch.setattr(deviceless, "Process", Process)
     patch.setattr(process, "child_environment", child_environment)

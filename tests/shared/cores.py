@@ -1,14 +1,14 @@
-"""Pins a worker of pytest-xdist to a core of its own when imported, which is to be before JAX.
+"""Pins a worker of pytest-xdist to a core of its own at import. Import this file before JAX.
 
-XLA makes a thread for every core that it sees, and the threads of two workers on the same cores
-wait for each other.
+XLA makes a thread for every visible core, and the threads of two workers on shared cores wait for
+each other.
 """
 
 import os
 
 
 def available() -> list[int]:
-    """Numbers of the cores that this process may use; none where the platform does not say."""
+    """Returns the cores that this process may use; empty if the platform does not report them."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 

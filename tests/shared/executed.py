@@ -6,8 +6,8 @@ from jaxmem._target.hlo.text import HloModule
 
 
 def executed(text: str, opcodes: tuple[str, ...]) -> dict[str, int]:
-    """Returns how often instructions of each of these opcodes run in one execution of a module,
-    those in loops times the known trip counts.
+    """Returns the number of instructions of each opcode in one execution of a module. Instructions
+    in loops count once for each of the known trips.
     """
     module = HloModule(text)
     done: dict[str, collections.Counter] = {}
@@ -17,7 +17,7 @@ def executed(text: str, opcodes: tuple[str, ...]) -> dict[str, int]:
             total: collections.Counter = collections.Counter()
             for instruction in module.body(name):
                 total[instruction.opcode] += instruction.opcode in opcodes
-                # What a loop calls runs once a trip; what others call, once.
+                # A loop's computations run once for each trip; other computations run once.
                 for called in instruction.called:
                     inside = count(called).items()
                     total.update({opcode: instruction.trips * n for opcode, n in inside})

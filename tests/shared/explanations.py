@@ -1,4 +1,4 @@
-"""Explanations that tests of files, charts and pages make."""
+"""Makes explanations for tests of files, charts and pages."""
 
 from jaxmem._result.memory.explanation import Explanation, Item, Part
 from jaxmem._result.memory.live import Live, Phase, Series

@@ -1,5 +1,5 @@
-"""The baseline planner: it begins with all tags kept, and again and again switches the choice that
-frees most bytes for each second it costs.
+"""The baseline planner: starts with all tags kept, and repeatedly switches the choice that frees
+most bytes per second of cost.
 """
 
 import dataclasses
@@ -13,11 +13,11 @@ from jaxmem._planner.solve.solution import ActionSolution, fits
 
 
 def greedy(problem: ActionProblem) -> ActionSolution | None:
-    """Returns an assignment that fits, found without looking ahead, or None where no single switch
-    frees bytes any more.
+    """Returns an assignment that fits, found greedily, or None if no single switch frees more
+    bytes.
 
-    It is what `solve` is compared with, and raises as `solve`. It may miss plans that exist, and
-    does not look at `excluded`.
+    `solve` is compared with this function, which raises the same errors. It may miss feasible
+    plans, and ignores `excluded`.
     """
     check_problem(problem)
     started, host_room = time.perf_counter(), problem.host_room
@@ -27,8 +27,8 @@ def greedy(problem: ActionProblem) -> ActionSolution | None:
     actions: Actions = {b.name: {} for b in problem.profile.blocks}
     for (label, tag), open_ in choices.items():
         actions[label][tag] = KEEP if KEEP in open_ else open_[0]
-    # Switches that exceed the host's room are passed over one by one, so that the loop ends when
-    # the device's room is met. The last check below is for a start that offloads too much.
+    # Switches that exceed the host's available bytes are skipped one by one, so the loop ends when
+    # the device's limit is met. The last check below is for a start that offloads too much.
     now, on_device = (
         ActionSolution.of(problem, actions),
         dataclasses.replace(problem, host_room=None),
@@ -45,7 +45,7 @@ def greedy(problem: ActionProblem) -> ActionSolution | None:
                 )
                 if freed <= 0 or (host_room is not None and then.host_bytes > host_room):
                     continue
-                # A switch that costs no time comes first; among those, the one that frees most.
+                # Switches without a cost in time come first, in the order of the bytes they free.
                 rank = (freed / costs if costs > 0 else math.inf, freed)
                 if best is None or rank > best[0]:
                     best = rank, other, then

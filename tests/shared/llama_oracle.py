@@ -1,5 +1,5 @@
-"""A Llama spelled with NumPy in float64, one position, head and pair of features at a time, from
-the papers and not from `experiments/models/llama.py`.
+"""A Llama in NumPy and float64, one position, head and pair of features at a time, written from the
+papers and not from `experiments/models/llama.py`.
 """
 
 import math
@@ -47,8 +47,8 @@ def swiglu(x, gate, up, down):
 
 
 def block(x_SD, p, heads: int, base: float):
-    """One layer on one sequence; `p`: its parameters as `create` names them, without kernels'
-    leading axis.
+    """One layer on one sequence. `p`: the layer's parameters, named as in `create`, without the
+    leading axis of layers.
     """
     S, D = x_SD.shape
     kernel = lambda name: p[name]["kernel"]
@@ -60,7 +60,7 @@ def block(x_SD, p, heads: int, base: float):
 
 
 def loss(params, tokens_BS, heads: int, base: float):
-    """Mean of the cross entropies of each sequence's next tokens, in nats."""
+    """Returns the mean cross entropy of next tokens over all sequences, in nats."""
     layers = len(params["blocks"]["q"]["kernel"])
     head = params.get("head", params["embedding"])
     losses = []

@@ -1,5 +1,5 @@
-"""Layers whose attention runs inside `jax.shard_map`, as large models write it. Each function takes
-a mesh with axes data, fsdp and tensor, and a function that tags.
+"""Layers with attention inside `jax.shard_map`, as in large models. Each function takes a mesh with
+the axes data, fsdp and tensor, and a function that tags.
 """
 
 import functools
@@ -13,7 +13,7 @@ import jaxmem
 
 AXES, SIZES = ("data", "fsdp", "tensor"), (2, 2, 2)
 BATCH, SEQUENCE, WIDTH, LAYERS = 8, 16, 64, 3
-ROWS = P(("data", "fsdp"), None, None)  # how the batch is divided
+ROWS = P(("data", "fsdp"), None, None)  # the division of the batch
 PARTS = P(("data", "fsdp"), None, "tensor")
 RING = P(("data", "fsdp"), "tensor", None)
 SHAPES = {
@@ -33,7 +33,7 @@ def untagged(x, name, kind=None):
 
 
 def attention(x, tag):
-    """Attention of each row to all, in the features of this device alone."""
+    """Attention of each row to all rows, in this device's part of the features."""
     tagged = functools.partial(jaxmem.ops.softmax, name="probs")
     softmax = tagged if tag is jaxmem.tag else jax.nn.softmax
     probs = softmax(x @ x.swapaxes(-1, -2))
@@ -50,7 +50,7 @@ def partly(mesh, tag, check):
 
 
 def by_tensor(mesh, tag, check):
-    """XLA divides the batch, and the tensors inside with it."""
+    """XLA divides the batch, and thereby the tensors inside."""
     return inside(mesh, attention, tag, P(None, None, "tensor"), check, axis_names={"tensor"})
 
 
@@ -66,7 +66,7 @@ def summed(mesh, tag, check):
 
 
 def ring(mesh, tag, check):
-    """Each device hands its part of the sequence to the next."""
+    """Each device sends its part of the sequence to the next device."""
 
     def turns(x, tag):
         def turn(carry, _):
@@ -104,7 +104,9 @@ def ruled(mesh, tag, check):
 
 
 def mapped_loss(mesh, tag):
-    """A `build` whose loss is in a `shard_map` over data, and its attention in another there."""
+    """Returns a `build` with the loss in a `shard_map` over data, and the attention in another
+    `shard_map` inside.
+    """
 
     def build(plan):
         own = functools.partial(attention, tag=tag)
@@ -135,7 +137,7 @@ def mapped_loss(mesh, tag):
 
 
 def inside(mesh, function, tag, spec, check, **axes):
-    """`function` of an array and `tag`, under a `shard_map`."""
+    """Returns `function` of an array and `tag`, under a `shard_map`."""
     own = functools.partial(function, tag=tag)
     mapped = jax.shard_map(own, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check, **axes)
     if AxisType.Explicit not in mesh.axis_types:
@@ -147,7 +149,7 @@ def inside(mesh, function, tag, spec, check, **axes):
 
 
 def build_with(attend, mesh, *, check=False, looped=True, tag=jaxmem.tag, own=False):
-    """A `build`; without tags its layers are under no checkpoint of jaxmem's.
+    """Returns a `build`. Without tags, its layers are under no checkpoint of jaxmem.
 
     attend: one of the functions above.
     check: `check_vma` of the `shard_map`.

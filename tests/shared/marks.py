@@ -1,4 +1,4 @@
-"""Parameters that only `make test-slow` runs."""
+"""Marks parameters of tests that only `make test-slow` runs."""
 
 import functools
 

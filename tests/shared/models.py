@@ -1,4 +1,4 @@
-"""Small blocks that the tests train: one with every kind of tag, in the shapes that users write."""
+"""Small blocks for training in tests. `block` has every kind of tag, as users write them."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ CODEC = {
 
 
 def actions(action: str, names=TAGS) -> dict:
-    """Every tag under one action, with a codec where it compresses."""
+    """Returns every tag with one action, and with a codec if the action compresses."""
     choice = lambda name: Choice(action, CODEC[name] if "compress" in action else None)
     return {name: choice(name) for name in names}
 
@@ -53,8 +53,8 @@ def block(x, p, key):
 
 
 def narrow(x, p, key):
-    """As `block`, with a product, a mask and an activation alone: quickly profiled and compiled,
-    for tests of what holds whatever the block.
+    """As `block`, with only a product, a mask and an activation: quick to profile and to compile,
+    for tests of facts that do not depend on the block.
     """
     up = jaxmem.tag(x @ p["up"], "up", kind="linear")
     mask = jaxmem.tag(up > -1, "mask", kind="mask")
@@ -73,7 +73,7 @@ def batch(size=2, sequence=8, width=16, dtype=jnp.float32):
 
 
 def scanned(policy, block=block):
-    """loss(p, x) by lax.scan over checkpointed layers; policy None: no checkpoint at all."""
+    """Returns loss(p, x) by lax.scan over checkpointed layers. Policy None: no checkpoint."""
     layer = block if policy is None else jax.checkpoint(block, policy=policy, prevent_cse=False)
 
     def loss(p, x):
@@ -85,7 +85,7 @@ def scanned(policy, block=block):
 
 
 def unrolled(policy, block=block):
-    """The same, as a Python loop over layers."""
+    """Returns loss(p, x) by a Python loop over checkpointed layers."""
     layer = block if policy is None else jax.checkpoint(block, policy=policy)
 
     def loss(p, x):

@@ -1,4 +1,4 @@
-"""A model whose tensors have outlier channels where its parameters say, with a NumPy oracle."""
+"""A model whose parameters determine the outlier channels of its tensors, and a NumPy oracle."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import jaxmem
 from jaxmem._train.rectifier.track import Tracker
 
 WIDTH, HIDDEN, LAYERS = 40, 80, 3
-TAGS = ("in", "ln", "up", "act")  # those with outliers to count
+TAGS = ("in", "ln", "up", "act")  # tags whose outliers are counted
 
 
 def block(x, p):
@@ -21,7 +21,7 @@ def block(x, p):
 
 
 def parameters(loud=((3, 5), (), (7,)), layers=LAYERS):
-    """`loud`: the channels of each layer's norm that are outliers."""
+    """`loud`: the outlier channels of each layer's norm."""
     rng = np.random.default_rng(3)
     gain = np.ones((layers, WIDTH))
     for layer, channels in enumerate(loud):
@@ -54,7 +54,7 @@ def build(plan):
 
 
 def oracle(p, x):
-    """Tag -> for each layer the Z-scores of its channels, by NumPy."""
+    """Returns, by tag, the Z-scores of the channels of each layer, computed by NumPy."""
     p, x = jax.tree.map(np.asarray, p), np.asarray(x)
     found = {tag: [] for tag in TAGS}
     for layer in range(len(p["gain"])):
@@ -69,7 +69,7 @@ def oracle(p, x):
 
 
 def same(found, expected):
-    """Asserts that what was counted is what the oracle says."""
+    """Asserts that the counts equal the oracle's."""
     assert {one.tag for one in found} == set(expected)
     for one in found:
         scores = expected[one.tag]
@@ -79,6 +79,6 @@ def same(found, expected):
 
 
 def tracked(build, *args, step=5):
-    """What is counted of the step that `build` returns."""
+    """Returns the counts of the step that `build` returns."""
     tracker = Tracker(build, args)
     return tracker.read(step, tracker(*args))

@@ -1,4 +1,4 @@
-"""A small plan that was never compiled, for what shows and compares plans."""
+"""A small plan that was never compiled, for tests that show and compare plans."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ def row(tag: str, choice: Choice, why: str = WHY) -> Row:
 
 
 def plan(**changes) -> Plan:
-    """Two tags of one block, under a budget of 10 MiB on an H200."""
+    """Returns a plan for two tags of one block, with a budget of 10 MiB on an H200."""
     made = Plan(
         actions={"block": {"h": KEEP, "up": UP}},
         budget_bytes=10 * 2**20,
@@ -59,7 +59,9 @@ def plan(**changes) -> Plan:
 
 
 def other() -> Plan:
-    """The same model under less, with times from elsewhere and a tag more."""
+    """Returns a plan for the same model with a smaller budget, another source of times, and one
+    more tag.
+    """
     return plan(
         actions={"block": {"h": RECOMPUTE, "up": UP, "new": OFFLOAD}},
         budget_bytes=8 * 2**20,

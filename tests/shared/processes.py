@@ -1,4 +1,4 @@
-"""Processes of a run for tests: threads that share a coordinator of this process."""
+"""Processes of a run in tests: threads with a common coordinator in this process."""
 
 import concurrent.futures
 import threading
@@ -9,7 +9,7 @@ from jaxmem._target.processes.channel import Channel
 
 
 class Coordinator:
-    """Holds values by keys, as jax.distributed's does."""
+    """Stores values by keys, as the coordinator of jax.distributed does."""
 
     def __init__(self):
         self.values, self.changed = {}, threading.Condition()
@@ -34,7 +34,7 @@ class Coordinator:
 
 
 def together(count, work, coordinator=None):
-    """What `work(channel)` returned or raised in each of as many processes."""
+    """Returns the result or the error of `work(channel)` in each of `count` processes."""
     coordinator = coordinator or Coordinator()
     channels = [Channel(count, number, "a run", coordinator) for number in range(count)]
     with concurrent.futures.ThreadPoolExecutor(count) as pool:

@@ -1,5 +1,5 @@
-"""Small random profiles, and an oracle that prices an assignment on its own: recursion over values,
-no library code.
+"""Small random profiles, and an oracle that prices an assignment by recursion over values, without
+library code.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from jaxmem._core.profile import BlockClass, Equation, Option, Profile, Tag
 
 INT4, INT8 = Choice(Action.COMPRESS, "int4"), Choice(Action.COMPRESS, "int8")
 INT4_OFFLOAD = Choice(Action.COMPRESS_OFFLOAD, "int4")
-PRICE = 1.001  # of recomputation, as the design has it
+PRICE = 1.001  # the factor on seconds of recomputation, as in the library
 MOST_ASSIGNMENTS = 1000
 
 
@@ -54,7 +54,7 @@ def nested(assignment, made):
 
 
 def copied(choice: Choice, size: int, copies: float, coding: float = 0.0) -> Option:
-    """An option that copies `size` bytes to host memory and back, in `copies` seconds."""
+    """Returns an option that copies `size` bytes to host memory and back in `copies` seconds."""
     return Option(choice, 0, size, copies + coding, host_seconds=copies)
 
 
@@ -74,8 +74,8 @@ def chain(**other):
 
 
 def deep(tags=10, depth=14):
-    """A block of `tags` tags with eight options each, and `tags * depth` equations with skips
-    between them.
+    """Returns a block of `tags` tags with eight options each, and `tags * depth` equations with
+    skip connections.
     """
     equations, sizes, named = [], [4 * 2**20], {}
     for t in range(tags):
@@ -179,7 +179,9 @@ def oracle(profile: Profile, assignment: dict, working=()) -> Price:
 
 
 def open_to(profile: Profile) -> dict:
-    """(block, tag) -> choices that every place of the name has, in every class of the label."""
+    """Returns the choices by (block, tag) that all occurrences of the name have in all classes of
+    the label.
+    """
     result: dict = {}
     for b in profile.blocks:
         for t in b.tags:
@@ -196,9 +198,7 @@ def assignments(profile: Profile):
 
 
 def prices(profile: Profile, working=()) -> list[Price]:
-    """Every assignment's price; one that a cheaper-named equal stands for is listed again,
-    harmlessly.
-    """
+    """Returns the price of every assignment. Equal assignments may occur more than once."""
     return [oracle(profile, a, working) for a in assignments(profile)]
 
 
@@ -227,7 +227,7 @@ def blocks(draw, name: str, most_tags: int) -> BlockClass:
         sizes += [draw(st.integers(0, 100)) for _ in outputs]
         equations.append((operands, outputs, draw(st.integers(0, 50)) / 10, None))
         for value in outputs[-1:] if len(tags) < most_tags and draw(st.integers(0, 2)) else ():
-            # a name that stands already, now and then; at times one place right after the other
+            # Some tags repeat an earlier name; some directly follow the earlier tag.
             new = not names or draw(st.integers(0, 3))
             tag = f"t{len(names)}" if new else draw(st.sampled_from(names))
             names += [tag] if new else []
@@ -248,7 +248,7 @@ def blocks(draw, name: str, most_tags: int) -> BlockClass:
 
 
 def doubted(made: Profile, uncertainty: float, seen: float) -> Profile:
-    """The same step with a doubt of every choice that compresses."""
+    """Returns the profile with a doubt for every choice that compresses."""
     options = lambda tag: tuple(
         dataclasses.replace(o, doubt=uncertainty * o.seconds + seen) if o.choice.codec else o
         for o in tag.options
@@ -260,8 +260,8 @@ def doubted(made: Profile, uncertainty: float, seen: float) -> Profile:
 
 @st.composite
 def profiles(draw) -> Profile:
-    """One block of up to 8 tags, or two classes of up to 5 under one label or two: few enough to
-    try all.
+    """Draws one block of up to 8 tags, or two classes of up to 5 tags with one label or two labels:
+    few enough to try all assignments.
     """
     names = draw(st.sampled_from((("block",), ("block", "block"), ("block", "other"))))
     classes = [draw(blocks(n, 8 if len(names) == 1 else 5)) for n in names]

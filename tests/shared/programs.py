@@ -1,12 +1,12 @@
-"""Compiled programs, to compare."""
+"""Compares compiled programs."""
 
 import hashlib
 import re
 
 
 def program(compiled) -> str:
-    """A hash of a program's instructions: without their names and order in the text, which follow
-    where in the source they are from, and without the tables of that, whose lines are numbered.
+    """Returns a hash of a program's instructions. The hash ignores the names and the order of
+    instructions, and the tables of source locations: all depend on the program's source.
     """
     text = re.sub(r", metadata=\{[^}]*\}|HloModule [^,]*|%[\w.-]+", "", compiled.as_text())
     lines = (line for line in text.splitlines() if line and not re.match(r"\d+ ", line))

@@ -16,7 +16,7 @@ def result(name: str) -> dict:
 
 
 def tables(page: str) -> dict[str, dict[str, list[str]]]:
-    """The rows of a page's tables by heading and first cell: their other cells."""
+    """Returns the other cells of each row of a page's tables, by heading and first cell."""
     found: dict[str, dict[str, list[str]]] = {}
     for part in re.split(r"^##+ ", (ROOT / page).read_text("utf-8"), flags=re.M):
         rows = re.findall(r"^\| *(.*?) *\|(.*)\|$", part, re.M)
@@ -33,14 +33,14 @@ README = tables("README.md")["What jaxmem does, and what you would use instead"]
 
 
 def numbers(text: str) -> list[str]:
-    """The numbers of a cell, those with a power of ten as Python writes them."""
+    """Returns the numbers of a cell. Numbers with a power of ten are written as in Python."""
     powers = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
     text = re.sub(r" × 10([⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+)", lambda m: "e" + m[1].translate(powers), text)
     return re.findall(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e-?\d+)?", text.replace("−", "-"))
 
 
 def quotes(cell: str, *values: float) -> bool:
-    """Whether the first numbers of a cell are these, each rounded to the digits that it has."""
+    """Whether the first numbers of a cell equal `values`, each rounded to the cell's digits."""
     texts = numbers(cell)[: len(values)]
     assert len(texts) == len(values), cell
     return all(abs(float(t) - v) <= 0.5001 * _last_digit(t) for t, v in zip(texts, values))
@@ -52,6 +52,6 @@ def _last_digit(text: str) -> float:
 
 
 def answer(words: str) -> str:
-    """The summary's answer to the one question that has these words."""
+    """Returns the summary's answer to the only question with these words."""
     (found,) = (cells[0] for question, cells in ASKED.items() if words in question)
     return found

@@ -1,4 +1,4 @@
-"""A step whose batch says which channels are outliers, and runs of it with a rectifier."""
+"""A step whose batch determines the outlier channels, and runs of this step with a rectifier."""
 
 import json
 
@@ -10,18 +10,18 @@ from jaxmem._train.rectifier.decide import rooms_of
 from jaxmem.runs import Rectifier, record, train
 from tests.shared.outlier_layers import HIDDEN, batch, parameters
 
-# Two channels at first are outliers by chance, and four from step LOUD on.
+# At first two channels are outliers by chance; from step LOUD on, four channels are outliers.
 ASKED = {"actions": ["recompute", "compress"], "codecs": "outlier_separated(capacity=2)"}
 LOUD, STEPS = 10, 24
 
 
 def capacities(actions):
-    """The room of each codec that separates outliers."""
+    """Returns the capacity of each codec that separates outliers."""
     return {(room.block, room.tag): room.capacity for room in rooms_of(actions)}
 
 
 def build(plan):
-    """A step whose batch says how loud the channels of its one tag are."""
+    """Returns a step whose batch determines the size of the channels of its only tag."""
     policy = jaxmem.remat_policy(plan)
 
     def step(p, batch):
@@ -47,8 +47,8 @@ def data(number):
 
 
 class Waiting(Rectifier):
-    """One whose plans are ready after the step that asked for them, so that rows are the same in
-    each run.
+    """A rectifier whose plans are ready after the step that requested them, so that the rows of
+    every run are equal.
     """
 
     def ready(self, number, left):
@@ -68,7 +68,7 @@ def run(out, plan, revising, stop=None, step=None, steps=STEPS, **more):
         return data(number)
 
     with record(out, resume=True) as found:
-        # One that stops is saved after each step; others at their ends.
+        # A run that stops is saved after each step; other runs are saved at their end.
         more = {"save_every": 1e9 if stop is None else 0} | more
         first = lambda: parameters(())
         state = train(

@@ -1,6 +1,4 @@
-"""Plans, runs and pages that the report's tests make, and a reader that says whether a page is
-well-formed.
-"""
+"""Makes plans, runs and pages for tests of the report, and checks that a page is well-formed."""
 
 import html.parser
 import json
@@ -68,7 +66,7 @@ def page_of(tmp_path, *runs):
 
 
 class Reader(html.parser.HTMLParser):
-    """Opened elements are closed in order; what the page would load or run."""
+    """Checks that elements are closed in order. Records what the page would load or run."""
 
     def __init__(self):
         super().__init__()

@@ -1,5 +1,5 @@
-"""AdamA with the row ratio in NumPy, written from its definition alone: lists of arrays, one loop
-over microbatches and one over rows.
+"""AdamA with the row ratio in NumPy, written only from the definition: lists of arrays, a loop over
+microbatches and a loop over rows.
 """
 
 import math
@@ -81,10 +81,10 @@ def adama(
     stacked=None,
     agreeing=None,
 ):
-    """Parameters after each minibatch, as `adama_oracle.adama` has them.
+    """Returns the parameters after each minibatch, as `adama_oracle.adama` does.
 
-    stacked: which parameters are stacked by layers, or None for what is not known.
-    agreeing: the largest ratio; None is the number of microbatches.
+    stacked: whether each parameter is stacked by layers; None if unknown.
+    agreeing: the largest ratio; None means the number of microbatches.
     """
     params = [np.asarray(p, np.float64) for p in params]
     m, v = [np.zeros_like(p) for p in params], [np.zeros_like(p) for p in params]
@@ -95,7 +95,7 @@ def adama(
         most = agreeing or len(microbatches)
         m, v = [b1 * a for a in m], [b2 * a for a in v]
         sums = [np.zeros(shape[:2]) for shape in counts]
-        # Equal weights whose average would vary as much as the decayed one's.
+        # The number of equal weights whose average varies as much as the decayed average.
         weights = [b2**i for i in range(t)]
         seen = sum(weights) ** 2 / sum(w * w for w in weights)
         for gradient in microbatches:

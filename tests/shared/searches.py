@@ -1,4 +1,4 @@
-"""Searches whose steps no compiler is asked for."""
+"""Searches that compile nothing."""
 
 import types
 from typing import Any
@@ -11,7 +11,7 @@ from jaxmem._target.devices.target import Target
 
 
 class NoEstimates(Estimates):
-    """Liveness estimates whose seconds are spent."""
+    """Liveness estimates without remaining seconds."""
 
     def learn(self, actions) -> bool:
         return False
@@ -23,7 +23,7 @@ class NoEstimates(Estimates):
 
 
 def stub(target: str) -> Any:
-    """What compiles steps of a target, where nothing is compiled."""
+    """Returns a stub of a step compiler for a target. It compiles nothing."""
     backend = types.SimpleNamespace(
         target=Target.parse(target), stops_at_buffers=False, parallel_compiles=1
     )
@@ -33,9 +33,9 @@ def stub(target: str) -> Any:
 def search(
     profile: Profile, limits: Limits, baseline: Trial, plan_trials=(), compiler=None, **others
 ) -> Search:
-    """A search that compiled the baseline and `plan_trials`.
+    """Returns a search that compiled the baseline and `plan_trials`.
 
-    compiler: what compiles and has a backend; a stub of an H200 if it is None.
+    compiler: the compiler of steps, with a backend; None means a stub for an H200.
     others: fields of `Search`.
     """
     compiler = stub("h200") if compiler is None else compiler

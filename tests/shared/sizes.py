@@ -19,7 +19,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def code_lines(source: str) -> int:
-    """Lines that hold code."""
+    """Returns the number of lines with code."""
     found: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in NO_CODE:
@@ -32,7 +32,7 @@ def code_lines(source: str) -> int:
 
 
 def lines_of(folder: str) -> int:
-    """Lines of code of a folder of the repository."""
+    """Returns the lines of code of a folder of the repository."""
     return sum(code_lines(p.read_text("utf-8")) for p in (ROOT / folder).rglob("*.py"))
 
 
@@ -42,7 +42,7 @@ def classes(folder: str) -> list[ast.ClassDef]:
 
 
 def records(folder: str) -> int:
-    """Dataclasses and named tuples."""
+    """Returns the number of dataclasses and named tuples."""
     is_record = lambda c: (
         any("dataclass" in ast.unparse(d) for d in c.decorator_list)
         or any("NamedTuple" in ast.unparse(base) for base in c.bases)
@@ -51,7 +51,7 @@ def records(folder: str) -> int:
 
 
 def named_twice(folder: str) -> dict[str, int]:
-    """Class names that stand more than once, with how often."""
+    """Returns the class names that are defined more than once, with their counts."""
     counts = collections.Counter(c.name for c in classes(folder))
     return {name: n for name, n in sorted(counts.items()) if n > 1}
 

@@ -1,5 +1,5 @@
-"""Files of the repository by module, and what each imports, read from the sources without importing
-them: all imports, inside functions too.
+"""Files of the repository by module, and the imports of each file, imports inside functions
+included. Sources are read without importing them.
 """
 
 import ast
@@ -12,12 +12,12 @@ FOLDERS = ("jaxmem", "kernels", "experiments", "benchmarks", "tests")
 
 
 class Import(NamedTuple):
-    module: str  # the dotted name that is reached: `from jax import extend` gives jax.extend
-    top: bool | None  # runs when the file is imported; None: read by type checkers alone
+    module: str  # the imported dotted name: `from jax import extend` gives jax.extend
+    top: bool | None  # whether it runs when the file is imported; None: only type checkers read it
 
 
 def when(tree: ast.Module) -> dict[int, bool | None]:
-    """By node: whether it runs when the file is imported, or for type checkers alone (None)."""
+    """Returns, by node, whether it runs at import; None if only type checkers read it."""
     found: dict[int, bool | None] = {}
 
     def mark(node: ast.AST, runs: bool | None) -> None:
@@ -37,8 +37,8 @@ def when(tree: ast.Module) -> dict[int, bool | None]:
 
 
 def imports(tree: ast.Module) -> set[Import]:
-    """Modules and names that a source imports, and the attributes it reaches through them, as
-    `jax.extend.core`.
+    """Returns the modules and names that a source imports, and the attributes that it reads from
+    them, such as `jax.extend.core`.
     """
     top = when(tree)
     found: set[Import] = set()
@@ -66,7 +66,7 @@ def imports(tree: ast.Module) -> set[Import]:
 
 
 def dotted(node: ast.Attribute) -> tuple[str | None, str]:
-    """`jax` and `extend.core` of `jax.extend.core`; None first where it starts from no name."""
+    """Returns `jax`, `extend.core` for `jax.extend.core`; None first if it starts with no name."""
     attributes, value = [node.attr], node.value
     while isinstance(value, ast.Attribute):
         attributes.append(value.attr)
@@ -104,21 +104,21 @@ def in_package(package: str) -> list[str]:
 
 
 def ours(name: str) -> str | None:
-    """The file of an imported name: `jaxmem._core.actions` of `jaxmem._core.actions.Choice`."""
+    """Returns the file of a name: `jaxmem._core.actions` for `jaxmem._core.actions.Choice`."""
     while name and name not in PATHS:
         name = name.rpartition(".")[0]
     return name or None
 
 
 def dependencies(module: str) -> set[str]:
-    """Every file of ours that a file imports, at its top or inside its functions.
+    """Returns the files of this repository that a file imports, at its top or inside functions.
 
-    `import jaxmem` itself runs no more than a silencer of noise.
+    `import jaxmem` itself only silences messages of plugins.
     """
     names = (name for name, top in imports_of(module) if top is not None)
     return {file for name in names if (file := ours(name))} - {module, "jaxmem"}
 
 
 def room(module: str) -> str:
-    """The package, or the file, of jaxmem or experiments that a file stands in."""
+    """Returns the package or the file of jaxmem or experiments that contains a file."""
     return (module.split(".") + [""])[1]

@@ -1,6 +1,4 @@
-"""The small model of released steps whose states lie in host memory, and what its runs are
-compared by.
-"""
+"""The small model of released steps with states in host memory, and comparisons of its runs."""
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +8,8 @@ from jaxmem._model.states.layout import Stacks
 from tests.shared import tiny_lm
 
 LAYERS = 4
-# The suite has jaxlib 0.10 make code of fusions in another way, which rounds the same operations
-# differently from program to program. Bits are compared as a user's programs compute them.
+# The suite disables fusion emitters in jaxlib 0.10, so that equal operations may round differently
+# in two programs. Bits are compared with fusion emitters, as users have them.
 ALIKE = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else None
 
 
@@ -20,7 +18,7 @@ def parameters():
 
 
 def apart(params):
-    """A function of a layer's number to its parameters, and those outside the layers."""
+    """Returns the function of a layer's parameters, and the parameters outside the layers."""
     outer = {k: v for k, v in params.items() if k != "blocks"}
     return lambda i: jax.tree.map(lambda a: a[i], params["blocks"]), outer
 
@@ -30,7 +28,7 @@ def tokens(seed):
 
 
 def train(step, state, steps, key=None, options=None):
-    """State and metrics after some steps, the state joined, as NumPy's arrays; and its places."""
+    """Returns the joined state and metrics after some steps, as NumPy arrays, and the places."""
     call, found = jax.jit(step, donate_argnums=0, compiler_options=options), []
     for seed in range(steps):
         state, metrics = call(state, tokens(seed), *(() if key is None else (key,)))
@@ -40,8 +38,8 @@ def train(step, state, steps, key=None, options=None):
 
 
 def places(state) -> list[set[str]]:
-    """In which memories the layers' arrays of each stack lie, a set for each; moments too if they
-    are Adam's.
+    """Returns, for each stack, the set of memories of the layers' arrays. Adam's moments count
+    too.
     """
     params, moments = state
     adam = (moments.mu, moments.nu) if hasattr(moments, "mu") else ()
@@ -51,18 +49,18 @@ def places(state) -> list[set[str]]:
 
 
 def split_at(persist) -> list[set[str]]:
-    """The places of layers of which the first `persist` are resident and the others stream."""
+    """Returns the places of layers if the first `persist` layers are resident and others stream."""
     return [{"device"}, {"pinned_host"}][persist == 0 :]
 
 
 def on_device(tree):
-    """The arrays in device memory, split as they are."""
+    """Returns the arrays in device memory, with their split unchanged."""
     return jax.tree.map(lambda a: jax.device_put(a, a.sharding.with_memory_kind("device")), tree)
 
 
 def no_bit_depends(step, persist, steps):
-    """A state that streams trains as the same split does in device memory, to the last bit; the
-    mean of microbatches' losses may round otherwise.
+    """Asserts that a streamed state trains as the same split does in device memory, bit for bit.
+    The mean of microbatches' losses may round differently.
     """
     state = lambda: step.split(step.init(parameters()), persist)
     (found, metrics), kinds = train(step, state(), steps, options=ALIKE)
@@ -75,12 +73,12 @@ def no_bit_depends(step, persist, steps):
 
 
 def moved(params) -> float:
-    """By how much that array moved which moved least."""
+    """Returns the smallest change of an array."""
     by = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - b).max(), params, parameters())
     return min(jax.tree.leaves(by))
 
 
 def close(got, want, rtol=1e-6):
-    """Within `rtol` of each array's largest value."""
+    """Asserts that arrays are equal within `rtol` of each array's largest value."""
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=rtol * max(1e-3, np.abs(b).max()))

@@ -1,4 +1,4 @@
-"""Timelines of counts that a program of made-up layers was asked for."""
+"""Makes timelines of given counts of layers, from a placement problem with invented prices."""
 
 from jaxmem._core.actions import OFFLOAD
 from jaxmem._model.states.places import HOST
@@ -9,7 +9,7 @@ from jaxmem._result.plan.timeline import Timeline
 
 MB = 1_000_000
 OUTSIDE = 0.03  # seconds of the work outside the layers
-# One way on the device, and one that offloads.
+# A policy on the device, and a policy that offloads.
 WAYS = (
     LayerPolicy({}, 10 * MB, 0, 2e-3, 4e-3, working={False: 5 * MB, True: 30 * MB}),
     LayerPolicy(
@@ -24,7 +24,7 @@ def problem(layers: int, microbatches: int = 4) -> PlacementProblem:
 
 
 def timeline(each: int = 6, microbatches: int = 4, places=PLACES) -> Timeline:
-    """`each` layers of every place, of which resident ones offload."""
+    """Returns the timeline with `each` layers of every place. Resident layers offload."""
     asked = problem(each * len(places), microbatches)
     counts = {LayerGroup(place, int(place == "resident")): each for place in places}
     return timeline_of(asked, PlacementSolution.of(asked, counts, HOST), OUTSIDE)

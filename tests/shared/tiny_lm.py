@@ -1,5 +1,5 @@
-"""A language model as embed, block and head, with tied embeddings, dropout and an auxiliary loss:
-what is released in tests.
+"""A language model as embed, block and head, with tied embeddings, dropout and an auxiliary loss,
+for tests of released steps.
 """
 
 import jax
@@ -47,7 +47,7 @@ def block(p, x, scale, positions, key=None):
 
 
 def rooted(p, x, *shared, key=None):
-    """A block whose gradient is not finite where its `root` is 0."""
+    """A block whose gradient is not finite if its `root` is 0."""
     return block(p, x, *shared) + 0 * jnp.sqrt(p["root"])
 
 
@@ -57,7 +57,7 @@ def head(outer, x, batch):
 
 
 def loss(params, batch, key=None):
-    """The same as one function, with the layers in a Python loop."""
+    """The loss of the whole model, with the layers in a Python loop."""
     layers = params["blocks"]["up"].shape[0]
     own = lambda i: {} if key is None else {"key": jax.random.fold_in(key, i)}
     x, *shared = embed(params, batch, **own(layers))

@@ -1,4 +1,4 @@
-"""TPU modules that tests write by hand, and what they are reckoned by."""
+"""TPU modules that tests write by hand, and their estimated seconds."""
 
 from jaxmem._target.hlo.roofline import TpuRates, tpu_costs
 

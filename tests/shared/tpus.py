@@ -1,5 +1,5 @@
-"""Compiles functions for TPUs that are not there, in the process that imports this file. libtpu
-reads its environment when it is loaded, so that it is imported before any device is asked for.
+"""Compiles functions for absent TPUs, in the process that imports this file. libtpu reads its
+environment when it is loaded, so import this file before any device is requested.
 """
 
 import functools
@@ -26,7 +26,7 @@ from jaxmem._target.devices.tpus import TPUS, topology_of
 
 @functools.cache
 def devices(name: str, chips: int = 1) -> list:
-    """The devices of so many chips of a TPU, such as "v5e"."""
+    """Returns the devices of `chips` chips of a TPU, such as "v5e"."""
     return devices_of(described(topology_of(TPUS[name], str(chips))))
 
 
@@ -34,8 +34,8 @@ def compiled(function, arguments, name: str, free: tuple[bool, bool] = (False, F
     """Compiles `function(*arguments)` for one device of a TPU, as a plan does: exported first.
 
     arguments: shapes and dtypes.
-    free: whether XLA chooses how the arguments, and the results, lie in memory, as it does within a
-      step; else they lie as those of a program do.
+    free: whether XLA chooses the layouts of the arguments, and of the results, as it does within a
+      step. Otherwise their layouts are a program's default layouts.
     """
     exported = export.export(jax.jit(function), platforms=["tpu"])(*arguments)
     one = NamedSharding(Mesh(np.array(devices(name)[:1]), ("device",)), PartitionSpec())

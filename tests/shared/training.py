@@ -1,4 +1,4 @@
-"""Runs of the small training of tests/programs/durable_run.py, and what they leave."""
+"""Runs the small training of tests/programs/durable_run.py, and reads the results."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.programs import durable_run
 
 
 def rows(folder):
-    """The rows without what a clock said."""
+    """Returns the rows without measured times."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "step_seconds"} for line in lines]
 
@@ -22,23 +22,23 @@ def unfinished(out):
 
 
 def checkpoints(path):
-    """Numbers of those that are whole; one that is being written has a name of its own."""
+    """Returns the numbers of complete checkpoints. An incomplete checkpoint has another name."""
     return sorted(int(p.parent.name) for p in path.glob("checkpoints/[0-9]*/manifest.json"))
 
 
 class Stop(Exception):
-    """What ends a run from within."""
+    """The error that ends a run from within."""
 
 
 def run(out, steps=8, stop=None, data=durable_run.batch, step=durable_run.step, **given):
-    """Trains, and ends by `stop`, an error, as the batch of step stop[0] is asked for."""
+    """Trains. `stop` is a step's number and an error, raised when that step's batch is read."""
 
     def asked(number):
         if stop is not None and number == stop[0]:
             raise stop[1]
         return data(number)
 
-    # a fixture of the module has not the suite's strictness, nor what lifts it
+    # A fixture of a module runs without the suite's settings of promotion, and so sets its own.
     with jax.numpy_dtype_promotion("standard"), record(out, resume=True) as found:
         given = {"save_every": 0, "keep": 3} | given
         state = train(step, durable_run.first, asked, steps=steps, run=found, **given)
@@ -55,7 +55,9 @@ def worse(*numbers):
 
 
 def stopped(out, step, state, data=jnp.float32, at=4, steps=6, **given):
-    """The last states of a run that fails at `at` and goes on, and of one that does not."""
+    """Returns the last states of a run that fails at `at` and resumes, and of a run that does not
+    fail.
+    """
     found = []
     for folder, fails in (("failing", at), ("failing", None), ("whole", None)):
 
@@ -64,7 +66,7 @@ def stopped(out, step, state, data=jnp.float32, at=4, steps=6, **given):
                 raise Stop
             return data(number)
 
-        # Only what fails is saved after each step.
+        # Only the failing run is saved after each step.
         arguments = {"steps": steps, "save_every": 0 if fails else 1e9} | given
         try:
             with jax.numpy_dtype_promotion("standard"), record(out / folder, resume=True) as run:

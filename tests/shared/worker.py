@@ -17,7 +17,7 @@ import jax
 
 
 def answer(module: str, arguments: list[str], environment: dict[str, str]) -> dict[str, str]:
-    """Runs a program as `python -m` would, and takes back the numerics that the program sets."""
+    """Runs a program as `python -m` does, and then resets the numerics that the program set."""
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = [module, *arguments]

@@ -1,4 +1,4 @@
-"""Command lines that cannot be run, and what `jaxmem` must say of each (a regular expression)."""
+"""Wrong command lines, and for each a regular expression of the error message of `jaxmem`."""
 
 OF_THE_PARSER = [
     ("", "the following arguments are required: COMMAND"),
@@ -78,7 +78,7 @@ OF_THE_STEP = [
     ("plan steps:no_block", "the step has no block"),
     ("plan steps:no_gradient", "no gradient is taken"),
     ("plan steps:wrong_shapes", "cannot be traced.*TypeError: .*shape"),
-    ("plan steps:twice", "tag 'h' stands at 2 places of a block, with codecs"),
+    ("plan steps:twice", "tag 'h' occurs 2 times in a block, with codecs"),
     ("plan steps:takes_no_plan", r"`build` is <lambda>\(\).*expected a function of a plan"),
     ("plan steps:takes_too_much", "missing a required argument: 'data'; expected a function of"),
     ("explain steps:wrong_shapes", "cannot be traced"),

@@ -1,1 +1,3 @@
-"""What the GPU check measures, a file a part."""
+"""The parts of the GPU check, one file each. A part names its points, measures a point, and
+summarizes the rows.
+"""

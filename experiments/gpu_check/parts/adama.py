@@ -1,8 +1,8 @@
-"""Step times and bytes of one model by how its microbatches become one step, run in turns.
+"""Step times and bytes of one model under each way of accumulating microbatches, run in turns.
 
-A point compiles one way under one plan: everything kept, or every layer recomputed; rounds run them
-all. The ratio is to accumulation in place within a round. Losses after a few steps from one state
-tell that all of them train.
+A point compiles one way under one plan: everything kept, or every layer recomputed. Rounds run all
+steps. Ratios compare a step with accumulation in place in the same round. Losses after a few steps
+from one state show that every way trains.
 """
 
 import jax
@@ -63,7 +63,7 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
 
 
 def losses(settings: Settings, point: str) -> list[float]:
-    """Of the first steps on one batch."""
+    """Returns the losses of the first steps on one batch."""
     config, step, found = config_of(settings, point), step_of(settings, point), []
     state, tokens = example(config)
     for _ in range(STEPS):
@@ -73,7 +73,7 @@ def losses(settings: Settings, point: str) -> list[float]:
 
 
 def racing(settings: Settings, chosen: tuple[str, ...]) -> Race:
-    """One race a process: the steps stay compiled from round to round."""
+    """Returns the only race of this process, so that its steps are compiled once for all rounds."""
     if (settings, chosen) not in RACES:
         RACES.clear()
         makers = {p: lambda p=p: step_of(settings, p) for p in chosen}

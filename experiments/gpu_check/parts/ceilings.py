@@ -1,5 +1,5 @@
-"""What the device can do at most: copying, matrix products, the host link each way and both ways at
-once, a codec.
+"""Measures the device's peak rates: copies, matrix products, the host link each way and both ways
+at once, and a codec.
 """
 
 import jax
@@ -45,15 +45,15 @@ def summary(rows: dict[str, dict], settings: Settings) -> dict:
 
 
 def copy(size: int) -> dict:
-    """B/s of reading an array and writing another, both counted."""
+    """Measures B/s of reading an array and writing another; both arrays count."""
     x = normal((size // 4,), jnp.float32)
     step = jax.jit(lambda x: x + 1)
     return rates([2 * size / s for s in seconds_of(lambda: step(x))], "B/s, read and written")
 
 
 def matmul(dtype, precision: str | None, side: int) -> dict:
-    """FLOP/s of a square product. float32 as XLA runs it by default, which may be TF32, and in
-    full.
+    """Measures FLOP/s of a square matrix product. XLA's default for float32 may be TF32; the
+    precision "highest" is float32.
     """
     a, b = (normal((side, side), dtype, seed) for seed in (0, 1))
     product = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision))
@@ -61,7 +61,9 @@ def matmul(dtype, precision: str | None, side: int) -> dict:
 
 
 def link(way: str, size: int) -> dict:
-    """B/s between device memory and pinned host memory; both ways at once: of either way."""
+    """Measures B/s between device memory and pinned host memory. For both ways at once, the result
+    is B/s of one way.
+    """
     device = jax.local_devices()[0]
     kinds = {memory.kind for memory in device.addressable_memories()}
     if "pinned_host" not in kinds:
@@ -76,7 +78,7 @@ def link(way: str, size: int) -> dict:
 
 
 def codec(way: str, shape: tuple[int, ...]) -> dict:
-    """B/s that encoding a bfloat16 tensor, or decoding it, reads and writes."""
+    """Measures B/s, read and written, of encoding or decoding a bfloat16 tensor."""
     x, encode = normal(shape, jnp.bfloat16), jax.jit(CODEC.encode)
     codes, decode = encode(x), jax.jit(lambda codes: CODEC.decode(codes, shape, jnp.bfloat16))
     moved = x.nbytes + sum(c.nbytes for c in codes)

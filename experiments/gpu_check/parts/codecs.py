@@ -1,9 +1,9 @@
-"""Speed of every codec on the device at hand, against a copy in the same run and against XLA's own
-fusion of the reference; and that the device's codes are the reference's bit for bit.
+"""Measures the speed of every codec on the device at hand, compared with a copy in the same run and
+with XLA's fusion of the reference. Counts values that differ between kernels and references.
 
-Each size is a tensor of rows of 4096 values, or of several of them one after the other in one
-program: a round of encoding, its reference and the copy passes through more than a cache. Bytes are
-the tensor's and its codes', once: what a codec reads twice lowers its rate.
+A point encodes or decodes tensors with rows of 4096 values. Small tensors are several in one
+program, one after another, so that a program's data exceed the cache. The bytes of a codec are the
+bytes of the tensor and of its codes, counted once. A second read lowers the rate.
 """
 
 import statistics
@@ -22,7 +22,8 @@ EQUAL = "equals its reference: "
 SHAPE, TINY = (4096, 4096), (64, 1024)
 WIDTH = 4096
 SIZES, SMALL = tuple(2**n for n in (20, 22, 24, 26, 28, 30)), (2**16,)
-# Values of one program at least, in so many tensors at most, since their compiling takes time.
+# The least number of values of a program, and the largest number of its tensors. More tensors would
+# take longer to compile.
 PASS, MOST = 2**28, 24
 CODECS: dict[str, Any] = {
     "grouped_symmetric": codecs.GroupedSymmetric(),
@@ -40,7 +41,7 @@ def points(settings: Settings) -> list[str]:
 
 
 def speeds(small: bool = False) -> list[str]:
-    """The points that `speed` measures: a codec, a way and a number of values."""
+    """Returns the points of `speed`, each with a codec, a way and a number of values."""
     sizes = SMALL if small else SIZES
     return [f"{name} {way} {size}" for name in CODECS for size in sizes for way in WAYS]
 
@@ -52,7 +53,7 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
 
 
 def equality(name: str, shape: tuple[int, ...]) -> dict:
-    """How many bytes of codes, and of decoded values, differ between the device's kernels and its
+    """Counts the codes and the decoded values that differ between the device's kernels and its
     references.
     """
     codec = CODECS[name]
@@ -65,7 +66,8 @@ def equality(name: str, shape: tuple[int, ...]) -> dict:
 
     kernel = jax.jit(both)(x)
     with codecs.references():
-        reference = jax.jit(lambda x: both(x))(x)  # a function of its own: the other is compiled
+        # A new function, since `both` is already compiled with kernels.
+        reference = jax.jit(lambda x: both(x))(x)
     differ = [
         int((a != b).sum()) for a, b in zip(jax.tree.leaves(kernel), jax.tree.leaves(reference))
     ]
@@ -73,8 +75,8 @@ def equality(name: str, shape: tuple[int, ...]) -> dict:
 
 
 def speed(point: str) -> dict:
-    """Of a point: seconds a tensor, GB/s, shares of a copy's rate in the same run, and times the
-    reference's seconds.
+    """Measures a point: seconds per tensor, GB/s, the rate relative to a copy in the same run, and
+    the seconds relative to the reference.
     """
     name, way, size = *point.rsplit(" ", 2)[:2], int(point.rsplit(" ", 1)[1])
     codec, shape = CODECS[name], (size // WIDTH, WIDTH)
@@ -119,24 +121,24 @@ def _tensor(shape, dtype, seed: int):
 
 
 def _each(function: Callable):
-    """One program that does it to every tensor of a list."""
+    """Returns one program that applies `function` to every tensor of a list."""
     return jax.jit(lambda given: [function(one) for one in given])
 
 
 def _seconds(runs: Sequence[Callable[[], Any]], count: int, rounds: int = 12) -> list[float]:
-    """The median of each run's seconds, a tensor; runs take turns."""
+    """Returns the median seconds per tensor of each run. The runs alternate."""
     taken: list[list[float]] = [[] for _ in runs]
     for number in range(rounds + 2):
         for run, times in zip(runs, taken):
             start = time.perf_counter()
             jax.block_until_ready(run())
-            if number >= 2:  # the first two warm up
+            if number >= 2:  # the first two rounds warm up
                 times.append((time.perf_counter() - start) / count)
     return [statistics.median(times) for times in taken]
 
 
 def table(rows: Sequence[dict]) -> str:
-    """Rows of `speed` as Markdown."""
+    """Returns rows of `speed` as a Markdown table."""
     head = ("codec", "way", "values", "GB/s", "of a copy", "time of XLA's", "runs")
     cells = [
         (
@@ -154,8 +156,8 @@ def table(rows: Sequence[dict]) -> str:
 
 
 def summary(rows: dict[str, dict], settings: Settings) -> dict:
-    """The table, and of each codec the share of a copy's rate at the largest size and the least
-    size at which kernels pay.
+    """Returns the table and, for each codec, the rate relative to a copy at the largest size, and
+    the least size at which its kernel is faster than the reference.
     """
     measured = {point: row for point, row in rows.items() if "of_copy" in row}
     found: dict = {"table": table(list(measured.values())).splitlines()}

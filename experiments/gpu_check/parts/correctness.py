@@ -1,11 +1,11 @@
-"""Is a step under each action, and each named policy, the unplanned step on this device? Loss and
-gradient of a GPT.
+"""Compares the loss and the gradient of a GPT under each action and each named policy with the
+unplanned step on this device.
 
-The layers run in a scan, both dropouts on. float32: the loss must be the unplanned one; whether bit
-for bit is said, and needed is 1e-6, since a GPU's matrix kernels are picked per program. float64:
-the gradient of what is lossless must be the unplanned one to 1e-10 of each parameter's largest
-entry. Of what compresses, 1 - cosine must stay below 0.1. On a CPU an offload moves nothing, but
-runs the same program.
+The layers run in a scan or in a stack, with both dropouts. In float32, the loss must equal the
+unplanned loss to 1e-6, since XLA chooses a GPU's matrix kernels per program; rows show whether it
+is bit-equal. In float64, a lossless gradient must equal the unplanned gradient to 1e-10 of each
+parameter's largest entry. Under compression, 1 - cosine of the gradients must be at most 0.1. On a
+CPU an offload moves no bytes, but runs the same program.
 """
 
 import functools
@@ -44,7 +44,7 @@ def points(settings: Settings) -> list[str]:
 
 
 def choose(point: str, layers: int) -> tuple[Loop, bool]:
-    """The loop over the layers, and whether it is lossless."""
+    """Returns the loop over the layers, and whether its actions are lossless."""
     what, name = point.split()
     if what == "stack":
         return stacked(plan_of(name, layers)), name not in LOSSY
@@ -98,7 +98,7 @@ def reference(dtype: str, settings: Settings):
 
 
 def at(dtype: str, settings: Settings, loop: Loop):
-    """Loss and gradient at initialization, with the first step's dropout."""
+    """Returns the loss and the gradient at initialization, with dropout."""
     config = settings.config("gpt_nano", *SIZES)
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
@@ -111,7 +111,7 @@ def at(dtype: str, settings: Settings, loop: Loop):
 
 
 def farthest(gradient, plain) -> float:
-    """Largest difference of an entry, relative to the largest entry of its array."""
+    """Returns the largest difference of an entry, relative to the largest entry of its array."""
     return max(float(np.abs(g - p).max() / np.abs(p).max()) for g, p in zip(gradient, plain))
 
 

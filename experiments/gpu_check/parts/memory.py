@@ -1,9 +1,8 @@
-"""Compiled bytes against the device's own count of its peak, a process a point.
+"""Compares compiled bytes with the device's own count of its peak, in one process for each point.
 
-A plan is made in one process and run in another, since planning itself takes memory. What counts is
-the peak during
-steps: `clean` says that it is above the peak before them, and so theirs. The device counts what its
-allocator handed out; bytes that a CPU rehearsal cannot know are null.
+A plan is made in one process and run in another, since planning itself takes memory. The peak must
+occur during steps: `clean` is true if the peak is above the peak before the steps. The device
+counts the bytes that its allocator returned. A CPU rehearsal has null for unknown bytes.
 """
 
 import jax
@@ -54,7 +53,7 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
 
 
 def peaks(step, config) -> dict:
-    """Compiled bytes, and the device's counts before and after some steps."""
+    """Returns the compiled bytes, and the device's counts before and after some steps."""
     device = jax.local_devices()[0]
     count = lambda key: (device.memory_stats() or {}).get(key)
     state, tokens = example(config)

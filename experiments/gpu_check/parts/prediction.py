@@ -1,9 +1,9 @@
-"""Do predicted step times tell measured ones? Plans of several sets of actions and budgets, run in
-turns.
+"""Compares predicted with measured step times, for plans of several sets of actions and budgets.
+Steps run in turns.
 
-The model is its config with few layers: times are those of one layer, however many there are.
-Reported are Spearman's correlation over plans that differ, and how far a prediction is from the
-median of a step's seconds.
+The model has few layers, since the times of one layer do not depend on the number of layers. The
+summary has Spearman's correlation over plans that differ, and the relative error of each prediction
+against the median of measured seconds.
 """
 
 import functools
@@ -51,7 +51,7 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
 
 
 def racing(settings: Settings, rows: dict[str, dict]) -> Race:
-    """One race a process, of everything kept and the plans that differ."""
+    """Returns the only race of this process, between everything kept and the plans that differ."""
     config, found = config_of(settings), {}
     makers = {"end keep_everything": functools.partial(under, config, "keep_everything")}
     for point, row in rows.items():

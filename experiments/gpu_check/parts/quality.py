@@ -1,10 +1,10 @@
-"""A character-level GPT with every tag compressed, beside the same unplanned: the best validation
-loss of each.
+"""Trains a character-level GPT with every tag compressed, and again without a plan. Compares the
+best validation losses.
 
-Six layers, six heads, width 384, context 256, dropout 0.2, batch 64, 5000 steps, the sizes and
-rates of nanoGPT's shakespeare_char, whose README gives a best validation loss of 1.47 for the first
-90 % of Shakespeare's text. Without `--data` the text is the standard library's, for which there is
-no such figure. Training is saved every so often, and goes on from there.
+Six layers, six heads, width 384, context 256, dropout 0.2, batch 64, 5000 steps: the sizes and
+rates of nanoGPT's shakespeare_char. Its README states a best validation loss of 1.47 for the first
+90 % of Shakespeare's text. Without `--data` the text is the standard library's, which has no such
+figure. Training saves its state regularly, and resumes from it.
 """
 
 import hashlib
@@ -72,8 +72,8 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
 def train(
     config: Config, step, text: data.Text, saved: pathlib.Path, often: tuple[int, int]
 ) -> list[tuple]:
-    """Step, validation loss there, and seconds of training since the one before, now and then and
-    at the end.
+    """Returns evaluations, each with the step, its validation loss, and the seconds of training
+    since the last evaluation. `often`: steps between evaluations, and between saves.
     """
     every, save = often
     state, history = restore(saved, jax.jit(init_state, static_argnums=0)(config))
@@ -105,7 +105,7 @@ def store(path: pathlib.Path, state, history: list[tuple]) -> None:
 
 
 def restore(path: pathlib.Path, first) -> tuple:
-    """The state and history that were stored, else the first state and none."""
+    """Returns the stored state and history; without a stored state, the first state and []."""
     if not path.exists():
         return first, []
     leaves, structure = jax.tree.flatten(first)
@@ -118,7 +118,7 @@ def restore(path: pathlib.Path, first) -> tuple:
 
 
 def digest(config: Config, text: data.Text) -> str:
-    """Of what training depends on: a stored state is of this run alone."""
+    """Returns a digest of the inputs of training, so that a state is used only by its own run."""
     content = config.model_dump_json().encode() + text.train.tobytes()
     return hashlib.sha256(content).hexdigest()[:12]
 

@@ -1,9 +1,9 @@
-"""Step times of one model with its layers in jaxmem.stack, against jax.lax.scan under the same
+"""Compares step times of one model with its layers in jaxmem.stack and in jax.lax.scan, under equal
 actions, run in turns.
 
-A point compiles one loop under one assignment of actions to all tags; rounds run them all. The
-ratio is stack / scan within a round. "groups": the first half of the layers sends what it can to
-the host, the other half keeps every tag.
+A point compiles one loop under one assignment of actions to all tags. Rounds run all steps. The
+ratio is stack / scan in one round. "groups": the first half of the layers offloads tags, the other
+half keeps every tag.
 """
 
 import jax
@@ -64,7 +64,7 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
 
 
 def racing(settings: Settings, chosen: tuple[str, ...]) -> Race:
-    """One race a process: the steps stay compiled from round to round."""
+    """Returns the only race of this process, so that its steps are compiled once for all rounds."""
     if (settings, chosen) not in RACES:
         RACES.clear()
         config = settings.config()

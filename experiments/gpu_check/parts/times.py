@@ -1,9 +1,9 @@
-"""Step times of plans against what a JAX user would pick, of one model, run in turns.
+"""Compares step times of plans and of hand-written policies, for one model, run in turns.
 
-First each baseline is compiled, then a plan for the bytes of some of them, spread over their range,
-and MaxText's estimator at two of these budgets. Then rounds run every step that fits. A plan is
-compared with each baseline within its budget by the ratio plan / baseline within a round: below 1
-the plan is faster.
+First each baseline is compiled. The bytes of some baselines, spread over their range, are the
+budgets of plans, and two of these budgets are also given to MaxText's estimator. Then rounds run
+every step that fits. A plan is compared with each baseline within its budget by the ratio
+plan / baseline in one round: below 1 the plan is faster.
 """
 
 import functools
@@ -60,7 +60,9 @@ def measure(point: str, settings: Settings, rows: dict[str, dict]) -> dict:
 
 
 def budgets(rows: dict[str, dict]) -> list[int]:
-    """Bytes of baselines that fit, from the least to the most that is less than everything kept."""
+    """Returns budgets, spread over the bytes of the baselines that fit and take less than
+    everything kept.
+    """
     fitting = {
         p: r["bytes"] for p, r in rows.items() if p.startswith("baseline ") and r.get("fits")
     }
@@ -77,7 +79,7 @@ def budgets(rows: dict[str, dict]) -> list[int]:
 
 
 def makers(settings: Settings, rows: dict[str, dict]) -> dict:
-    """How to compile each step that takes part, by its point."""
+    """Returns functions that compile the steps of the race, by point."""
     config, found = settings.config(), {}
     for point, row in rows.items():
         what, name = point.split()
@@ -91,13 +93,13 @@ def makers(settings: Settings, rows: dict[str, dict]) -> dict:
 
 
 def estimated(config: Config, row: dict):
-    """The step that an estimator's row found."""
+    """Compiles the step that the estimator found in `row`."""
     chosen = {tag: Choice(action) for tag, action in row["found"]["actions"].items()}
     return compile_candidate(config, Candidate(policy_of(chosen)))
 
 
 def racing(settings: Settings, rows: dict[str, dict]) -> Race:
-    """One race a process: the steps stay compiled from round to round."""
+    """Returns the only race of this process, so that its steps are compiled once for all rounds."""
     found = makers(settings, rows)
     key = settings, tuple(found)
     if key not in RACES:

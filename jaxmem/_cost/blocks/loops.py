@@ -252,13 +252,13 @@ class Builder:
             if k is not None and k not in live:
                 live.add(k)
                 todo += self._reads(k)
-        place = {k: i for i, k in enumerate(sorted(live))}
-        self.operations = [self.operations[k] for k in place]
-        self.again = {place[k]: v for k, v in self.again.items() if k in live}
+        index = {k: i for i, k in enumerate(sorted(live))}
+        self.operations = [self.operations[k] for k in index]
+        self.again = {index[k]: v for k, v in self.again.items() if k in live}
 
     def mark(self) -> list[int]:
         """Cuts the cycles of "turn" operations that the backward needs under every plan, and
-        returns further values that the backward needs in their place.
+        returns further values that the backward needs instead.
 
         If no choice spares a carried value, the loop need not demand the value: the backward
         demands it directly.

@@ -98,8 +98,8 @@ def open_block(
         )
 
 
-# By primitive: the place of a tag about which nothing is decided, and the remedy.
-_PLACES = {
+# By primitive: the context of a tag about which nothing is decided, and the remedy.
+_CONTEXTS = {
     "scan": (
         "inside a loop of which each turn reads what the tag decides about in the turn before",
         "tag what the loop returns, or what it reads",
@@ -120,23 +120,23 @@ _PLACES = {
 
 
 def hidden_tags(blocks: Iterable[Opened]) -> set[str]:
-    """Returns the names of tags about which nothing is decided because of their place, and warns
-    once for each kind of place.
+    """Returns the names of tags about which nothing is decided because of the operation around
+    them, and warns once for each kind of operation.
     """
-    places: dict[tuple[str, str], dict[str, int]] = {}
+    hidden: dict[tuple[str, str], dict[str, int]] = {}
     for block in blocks:
         for name, (primitive, size) in block.hidden.items():
-            places.setdefault((block.label, primitive), {})[name] = per_device(size, block.shards)
-    for (label, primitive), names in sorted(places.items()):
+            hidden.setdefault((block.label, primitive), {})[name] = per_device(size, block.shards)
+    for (label, primitive), names in sorted(hidden.items()):
         other = f"inside {primitive}", "tag what it returns, or what it reads"
-        where, remedy = _PLACES.get(primitive, other)
+        where, remedy = _CONTEXTS.get(primitive, other)
         sizes = (f"{name!r} ({show_bytes(size)} a layer)" for name, size in sorted(names.items()))
         warn(
             f"jaxmem: the tags {', '.join(sizes)} of block {label!r} stand"
             f" {where}: nothing is decided there. They are recomputed, unless a plan stores a"
             f" tensor of their name elsewhere in the block; {remedy}"
         )
-    return set().union(*places.values())
+    return set().union(*hidden.values())
 
 
 def _hidden(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from jaxmem._model.tags.combined import parts
 from jaxmem._model.tags.named import is_block, is_remat3_block, is_tag, policies_of
 from jaxmem._model.tags.policy import Policy, refuse_remat3
-from jaxmem._trace.jaxpr import Jaxpr, JaxprEqn, equations, place_of
+from jaxmem._trace.jaxpr import Jaxpr, JaxprEqn, equations, line_of
 from jaxmem._trace.primitives import REMAT
 from jaxmem.errors import StepError, TagError
 
@@ -32,11 +32,11 @@ def check_plan_is_passed_on(recomputed: Jaxpr, kept: Jaxpr) -> None:
     if not same:
         return
     names = ", ".join(map(repr, sorted({policy.block for policy in same})))
-    places = _places(e for e in _checkpoints(kept) if not same.isdisjoint(policies_of(e)))
+    lines = _source_lines(e for e in _checkpoints(kept) if not same.isdisjoint(policies_of(e)))
     raise StepError(
         "plan: `build` does not pass its plan on to every block: it was called with a plan that"
         " recomputes every tag and with one that keeps everything, and blocks of label"
-        f" {names} have the same policy in both steps, at {places[0]}: {_cause(same)}. Expected"
+        f" {names} have the same policy in both steps, at {lines[0]}: {_cause(same)}. Expected"
         " policy=jaxmem.remat_policy(plan) with the plan that `build` is given, in a step that is"
         " made anew in each call; a block that is not to be planned takes no jaxmem policy. If a"
         " library wraps a class once and keeps the policy of its first model, as EasyDeL's"
@@ -52,7 +52,7 @@ def has_policies(jaxpr: Jaxpr) -> bool:
 
 def own_checkpoints(jaxpr: Jaxpr) -> list[str]:
     """The user's files and lines of the checkpoints that have no policy of jaxmem."""
-    return _places(e for e in _checkpoints(jaxpr) if not is_block(e))
+    return _source_lines(e for e in _checkpoints(jaxpr) if not is_block(e))
 
 
 def saved_names(jaxpr: Jaxpr) -> set[str]:
@@ -124,9 +124,9 @@ def _checkpoints(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     return (e for e in equations(jaxpr) if e.primitive.name in REMAT)
 
 
-def _places(checkpoints: Iterable[JaxprEqn]) -> list[str]:
+def _source_lines(checkpoints: Iterable[JaxprEqn]) -> list[str]:
     """The user's file and line of each checkpoint, without repetitions."""
-    return list(dict.fromkeys(map(place_of, checkpoints)))
+    return list(dict.fromkeys(map(line_of, checkpoints)))
 
 
 def _holds_ours(value, seen: set[int]) -> bool:

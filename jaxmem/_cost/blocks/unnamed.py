@@ -1,4 +1,4 @@
-"""Finds the tensors that a block's backward reads and that no tag names, with their places in the
+"""Finds the tensors that a block's backward reads and that no tag names, with their lines in the
 user's program.
 
 Untagged tensors are found from the trace, and only when a message names them. The alternative is to
@@ -12,7 +12,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._cost.blocks.find import find_blocks
 from jaxmem._cost.blocks.segments import graph_of
 from jaxmem._model.tags.named import is_tag
-from jaxmem._trace.jaxpr import nbytes, per_device, place_of
+from jaxmem._trace.jaxpr import line_of, nbytes, per_device
 from jaxmem._trace.primitives import VIEWS
 from jaxmem._trace.rewrite import Node, Program
 
@@ -26,21 +26,21 @@ class Unnamed:
     block: the block's label.
     array: dtype and shape of each, before a mesh divides it.
     primitives: JAX's names of the operations that make them.
-    place: the user's file and line, "" where it is unknown.
+    line: the user's file and line, "" where it is unknown.
     bytes: the sum over the tensors and over all layers, on one device.
     """
 
     block: str
     array: str
     primitives: tuple[str, ...]
-    place: str
+    line: str
     bytes: int
 
     def __str__(self) -> str:
         many = f"{len(self.primitives)} x " if len(self.primitives) > 1 else ""
         names = ", ".join(dict.fromkeys(self.primitives))
-        place = f" at {self.place}" if self.place else ""
-        return f"{many}{self.array} ({names}){place}: {show_bytes(self.bytes)}"
+        at = f" at {self.line}" if self.line else ""
+        return f"{many}{self.array} ({names}){at}: {show_bytes(self.bytes)}"
 
 
 def unnamed(jaxpr, shards: int = 1) -> list[Unnamed]:
@@ -50,7 +50,7 @@ def unnamed(jaxpr, shards: int = 1) -> list[Unnamed]:
     jaxpr: the step's, traced with every tag recomputed.
     shards: over how many devices each block's tensors are divided.
     """
-    # By label, dtype and shape, and place: the operations of one layer, and the bytes of all.
+    # By label, dtype and shape, and source line: the operations of one layer, and the bytes of all.
     found: dict[tuple[str, str, str], tuple[list[str], int]] = {}
     for instance in find_blocks(jaxpr.jaxpr).instances:
         here: dict[tuple[str, str, str], tuple[list[str], int]] = {}
@@ -58,15 +58,15 @@ def unnamed(jaxpr, shards: int = 1) -> list[Unnamed]:
         for equation, value in _values(instance):
             aval = instance.flat.avals[value]
             array = f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
-            key = instance.label, array, place_of(equation.eqn)
+            key = instance.label, array, line_of(equation.eqn)
             primitives, size = here.get(key, ([], 0))
             size += instance.layers * per_device(nbytes(aval), parts)
             here[key] = [*primitives, equation.eqn.primitive.name], size
         for key, (primitives, size) in here.items():
             found[key] = primitives, size + found.get(key, ([], 0))[1]
     several = (
-        Unnamed(label, array, tuple(primitives), place, size)
-        for (label, array, place), (primitives, size) in found.items()
+        Unnamed(label, array, tuple(primitives), line, size)
+        for (label, array, line), (primitives, size) in found.items()
     )
     return sorted(several, key=lambda u: -u.bytes)
 

@@ -49,10 +49,10 @@ class Allowed:
         """A copy without the actions that offload."""
         return dataclasses.replace(self, actions=[a for a in self.actions if not a.offloads])
 
-    def open_to(self, places: Sequence[Operation]) -> list[Action]:
-        """The actions that are open at each of the places."""
-        named = any(place.primitive != tag_p.name for place in places)
-        looped = any(place.looped for place in places)
+    def open_to(self, tags: Sequence[Operation]) -> list[Action]:
+        """The actions that are open to all of the tags."""
+        named = any(tag.primitive != tag_p.name for tag in tags)
+        looped = any(tag.looped for tag in tags)
         return [
             a
             for a in self.actions
@@ -61,29 +61,29 @@ class Allowed:
 
 
 def options_of(
-    places: Sequence[Operation], key: tuple, allowed: Allowed, jobs: Jobs, block: Opened
+    tags: Sequence[Operation], key: tuple, allowed: Allowed, jobs: Jobs, block: Opened
 ) -> list[tuple[Option, ...]]:
-    """Returns the options of the tag name that stands at all of `places`, for each place. An option
-    is open to the name if every place can take it. The seconds of an option are `Untimed`.
+    """Returns the options of the tag name of `tags`, for each tag. An option is open to the name if
+    every occurrence of the name can take it. The seconds of an option are `Untimed`.
 
-    places: the tags of this name.
+    tags: the tags of this name, one for each occurrence.
     key: keeps the keys of the name's jobs apart from the keys of other names.
     allowed: the actions and codecs to choose from.
     jobs: collects the jobs of each option.
     block: the block of the tags.
 
-    Raises TagError if two places ask for different codecs.
+    Raises TagError if two occurrences ask for different codecs.
     """
     forms = [
         (timed, choices)
-        for timed, choices in _forms(places, allowed, block.label)
-        if all(_is_smaller(form_of(choices[0]), place) for place in places)
+        for timed, choices in _forms(tags, allowed, block.label)
+        if all(_is_smaller(form_of(choices[0]), tag) for tag in tags)
     ]
-    return [tuple(_options(place, (*key, k), forms, jobs, block)) for k, place in enumerate(places)]
+    return [tuple(_options(tag, (*key, k), forms, jobs, block)) for k, tag in enumerate(tags)]
 
 
 def _forms(
-    places: Sequence[Operation], allowed: Allowed, label: str
+    tags: Sequence[Operation], allowed: Allowed, label: str
 ) -> Iterator[tuple[Codec | None, list[Choice]]]:
     """The choices of a tag name in a block of this label, by the form of their stored arrays: the
     codec to time, or None for the tensor itself, and the choices of this form.
@@ -91,28 +91,28 @@ def _forms(
     The codec to time is the codec that was asked for, and the codec of the choices has room for the
     outliers that were counted. So another count takes no new measurements.
     """
-    actions = allowed.open_to(places)
+    actions = allowed.open_to(tags)
     own: dict[Codec | None, list[Choice]] = {}
     for choice in (Choice(a) for a in Action if a in actions and a.stores and not a.compresses):
         own.setdefault(form_of(choice), []).append(choice)
     yield from own.items()
     if compressing := [a for a in actions if a.compresses]:
-        outliers = allowed.outliers.get(label, {}).get(places[0].params["name"])
-        for codec in codecs_of(places, allowed.codecs):
+        outliers = allowed.outliers.get(label, {}).get(tags[0].params["name"])
+        for codec in codecs_of(tags, allowed.codecs):
             sized = codec if outliers is None else codec.with_room_for(outliers)
             yield codec, [Choice(a, str(sized)) for a in compressing]
 
 
 def _options(
-    place: Operation,
+    tag: Operation,
     key: tuple,
     forms: Iterable[tuple[Codec | None, list[Choice]]],
     jobs: Jobs,
     block: Opened,
 ) -> Iterator[Option]:
-    """The options of one place, for the choices of `forms`, as `_forms` returns them."""
-    aval, stack, shards = place.aval, block.graph.instance.stack, block.shards // place.devices
-    stored = lambda aval: place.turns * jobs.stored(aval, max(1, stack))
+    """The options of one tag, for the choices of `forms`, as `_forms` returns them."""
+    aval, stack, shards = tag.aval, block.graph.instance.stack, block.shards // tag.devices
+    stored = lambda aval: tag.turns * jobs.stored(aval, max(1, stack))
     work = lambda keys, times=1: [(k, times / shards) for k in keys]
     for timed, choices in forms:
         form, arrays, coding = form_of(choices[0]), (aval,), []
@@ -124,7 +124,7 @@ def _options(
             decode = lambda *c, codec=timed: codec.decode(c, aval.shape, aval.dtype)
             jobs.add(keys[0], Job(timed.encode, (aval,)))
             jobs.add(keys[1], Job(decode, tuple(jax.eval_shape(timed.encode, spec))))
-            coding = work(keys, place.turns)
+            coding = work(keys, tag.turns)
         total = sum(map(stored, arrays))
         passes = jobs.keep(total, stack > 0)
         for choice in choices:
@@ -164,11 +164,11 @@ def checked_outliers(outliers) -> dict[str, dict[str, int]]:
     )
 
 
-def _is_smaller(form: Codec | None, place: Operation) -> bool:
+def _is_smaller(form: Codec | None, tag: Operation) -> bool:
     """Whether the codes of one tensor take less memory than the tensor itself. True for None, and
     False if the codec does not take the tensor.
     """
-    aval = place.aval
+    aval = tag.aval
     if form is None:
         return True
     try:
@@ -178,25 +178,25 @@ def _is_smaller(form: Codec | None, place: Operation) -> bool:
         return False
 
 
-def codecs_of(places: Sequence[Operation], codecs) -> Iterable:
-    """Returns the codecs that may compress a name: the codecs that at least one place of the name
-    may take. A plan chooses one of them for all places of the name.
+def codecs_of(tags: Sequence[Operation], codecs) -> Iterable:
+    """Returns the codecs that may compress a name: the codecs that at least one occurrence of
+    the name may take. A plan chooses one of them for all occurrences.
 
     codecs: the argument `codecs` of `jaxmem.plan`: one codec, several codecs, a dict from kinds to
       codecs, or None.
 
-    Raises TagError if two places name different codecs.
+    Raises TagError if two occurrences name different codecs.
     """
-    own = {str(c) for place in places if (c := place.params.get("codec")) is not None}
+    own = {str(c) for tag in tags if (c := tag.params.get("codec")) is not None}
     if len(own) > 1:
-        name = places[0].params["name"]
+        name = tags[0].params["name"]
         raise TagError(
-            f"profile: tag {name!r} stands at {len(places)} places of a block, with codecs"
-            f" {' and '.join(sorted(own))}; one decision holds for all places of a name: give them"
+            f"profile: tag {name!r} occurs {len(tags)} times in a block, with codecs"
+            f" {' and '.join(sorted(own))}; one decision holds for all tags of a name: give them"
             " one codec, or names of their own"
         )
-    each = [_of_place(place, codecs) for place in places]
-    # Every place must accept a codec that takes tensors of two values only.
+    each = [_of_tag(tag, codecs) for tag in tags]
+    # Every occurrence must accept a codec that takes tensors of two values only.
     return [
         c
         for c in dict.fromkeys(c for several in each for c in several)
@@ -204,10 +204,10 @@ def codecs_of(places: Sequence[Operation], codecs) -> Iterable:
     ]
 
 
-def _of_place(place: Operation, codecs) -> list:
-    """The codecs that one place may take."""
-    params = place.params
-    return codecs_for(params.get("kind"), params.get("codec"), place.aval.dtype, codecs)
+def _of_tag(tag: Operation, codecs) -> list:
+    """The codecs that one tag may take."""
+    params = tag.params
+    return codecs_for(params.get("kind"), params.get("codec"), tag.aval.dtype, codecs)
 
 
 def codecs_for(kind: str | None, own: str | None, dtype, codecs) -> list:

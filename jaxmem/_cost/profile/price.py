@@ -1,4 +1,4 @@
-"""Makes the block classes of a step: `block_class` with work in the place of seconds, and
+"""Makes the block classes of a step: `block_class` with work instead of seconds, and
 `with_prices` with the seconds of that work.
 """
 
@@ -25,7 +25,7 @@ def block_class(block: Opened, index: int, allowed: Allowed, jobs: Jobs) -> Bloc
     allowed: the actions and codecs to choose from.
     jobs: collects the work whose times are the prices of the class.
 
-    Raises TagError for a name whose places ask for different codecs.
+    Raises TagError for a name whose occurrences ask for different codecs.
     """
     graph, shards = block.graph, block.shards
     instance, flat = graph.instance, graph.instance.flat
@@ -63,7 +63,7 @@ def block_class(block: Opened, index: int, allowed: Allowed, jobs: Jobs) -> Bloc
 
 
 def with_prices(block: BlockClass, seconds: Callable[[tuple], float]) -> BlockClass:
-    """Returns the class with seconds in the place of work.
+    """Returns the class with seconds instead of work.
 
     seconds: returns the seconds of the job under a key, of work that is not divided.
     """
@@ -121,14 +121,14 @@ def _equations(
 def _tags(
     block: Opened, number: Mapping[int, int], index: int, allowed: Allowed, jobs: Jobs
 ) -> tuple[Tag, ...]:
-    """The tags of a class, one for each place, the places of a name together."""
+    """The tags of a class, one for each occurrence, those of one name together."""
     by_name: dict[str, list[Operation]] = {}
     for o in block.tags:
         by_name.setdefault(o.params["name"], []).append(o)
     found = []
-    for name, places in by_name.items():
-        options = options_of(places, (index, name), allowed, jobs, block)
-        for o, open_to_it in zip(places, options):
+    for name, tags in by_name.items():
+        options = options_of(tags, (index, name), allowed, jobs, block)
+        for o, open_to_it in zip(tags, options):
             kind, value = o.params.get("kind"), number[o.outputs[0]]
             tensor = kind, tuple(o.aval.shape), str(o.aval.dtype), value
             found.append(Tag(name, *tensor, open_to_it, o.turns, block.shards // o.devices))

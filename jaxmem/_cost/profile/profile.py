@@ -39,8 +39,8 @@ def profile(
     axes: size by name of the mesh axes that divide the step's batch.
     database: where times are remembered; None means the user's own.
 
-    Raises StepError where no block is found, TagError for a name whose places in a block ask for
-    different codecs.
+    Raises StepError where no block is found, TagError for a name whose occurrences in a block
+    ask for different codecs.
     """
     target = backend.target
     refuse_remat3_blocks(jaxpr.jaxpr)

@@ -1,15 +1,16 @@
-"""`jaxmem.auto`: finds the layers of a function that has no tags, and makes each layer a block.
+"""`jaxmem.auto`: finds the layers of a function that has no tags, and makes each layer a block. A
+loss or a training step goes in; the function with its layers under a plan's policy comes out.
 
-`auto` rewrites the loss before it is differentiated. The alternative is to rewrite the step after
-differentiation. Only before differentiation do layers have a derivative of their own to decide
-about. Only then can a tag be placed where the derivative reads the tensor: inside the rule of a
-softmax or of a tanh.
+`auto` rewrites the loss before differentiation. The alternative is to rewrite the step after
+differentiation. Only before differentiation has each layer a derivative of its own, whose saved
+tensors a plan can choose. Only then can a tag be placed inside the derivative rule of a softmax or
+of a tanh, where the derivative reads the tensor.
 
-A program is inlined, except for calls that bring a derivative of their own. So the user's
-operations run as they are, and results are equal to the last bit.
+A program is inlined, except for calls with a derivative rule of their own. So the user's operations
+run unchanged, and results are equal to the last bit.
 
-The layers of a Python loop that are equal get the candidates of the second layer, by position.
-Names are then equal by construction, and the candidates are searched for once.
+Equal layers of a Python loop share the candidates of the second layer, matched by position. So
+their tags have equal names by construction, and only one layer is searched for candidates.
 
 `auto(loss, None)` is the loss itself, so that the baseline is the user's own step.
 """

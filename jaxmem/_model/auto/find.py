@@ -16,7 +16,7 @@ from jaxmem._model.layer.block import Layer, layer_of, layers_of
 from jaxmem._model.layer.graph import LayerGraph, flops, is_inexact, through, uses_references
 from jaxmem._model.tags.named import is_block
 from jaxmem._model.tags.policy import groups_of, refuse_remat3
-from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, as_closed, as_scan, inside, place_of, text_of
+from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, as_closed, as_scan, inside, line_of, text_of
 from jaxmem._trace.primitives import VIEWS
 from jaxmem._trace.rewrite import Node, Program, branches, program_of, standing_for, with_branches
 
@@ -24,7 +24,7 @@ SHARE = 0.6  # of an iteration's FLOPs: an inner loop with more FLOPs is the loo
 SHORTEST = 4  # operations: a shorter stretch that repeats is not a layer
 # Equal layers differ in these parameters: they say where a layer's share is stored, or are
 # addresses.
-_PLACES = {
+_ADDRESSES = {
     "start_indices", "limit_indices", "name", "sharding", "jvp_jaxpr_fun", "jvp_jaxpr_thunk",
     "fwd_jaxpr_thunk", "bwd", "debug_info",
 }  # fmt: skip
@@ -79,7 +79,7 @@ class Finder:
             return with_bodies(node, {range(turns): lambda *inputs: blocks.run(inputs)})
         found = layer_of(program, activations, self._label())
         turns = node.eqn.params["length"]
-        layer = dataclasses.replace(found, place=place_of(node.eqn), turns=turns)
+        layer = dataclasses.replace(found, line=line_of(node.eqn), turns=turns)
         self.found.append(layer)
         groups = groups_of(self.plan, layer.label, turns)
         return with_bodies(node, layer.blocks(groups, prevent_cse=False))
@@ -94,10 +94,8 @@ class Finder:
             layers = [(low, low + stretch.step) for low in stretch]
             parts = [part(program, low, high) for low, high in layers]
             alike = layers_of(parts, between(program, layers), label)
-            places = [place_of(program.nodes[low].eqn) for low, _ in layers]
-            self.found += [
-                dataclasses.replace(layer, place=place) for layer, place in zip(alike, places)
-            ]
+            lines = [line_of(program.nodes[low].eqn) for low, _ in layers]
+            self.found += [dataclasses.replace(x, line=line) for x, line in zip(alike, lines)]
             ends = [program.nodes[high - 1] for _, high in layers]
             groups = groups_of(self.plan, label, len(layers))
             for number, (end, layer) in enumerate(zip(ends, alike)):
@@ -272,7 +270,7 @@ def _kind(program: Program, node: Node) -> tuple:
     aval = lambda v: v.aval if isinstance(v, Literal) else program.avals[v]
     shapes = [(aval(v).str_short(), isinstance(v, Literal)) for v in node.inputs]
     results = [aval(v).str_short() for v in node.outputs]
-    params = sorted((k, text_of(v)) for k, v in node.eqn.params.items() if k not in _PLACES)
+    params = sorted((k, text_of(v)) for k, v in node.eqn.params.items() if k not in _ADDRESSES)
     return node.primitive, str(shapes), str(results), str(params)
 
 
@@ -334,13 +332,13 @@ def between(program: Program, layers: Sequence[tuple[int, int]]) -> list[list[in
     (start, stop), (second, end) = layers[:2]
     before = {v for node in nodes[start:stop] for v in node.outputs}
     graph = LayerGraph(program, ())
-    places = [
+    read = [
         (i, j)
         for i, node in enumerate(nodes[second:end])
         for j, v in enumerate(node.inputs)
         if isinstance(v, int) and v in before and graph.inexact(v)
     ]
-    taken = ([nodes[low + i].inputs[j] for i, j in places] for low, _ in layers)
+    taken = ([nodes[low + i].inputs[j] for i, j in read] for low, _ in layers)
     return [list(dict.fromkeys(v for v in each if isinstance(v, int))) for each in taken]
 
 

@@ -8,7 +8,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._model.auto.step import planned_step
 from jaxmem._model.layer.block import Layer
 from jaxmem._model.layer.graph import LayerGraph
-from jaxmem._trace.jaxpr import place_of
+from jaxmem._trace.jaxpr import line_of
 from jaxmem._trace.step import trace
 
 
@@ -92,8 +92,8 @@ def _described(layers: Sequence[Layer]) -> FoundLayers:
                 dtype=str(aval.dtype),
                 bytes=graph.bytes(candidate.value),
                 why=candidate.why,
-                place=place_of(maker.eqn) if maker else "",
+                place=line_of(maker.eqn) if maker else "",
             )
         )
     count = sum(layer.turns for layer in layers)
-    return FoundLayers(first.label, count, first.place, tuple(tags))
+    return FoundLayers(first.label, count, first.line, tuple(tags))

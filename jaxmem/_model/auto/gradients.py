@@ -103,7 +103,7 @@ def _named_in(namespaces: Iterable[dict]) -> list[tuple[dict, str]]:
     return [(d, name) for d in namespaces for name, f in list(d.items()) if id(f) in wanted]
 
 
-_places = _Differentiators()
+_differentiators = _Differentiators()
 
 
 @contextlib.contextmanager
@@ -117,12 +117,12 @@ def differentiating(instead: types.MethodType, also: dict, look: bool = False) -
     also: a namespace that may not be among Python's modules, such as a notebook's.
     look: whether to search all modules in any case.
     """
-    _places.enter(also, look)
+    _differentiators.enter(also, look)
     try:
         with _instead(weakref.WeakMethod(instead)):
             yield
     finally:
-        _places.leave()
+        _differentiators.leave()
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from jaxmem._model.auto.gradients import NAMES, differentiating, innermost, made
 from jaxmem._model.layer.block import Layer
 from jaxmem._model.layer.graph import flops, uses_references
 from jaxmem._model.tags.policy import decisions
-from jaxmem._trace.jaxpr import place_of
+from jaxmem._trace.jaxpr import line_of
 from jaxmem._trace.rewrite import Node, Program
 from jaxmem.errors import NoLayersError, StepError
 
@@ -157,7 +157,7 @@ def _no_layers(function: Callable, program: Program) -> NoLayersError:
     name = getattr(function, "__name__", type(function).__name__)
     loops = [n for n in program.nodes if n.primitive in ("scan", "while")]
     largest = sorted(loops, key=_size, reverse=True)[:_SHOWN]
-    looked_at = "; ".join(f"the {n.primitive} at {place_of(n.eqn)}: {_why_not(n)}" for n in largest)
+    looked_at = "; ".join(f"the {n.primitive} at {line_of(n.eqn)}: {_why_not(n)}" for n in largest)
     products = sum(flops(n) > 0 for n in program.nodes)
     rest = f"of {products} matrix products outside loops, no layers of equal operations repeat"
     return NoLayersError(

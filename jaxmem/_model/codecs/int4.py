@@ -102,12 +102,12 @@ class GroupedSymmetric(_Grouped):
     group decodes to NaN if a value is not finite, or if the scale exceeds the range of its dtype
     (float64 only). The codec supports bfloat16, float16, float32 and float64.
 
-    The random bits of a byte are a hash of the two values that share the byte, of the byte's place
-    in its row, and of the seed. Stochastic rounding is therefore unbiased over values with
-    different bits, over the places of a row, and over seeds. Over all seeds, rounding is exactly
+    The random bits of a byte are a hash of the two values that share the byte, of the byte's
+    position in its row, and of the seed. Stochastic rounding is therefore unbiased over values with
+    different bits, over the positions of a row, and over seeds. Over all seeds, rounding is exactly
     unbiased, to 2^-16 of s. Rounding is not unbiased over repeated values: two equal pairs at the
-    same place of their rows are rounded alike, in every row, layer and step. The codec is a part of
-    the program and does not know the number of the step. A codec with another seed rounds these
+    same position of their rows are rounded alike, in every row, layer and step. The codec is a part
+    of the program and does not know the number of the step. A codec with another seed rounds these
     pairs differently, and is compiled again.
     """
 

@@ -39,7 +39,7 @@ class Layer:
     program: the layer's program, with each softmax and each derivative rule as one node.
     candidates: the values that get a tag.
     plain: the layer's program as the user wrote it, without checkpoints.
-    place: the user's file and line of the layer's loop, or of its first operation.
+    line: the user's file and line of the layer's loop, or of its first operation.
     turns: iterations of the layer's loop.
     """
 
@@ -47,7 +47,7 @@ class Layer:
     program: Program
     candidates: tuple[Candidate, ...]
     plain: Program
-    place: str = ""
+    line: str = ""
     turns: int = 1
 
     def blocks(
@@ -209,7 +209,7 @@ def _worth_it(graph: LayerGraph, found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _owned(graph: LayerGraph, candidate: Candidate) -> Candidate:
-    """Returns the candidate with the place and the name of the user's `checkpoint_name`s of the
+    """Returns the candidate with the values and the name of the user's `checkpoint_name`s of the
     same tensor, if there are any. They do not suffice alone: the derivative reads the value from
     before them.
     """

@@ -103,8 +103,8 @@ def _meets_its_own_rows(
     for node in made[1:]:
         sizes = graph.program.avals[node.outputs[0]].shape
         if node.primitive == "broadcast_in_dim":
-            places = dict(zip(node.eqn.params["broadcast_dimensions"], along))
-            along = [places.get(i) for i in range(len(sizes))]
+            axes_by_position = dict(zip(node.eqn.params["broadcast_dimensions"], along))
+            along = [axes_by_position.get(i) for i in range(len(sizes))]
         elif node.primitive in _RESHAPES:
             left = [axis for axis in along if axis is not None]
             if [shape[axis] for axis in left] != [n for n in sizes if n > 1]:

@@ -133,8 +133,8 @@ def _origins(flat: Program, leaves, mine, common):
     # copy. Arrays that all layers share are computed once, by any operation without a side effect.
     again = _computed(flat, mine, lambda e: e.eqn.primitive.name in REPEATED)
     same = _computed(flat, common, lambda e: not e.eqn.effects)
-    saved: dict[int, int] = {}  # value -> its place among the saved arrays
-    once: dict[int, int] = {}  # value -> its place among values computed once
+    saved: dict[int, int] = {}  # value -> its index among the saved arrays
+    once: dict[int, int] = {}  # value -> its index among values computed once
     first: list[int] = []  # for each saved array, the first leaf that is it
     found = []
     for k, leaf in enumerate(leaves):

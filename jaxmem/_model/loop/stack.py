@@ -112,7 +112,7 @@ def stack(
     def run_backward(residuals, cotangents):
         params, common, moments, key, saved, held = residuals
         stacks = read_of(params)
-        # Without a fold, each layer's gradient fills its place in a buffer of the parameters'
+        # Without a fold, each layer's gradient fills its slice of a buffer of the parameters'
         # shape. If the parameters are stored in host memory, `into` returns the gradient as its
         # second result, and the loop stacks the gradients there. With a fold, the moments are the
         # buffer, and no gradient is stored after its layer.

@@ -219,9 +219,9 @@ def _explanation(
     layers = {loop for h, loops in handed_on if len(h.shape) > 1 for loop in loops}
     # (kind, part, item, bytes) of each buffer, by whether the buffer is in host memory.
     rows: dict[bool, list[Row]] = {False: [], True: []}
-    place = lambda h: _place(h, names, layers, arguments)
+    describe = lambda h: _describe(h, names, layers, arguments)
     for h in full.held:
-        rows[h.host].append((*place(h), h.bytes))
+        rows[h.host].append((*describe(h), h.bytes))
     for host, total in zip((False, True), sizes):
         # Parts must add up to the step's bytes, but XLA leaves bytes out of its buffer assignment.
         rest = total - sum(size for *_, size in rows[host])
@@ -238,7 +238,7 @@ def _explanation(
         parts=parts,
         host_parts=host_parts,
         advice=_advice(parts, sizes[0]),
-        live=live(full, sizes[0], place),
+        live=live(full, sizes[0], describe),
     )
 
 
@@ -261,7 +261,7 @@ def _largest(parts: Iterable[Part]) -> tuple[str, int]:
     return kind, size
 
 
-def _place(
+def _describe(
     h: Held, names: dict[Held, tuple[str, str]], layers: set[str], arguments: Arguments
 ) -> tuple[str, str, str]:
     """Returns the kind, the part and the item of a buffer. The most reliable evidence is tried
@@ -311,5 +311,5 @@ def _where(full: Peak, layers: set[str]) -> str:
     )
     if not backward and "jvp(" not in full.op:
         return f"outside the gradient, at {full.op.rpartition('/')[2]}"
-    place = "of a layer" if layers & set(full.loops) else "outside the layers"
-    return f"{phase} {place}, at {full.op.rpartition('/')[2]}"
+    where = "of a layer" if layers & set(full.loops) else "outside the layers"
+    return f"{phase} {where}, at {full.op.rpartition('/')[2]}"

@@ -249,9 +249,9 @@ class Arguments:
         op: the argument's name in the program: the path, or, for an exported step, a position among
           the flat arguments, such as "args[3]".
         """
-        place = re.fullmatch(r"args\[(\d+)\]", op)
-        if place and op not in self._names and int(place[1]) < len(self._names):
-            return self._names[int(place[1])]
+        number = re.fullmatch(r"args\[(\d+)\]", op)
+        if number and op not in self._names and int(number[1]) < len(self._names):
+            return self._names[int(number[1])]
         return op or "unnamed"
 
     def part_of(self, name: str) -> str:

@@ -7,7 +7,7 @@ from jaxmem._planner.explain.names import Row, without
 from jaxmem._result.memory.live import KINDS, Live, Series, phases
 from jaxmem._target.buffers.held_buffers import Held, Peak
 
-Place = Callable[[Held], tuple[str, str, str]]  # the kind, the part and the item of a buffer
+Describe = Callable[[Held], tuple[str, str, str]]  # the kind, the part and the item of a buffer
 
 
 def elsewhere(full: Peak) -> Peak:
@@ -25,18 +25,18 @@ def elsewhere(full: Peak) -> Peak:
     return Peak("transpose(", (), tuple(buffers))
 
 
-def live(full: Peak, total: int, place: Place) -> Live | None:
+def live(full: Peak, total: int, describe: Describe) -> Live | None:
     """Returns the bytes in device memory at each point of the schedule; None if XLA reports no
     history.
 
     full: the buffers of the compiled program.
     total: the program's bytes. Parts add up to at most these bytes.
-    place: returns the kind, the part and the item of a buffer.
+    describe: returns the kind, the part and the item of a buffer.
     """
     history = full.history
     if not history.ops:
         return None
-    row: Callable[[Held], Row] = lambda h: (*place(h), h.bytes)
+    row: Callable[[Held], Row] = lambda h: (*describe(h), h.bytes)
     # Arguments and outputs have their memory for the whole step.
     constant = [row(h) for h in full.held if not h.host and h.kind in ("argument", "output")]
     if (rest := total - sum(h.bytes for h in full.held if not h.host)) > 0:

@@ -1,1 +1,3 @@
-"""Makes the plan, with its table and its curve, or the error of a finished search."""
+"""Makes the `Plan` of a finished search, with its table and its curve. `searched.py` reads a search
+over actions, and `placed.py` a search over placements.
+"""

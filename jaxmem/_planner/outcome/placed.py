@@ -1,4 +1,4 @@
-"""Makes the plan of a search over placements, or the error that names the least bytes."""
+"""Makes the plan of a search over placements."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ import jax
 
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.assignment import Assignment
-from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
 from jaxmem._model.states.places import DEVICE, HOST
 from jaxmem._planner.outcome.pareto import whole_actions
@@ -23,7 +22,6 @@ from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes, Point
 from jaxmem._result.plan.timeline import Timeline
-from jaxmem.errors import BudgetError
 
 POINTS = 8  # budgets for which the points of the curve are solved
 TAKEN = "states take the link, or the memory, that it needs"
@@ -128,30 +126,6 @@ def _curve(search: PlacementSearch, outside: float) -> tuple[Point, ...]:
     # The error of estimates may exceed the bytes of the least solution, hence the maximum.
     size = lambda s: max(0, s.device_bytes)
     return tuple(Point(size(s), s.seconds + outside, search.actions(s)) for s in solutions)
-
-
-def infeasible(search: PlacementSearch) -> BudgetError:
-    """The error that names the least bytes, on the device and in host memory."""
-    least, states, limits = search.least(), search.problem.states, search.limits
-    target = search.steps.backend.target
-    given, host = show_bytes(limits.budget), show_bytes(limits.host_bytes)
-    if least is None:
-        needed = show_bytes(states.layers * states.layer)
-        return BudgetError(
-            f"plan: `budget` is {given}, and `host_budget` {host} for target {str(target)!r}: no"
-            " placement of the states needs so little host memory and fits the device; the layers'"
-            f" states take {needed} in all; expected more of either",
-            least_bytes=None,
-        )
-    over = [t.total for t in search.trials if t.total > limits.usable_bytes]
-    bytes_ = min([search.expected(least), *over])
-    return BudgetError(
-        f"plan: `budget` is {given}, and `host_budget` {host} for target {str(target)!r}: the least"
-        f" that is expected to compile is {show_bytes(bytes_)} ({bytes_} bytes) on the device, with"
-        f" {show_bytes(least.host_bytes)} in host memory, {least.places}; expected a larger budget:"
-        " smaller microbatches and a chunked loss need less",
-        least_bytes=bytes_,
-    )
 
 
 def timeline_of(problem: PlacementProblem, found: PlacementSolution, outside: float) -> Timeline:

@@ -1,6 +1,4 @@
-"""Makes a Plan with its table from a finished search, or the error that names the least bytes and
-the largest part of them.
-"""
+"""Makes a Plan with its table from a finished search."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -17,21 +15,10 @@ from jaxmem._planner.search.candidates import solve_fastest
 from jaxmem._planner.search.measure import Runs, quartiles
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import StepTime
-from jaxmem._planner.search.trial import Limits, Trial
+from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes, Measured, WrittenStep
-from jaxmem._target.devices.target import Target
-from jaxmem.errors import BudgetError
-
-# The parts of a step's bytes, in the order of the fields of `Bytes`, and how to make them smaller.
-SAVED = "tensors saved for the backward"
-ADVICE = {
-    "arguments and model states": "use a smaller model, lower-precision states, or more devices",
-    SAVED: "allow more actions, or tag more tensors",
-    "working memory of the head and one block": "chunk the loss, or use a smaller batch, or more"
-    " microbatches",
-}
 
 
 def outcome(
@@ -152,66 +139,6 @@ def option_notes(options: Mapping[str, Any]) -> tuple[str, ...]:
 def _measured(run: Runs, chosen: bool) -> Measured:
     size = run.trial.total
     return Measured(run.name, size, *quartiles(run.rounds), len(run.rounds), chosen)
-
-
-def arguments_exceed(arguments: int, limits: Limits, target: Target, remedies: str) -> BudgetError:
-    """Returns the error for a budget that the step's arguments alone exceed. The error is raised
-    before the first compile.
-
-    arguments: bytes of the arguments on one device.
-    remedies: ways to make the arguments smaller, as the end of a sentence.
-    """
-    each = _each(target)
-    return BudgetError(
-        f"plan: `budget` is {show_bytes(limits.budget)}, and the step's arguments alone take"
-        f" {show_bytes(arguments)} ({arguments} bytes){each} for target {str(target)!r}. Every plan"
-        " takes more, so none was compiled: give a larger budget, or"
-        f" {ADVICE['arguments and model states']}{_margin(limits)}"
-        + (f". {remedies[0].upper()}{remedies[1:]}" if remedies else ""),
-        least_bytes=arguments,
-    )
-
-
-def infeasible(search: Search, unnamed: str = "", hint: str = "") -> BudgetError:
-    """Returns the error that names the least compiled bytes, and the largest part of them.
-
-    unnamed: the largest tensors that no tag names, as a text; may be empty.
-    hint: text that is added to the end of the sentence.
-    """
-    least, target = search.smallest, search.compiler.backend.target
-    parts = dict(zip(ADVICE, dataclasses.astuple(_parts(search, least))))
-    holder = max(parts, key=lambda k: parts[k])
-    message = (
-        f"plan: `budget` is {show_bytes(search.limits.budget)}, and the least that compiled is"
-        f" {show_bytes(least.total)} ({least.total} bytes){_each(target)} for target"
-        f" {str(target)!r}, of {len(search.trials)} assignments: "
-        + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
-        + f"; the largest part is {holder}: {ADVICE[holder]}{_margin(search.limits)}"
-    )
-    if unnamed and holder == SAVED:
-        message += f"; the largest tensors that no tag names are {unnamed}"
-    message += "".join(f"; {sentence}" for sentence in held_by_schedule(search, least))
-    if least.host_bytes:
-        message += f"; host memory needed: {show_bytes(least.host_bytes)}"
-    return BudgetError(message + hint, least_bytes=least.total)
-
-
-def _each(target: Target) -> str:
-    """The phrase that follows bytes in an error for a target of several devices, since the bytes
-    are bytes of one device. Empty for a single device.
-    """
-    several = not target.local and target.devices > 1
-    return f" on each of {target.devices} devices" if several else ""
-
-
-def _margin(limits: Limits) -> str:
-    """The end of an error's sentence, about the share of the budget that a plan may not use; empty
-    if a plan may use the whole budget.
-    """
-    margin = 1 - limits.usable_bytes / limits.budget
-    if not 1e-3 < margin < 0.5:  # a larger share comes from rounding a budget of a few bytes
-        return ""
-    return f"; {margin:.0%} of the budget is left for what the device takes beside a step's buffers"
 
 
 def _parts(search: Search, trial: Trial) -> Bytes:

@@ -77,9 +77,9 @@ def _row(
     """
     chosen = actions.get(label, {})
     same = [b for b in profile.blocks if b.name == label]
-    block = next(b for b in same if b.places(name))
-    places = block.places(name)
-    tag = places[0]
+    block = next(b for b in same if b.occurrences(name))
+    tags = block.occurrences(name)
+    tag = tags[0]
     choice = choice_of(chosen, name)
     return Row(
         block=label,
@@ -93,13 +93,13 @@ def _row(
         milliseconds=1e3 * _own_seconds(profile, actions, label, name, choice),
         why=why_kept if is_whole(chosen) else _why(problem, solution, label, name, why_slower),
         layers=sum(b.layers for b in same),
-        count=sum(t.turns for t in places),
+        count=sum(t.turns for t in tags),
     )
 
 
 def _options(block: BlockClass, name: str, choice: Choice) -> list[Option]:
-    """The prices of a choice at each place of a tag's name that has a price for the choice."""
-    return [o for tag in block.places(name) for o in tag.options if o.choice == choice]
+    """The prices of a choice at each occurrence of a tag's name that has a price for the choice."""
+    return [o for tag in block.occurrences(name) for o in tag.options if o.choice == choice]
 
 
 def _with(actions: Actions, block: str, tag: str, choice: Choice) -> Actions:

@@ -12,7 +12,8 @@ from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS
 from jaxmem._optim.released.direct import Direct
 from jaxmem._optim.released.step import released_of
-from jaxmem._planner.outcome.placed import infeasible, outcome
+from jaxmem._planner.advice import infeasible_placement
+from jaxmem._planner.outcome.placed import outcome
 from jaxmem._planner.placement.front import front
 from jaxmem._planner.placement.layer import (
     GATHERED_BESIDE,
@@ -93,7 +94,7 @@ def plan_places(
     if SHARDING not in decide:
         (search,) = every
         if (best := search.run()) is None:
-            raise infeasible(search)
+            raise infeasible_placement(search)
         return outcome(search, best, notes)
     return _fastest(every, notes)
 
@@ -156,7 +157,7 @@ def _fastest(every: list[PlacementSearch], notes: tuple[str, ...]) -> Plan:
         if best is None:
             if refused is not None and not nearest.trials:
                 raise refused
-            raise infeasible(nearest)
+            raise infeasible_placement(nearest)
         fitting.append((nearest, best))
     search, best = min(fitting, key=_seconds)
     return outcome(search, best, notes, [one for one in every if one is not search])

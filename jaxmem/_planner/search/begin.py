@@ -115,7 +115,7 @@ def _compile_as_written(search: Search) -> Trial | None:
     fit. None if a plan's policies decide the step, or if XLA does not compile it.
     """
     if search.history_as_written is None:
-        return None if search.compiler.planned else search.baseline
+        return None if search.planned else search.baseline
     step: CompiledStep | StepError | None = _too_large(search)
     if step is None:
         LOG.info("compiling the step as written")

@@ -61,21 +61,29 @@ class StepCompiler:
     build: takes a plan and returns the step.
     args: the step's arguments, as arrays or shapes.
     backend: compiles the step.
-    planned: whether the step as its author wrote it has policies of jaxmem; `read_step` sets it.
     checkpointed: whether the step as its author wrote it has checkpoints without a policy of
-      jaxmem; `read_step` sets it. A step without such checkpoints keeps everything as written.
+      jaxmem. A step without such checkpoints keeps everything as written.
     idle_blocks: labels of blocks through which no gradient runs. Actions do not name these blocks,
       but `build` reads their choices from the plan. So they are recomputed.
+    traced: the latest traces of the step, the latest one last.
     """
 
-    def __init__(self, build, args: tuple, backend: Backend):
+    def __init__(
+        self, build, args: tuple, backend: Backend, checkpointed=True, idle_blocks=(), traced=()
+    ):
         self.build, self.args, self.backend = build, args, backend
-        self.planned = self.checkpointed = True
-        self.idle_blocks: tuple[str, ...] = ()
-        self.compiles = 0
-        self.seconds = 0.0
+        self.checkpointed: bool = checkpointed
+        self.idle_blocks: tuple[str, ...] = idle_blocks
+        self.compiles, self.seconds = 0, 0.0
         self._begun: list[tuple[Actions, Future[Compiled]]] = []
-        self._traced: list[tuple[Decisions, tuple[Any, jax.stages.Traced]]] = []  # latest last
+        self._traced: list[tuple[Decisions, tuple[Any, jax.stages.Traced]]] = [*traced]
+
+    def with_facts(self, checkpointed: bool, idle_blocks: tuple[str, ...]) -> "StepCompiler":
+        """A compiler of the same step that knows these facts of it, has the traces of this one, and
+        has compiled nothing.
+        """
+        known = checkpointed, idle_blocks, self._traced
+        return StepCompiler(self.build, self.args, self.backend, *known)
 
     def trace(self, plan: Decisions) -> jax.stages.Traced:
         """Traces the step under a plan, without compiling it."""

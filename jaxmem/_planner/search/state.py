@@ -39,6 +39,7 @@ class Search:
     estimates: liveness estimates of plans that were not compiled.
     history_as_written: earlier compiles of the step as written, if it has checkpoints of its own;
       else None.
+    planned: whether the step as its author wrote it has policies of jaxmem.
     codecs_by_default: whether a lossy codec must gain at least `MIN_GAIN_DEFAULT` of the step, as
       `Allowed.codecs_by_default`.
     lossless: whether the solver searches for plans without lossy codecs only.
@@ -63,6 +64,7 @@ class Search:
     history: History
     estimates: Estimates
     history_as_written: History | None = None
+    planned: bool = False
     codecs_by_default: bool = False
     lossless: bool = False
     plan_trials: list[Trial] = dataclasses.field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Rejects numbers for which a solver would return wrong answers, and names their place."""
+"""Rejects numbers for which a solver would return wrong answers, and names their fields."""
 
 import math
 

@@ -20,7 +20,7 @@ class BlockCost:
     recomputed: indices into `BlockClass.equations` of the equations that the backward repeats, in
       order.
     saved: the tags whose tensor is stored for the backward, with their choices. A name that is
-      stored at several places has one entry for each place.
+      stored for several occurrences has one entry for each of them.
     raw_inputs: the values of `BlockClass.inputs` that are kept without a codec.
     device_bytes, host_bytes: bytes of the saved tensors, raw inputs included.
     doubt_seconds: the seconds by which the block with its lossy codecs must be faster than the
@@ -166,9 +166,9 @@ def tag_at(block: BlockClass, equation: Equation) -> Tag | None:
         return None
     # A tag's equation is an identity, and `Tag.value` may be its input or its output. If two
     # equations of one name follow each other, the second one reads the result of the first one.
-    places = block.places(equation.tag)
+    tags = block.occurrences(equation.tag)
     return next(
-        (t for end in (equation.outputs, equation.inputs) for t in places if t.value in end), None
+        (t for end in (equation.outputs, equation.inputs) for t in tags if t.value in end), None
     )
 
 

@@ -64,8 +64,8 @@ class ActionProblem:
         return dataclasses.replace(self, refused=self.refused | lossy)
 
     def open_choices(self) -> dict[tuple[str, str], tuple[Choice, ...]]:
-        """Maps (block, tag) to the choices that have a price at every place of the tag's name, in
-        every block class of the block's label, RECOMPUTE first.
+        """Maps (block, tag) to the choices that have a price at every occurrence of the tag's
+        name, in every block class of the block's label, RECOMPUTE first.
 
         Refused choices are left out, so that a tag may have no choice.
         """

@@ -2,11 +2,15 @@
 mixed-integer linear program.
 """
 
+import contextlib
 import dataclasses
+import functools
 import math
+import os
 import time
 from typing import Any
 
+import highspy
 import pulp
 
 from jaxmem._core.actions import Choice
@@ -144,6 +148,7 @@ def _run(problem: pulp.LpProblem, time_limit: float) -> float | None:
     PuLP 3 returns a status and PuLP 4 an object. Neither is read, since both versions leave HiGHS's
     own model on the problem.
     """
+    _print_no_banner()
     # By default, a solver stops within a small gap. With 0 it proves the optimum.
     problem.solve(pulp.HiGHS(msg=False, gapRel=0.0, timeLimit=time_limit))
     highs: Any = problem.solverModel
@@ -160,3 +165,19 @@ def _run(problem: pulp.LpProblem, time_limit: float) -> float | None:
     # A program without integer variables has no gap. At the time limit, the solver may have no
     # bound yet.
     return 0.0 if status == "Optimal" and not math.isfinite(gap) else gap
+
+
+@functools.cache
+def _print_no_banner() -> None:
+    """Makes the first solver of this process with its output discarded. highspy 1.16 prints a
+    banner to file descriptor 1 for the first solver, before any option reaches the solver, and the
+    output of commands may be JSON.
+    """
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:  # 1 may be closed
+        output = os.dup(1)
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            highspy.Highs()
+        finally:
+            os.dup2(output, 1)
+            os.close(output)

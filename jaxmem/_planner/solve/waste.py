@@ -86,13 +86,13 @@ def _spares_nothing(block: BlockClass, tag: str, saved: BlockCost, without: Bloc
         return False  # the tag replaces an input or another tag, which need not be saved then
     if saved.recomputed == without.recomputed:
         return True
-    # The lead of a tag in the wrong place has a product that is repeated for another value. Such a
-    # tag is wasted if it spares no other product, and if it spares less time than its tensor takes
-    # to keep, or less than half of the time that its tensor takes to compute.
+    # The lead of a tag at the wrong operation has a product that is repeated for another value.
+    # Such a tag is wasted if it spares no other product, and if it spares less time than its tensor
+    # takes to keep, or less than half of the time that its tensor takes to compute.
     lead = _lead(block, tag)
     computing = sum(block.equations[i].seconds for i in lead)
     choice = dict(saved.saved)[tag]
-    keeping = sum(option_of(block, place, choice).seconds for place in block.places(tag))
+    keeping = sum(option_of(block, one, choice).seconds for one in block.occurrences(tag))
     spared = without.recompute_seconds - saved.recompute_seconds
     spares_little = saved.matmuls == without.matmuls and spared <= max(keeping, computing / 2)
     return spares_little and bool(_repeated(block, lead, saved))

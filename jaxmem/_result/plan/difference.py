@@ -64,13 +64,11 @@ def difference(first: Plan, second: Plan) -> Difference:
         for plan in (first, second)
     ]
     # Every (block, tag) of either plan: first the tags of the first plan, in its order.
-    choices = {
-        place: (chosen[0].get(place), chosen[1].get(place)) for place in {**chosen[0], **chosen[1]}
-    }
+    choices = {key: (chosen[0].get(key), chosen[1].get(key)) for key in {**chosen[0], **chosen[1]}}
     return Difference(
         figures={name: (a, b) for name, (a, b) in pairs.items() if a != b},
         comparable=(first.time_source, first.target) == (second.time_source, second.target),
-        actions={place: (a, b) for place, (a, b) in choices.items() if a != b},
+        actions={key: (a, b) for key, (a, b) in choices.items() if a != b},
     )
 
 

@@ -25,8 +25,8 @@ class Row:
     milliseconds: the time that `choice` costs.
     why: the best other plan's choice for the tag and its cost, in words.
     layers: number of layers in which the tensor is alive at the same time.
-    count: number of tensors of one layer in this row. Each place of the name counts once for each
-      iteration of the block's loops that contain the place.
+    count: number of tensors of one layer in this row. Each occurrence of the name counts once
+      for each iteration of the block's loops that contain the occurrence.
     """
 
     block: str

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from jaxmem._target.buffers.module import Module, Place
+from jaxmem._target.buffers.module import Module, Position
 from jaxmem._target.buffers.proto import Message
 from jaxmem._target.hlo.text import HOST
 from jaxmem.errors import StepError
@@ -25,8 +25,8 @@ _ALLOC, _FREE = 0, 1  # of HeapSimulatorTrace.Event.Kind; the third, 2, shares a
 
 Slice = tuple[int, int]  # an offset in an allocation, and a size
 Event = tuple[int, int, str]  # its kind, the buffer's id, and the name of an instruction
-Moment = tuple[int, int]  # an instruction's place in the schedule, and the number of an event
-# among the events that a trace has at this place
+Moment = tuple[int, int]  # an instruction's position in the schedule, and the number of an event
+# among the events that a trace has at this position
 
 
 class Stay(NamedTuple):
@@ -47,16 +47,16 @@ class Stay(NamedTuple):
 class BufferAssignment:
     """A `BufferAssignmentProto`.
 
-    places: where each buffer's value is defined, by the buffer's id.
+    positions: where each buffer's value is defined, by the buffer's id.
     allocations: as they were written.
     slices: by an allocation's index, the slice of each of its buffers by the buffer's id.
     """
 
     def __init__(self, message: Message):
-        self.places: dict[int, Place] = {}
+        self.positions: dict[int, Position] = {}
         for b in message.messages(1):  # LogicalBufferProto: id is 1, defined_at is 3
             where = b.message(3)  # instruction_id is 4, shape_index is 3
-            self.places[b.number(1)] = where.number(4), tuple(where.numbers(3))
+            self.positions[b.number(1)] = where.number(4), tuple(where.numbers(3))
         self.allocations = list(message.messages(3))
         # Field 9 is `assigned`: a buffer's id, an offset, a size.
         self.slices = {
@@ -84,7 +84,7 @@ class BufferAssignment:
         instruction at each moment at which a buffer is allocated. Both are empty if no trace has
         the allocation's history.
 
-        order: by an instruction's name, its place in the schedule.
+        order: by an instruction's name, its position in the schedule.
         """
         slices, trace = self.slices[allocation], self._fullest(allocation)[2]
         found: list[Stay] = []
@@ -105,10 +105,10 @@ class BufferAssignment:
                     found.append(_stay(seen, slices, first, now))
                     del open_[offset]
                 continue
-            # At each place XLA allocates first and frees then.
+            # At each position XLA allocates first and frees then.
             if freed or name != moments.get(now):
-                place = max(now[0], order.get(name, now[0]))
-                now, freed = (place, now[1] + 1 if place == now[0] else 0), False
+                position = max(now[0], order.get(name, now[0]))
+                now, freed = (position, now[1] + 1 if position == now[0] else 0), False
                 moments[now] = name
             alive, seen, _ = open_.setdefault(offset, (set(), set(), now))
             alive.add(buffer)
@@ -146,11 +146,11 @@ def _stay(buffers: set[int], slices: Mapping[int, Slice], first: Moment, last: M
 def fullest_moments(stays: Iterable[Stay], moments: Iterable[Moment], count: int) -> list[Moment]:
     """Returns the fullest moment of each of `count` equal ranges; of fewer moments, all."""
     order = sorted(moments)
-    place = {moment: i for i, moment in enumerate(order)}
+    position = {moment: i for i, moment in enumerate(order)}
     changes = [0] * (len(order) + 1)
     for stay in stays:
-        changes[place[stay.first]] += stay.bytes
-        changes[place[stay.last] + 1] -= stay.bytes
+        changes[position[stay.first]] += stay.bytes
+        changes[position[stay.last] + 1] -= stay.bytes
     bytes_ = list(itertools.accumulate(changes))
     count = min(count, len(order))
     ends = [len(order) * i // count for i in range(count + 1)] if count else [0]
@@ -158,7 +158,7 @@ def fullest_moments(stays: Iterable[Stay], moments: Iterable[Moment], count: int
 
 
 def schedule(message: Message, module: Module) -> dict[str, int]:
-    """Returns by an instruction's name its place in the order in which the step runs, where the
+    """Returns by an instruction's name its position in the order in which the step runs, where the
     computations that it calls come before it, a loop's once; nothing where no order is written.
 
     message: the `HloModuleProto`.

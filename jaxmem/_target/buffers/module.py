@@ -17,11 +17,11 @@ _PRIMITIVE_TYPES = (  # xla.PrimitiveType, from 1
     "f8e5m2fnuz", "f8e4m3fnuz", "s2", "u2", "f8e4m3", "f8e3m4", "s1", "u1", "f4e2m1fn",
     "f8e8m0fnu",
 )  # fmt: skip
-# What these give is their first operand, in another form or at another place.
+# What these give is their first operand, in another form or at another position.
 _VIEWS = ("bitcast", "copy", "reshape", "transpose", "convert", "reduce-precision")
 _VIEWS += ("copy-start", "copy-done")
 
-Place = tuple[int, tuple[int, ...]]  # an instruction's id, and an index into its result
+Position = tuple[int, tuple[int, ...]]  # an instruction's id, and an index into its result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +92,9 @@ class Module:
         root = self.instructions.get(self.roots.get(self.entry, 0))
         # JAX's programs return a tuple: its operands are the outputs.
         outputs = root.operands if root is not None and root.opcode == "tuple" else ()
-        self.outputs: list[Place] = [self._handed_on(o, ()) for o in outputs]
-        # By place: the loops whose initial state contains the value at this place.
-        self._readers: dict[Place, list[int]] = collections.defaultdict(list)
+        self.outputs: list[Position] = [self._handed_on(o, ()) for o in outputs]
+        # By position: the loops whose initial state contains the value at this position.
+        self._readers: dict[Position, list[int]] = collections.defaultdict(list)
         for at, i in self.instructions.items():
             init = (  # a loop's one operand is the tuple of its initial state
                 self.instructions.get(i.operands[0]) if i.opcode == "while" and i.operands else None
@@ -103,10 +103,10 @@ class Module:
                 for operand in init.operands:
                     self._readers[self._handed_on(operand, ())].append(at)
 
-    def array(self, place: Place) -> Array:
+    def array(self, position: Position) -> Array:
         """Returns the type of a value, with the layout's memory space alone."""
-        shape = self.instructions[place[0]].shape
-        for i in place[1]:  # ShapeProto: the shapes of a tuple's elements are field 4
+        shape = self.instructions[position[0]].shape
+        for i in position[1]:  # ShapeProto: the shapes of a tuple's elements are field 4
             shape = list(shape.messages(4))[i]
         kind = shape.number(2)  # element_type; 3 are the dimensions
         known = 0 < kind <= len(_PRIMITIVE_TYPES)
@@ -125,11 +125,11 @@ class Module:
             callers = self.callers[self.instructions[callers[0]].computation][:1]
         return [self.instructions[i].name for i in found if self.instructions[i].opcode == "while"]
 
-    def handed_on(self, place: Place) -> list[str]:
-        """Returns the names of the loops that carry the value at `place` from one iteration to the
-        next, or that start with it.
+    def handed_on(self, position: Position) -> list[str]:
+        """Returns the names of the loops that carry the value at `position` from one iteration to
+        the next, or that start with it.
         """
-        at, index = self._handed_on(*place)
+        at, index = self._handed_on(*position)
         here = self.instructions[at]
         # It is a loop's result, or within the body a part of the loop's state.
         own = (
@@ -142,26 +142,26 @@ class Module:
         found = [*own, *self._readers.get((at, index), [])]
         return [self.instructions[i].name for i in found if self.instructions[i].opcode == "while"]
 
-    def origins(self, place: Place) -> list[ModuleInstruction]:
-        """Returns the instructions that compute the value at `place`. For a stack that a loop
+    def origins(self, position: Position) -> list[ModuleInstruction]:
+        """Returns the instructions that compute the value at `position`. For a stack that a loop
         writes, these are the instructions that compute the stacked values.
         """
         found: dict[int, ModuleInstruction] = {}
-        seen, todo = set(), [place]
+        seen, todo = set(), [position]
         while todo:
-            place = todo.pop()
-            if place in seen or place[0] not in self.instructions:
+            position = todo.pop()
+            if position in seen or position[0] not in self.instructions:
                 continue
-            seen.add(place)
-            before = self._before(*place)
+            seen.add(position)
+            before = self._before(*position)
             if before is None:
-                found[place[0]] = self.instructions[place[0]]
+                found[position[0]] = self.instructions[position[0]]
             else:
                 todo += before
         return list(found.values())
 
-    def _before(self, at: int, index: tuple[int, ...]) -> list[Place] | None:
-        """Returns the places that the value comes from, or None if the instruction computes it."""
+    def _before(self, at: int, index: tuple[int, ...]) -> list[Position] | None:
+        """Returns the positions that the value comes from; None if the instruction computes it."""
         i = self.instructions[at]
         if i.opcode == "while":
             # The body's root is the next iteration's state, a tuple. The condition's is no tuple.
@@ -189,7 +189,7 @@ class Module:
 
     def _argument(
         self, caller: ModuleInstruction, at: int, number: int, index: tuple[int, ...]
-    ) -> Place:
+    ) -> Position:
         """Returns where parameter `number` of a computation that `caller` (id `at`) calls comes
         from.
 
@@ -199,8 +199,8 @@ class Module:
             return at, index
         return caller.operands[number], index
 
-    def _passed(self, i: ModuleInstruction, index: tuple[int, ...]) -> Place | None:
-        """Returns the place whose value the instruction passes on, None if it makes its own."""
+    def _passed(self, i: ModuleInstruction, index: tuple[int, ...]) -> Position | None:
+        """Returns the position whose value the instruction passes on, None if it makes its own."""
         if i.opcode == "get-tuple-element":
             return i.operands[0], (i.element, *index)
         if i.opcode == "copy-done" and i.operands:  # a TPU moves arrays into its cores so, and out
@@ -213,8 +213,8 @@ class Module:
             )
         return (i.operands[0], index) if i.opcode in _VIEWS and i.operands else None
 
-    def _handed_on(self, at: int, index: tuple[int, ...]) -> Place:
-        """Returns the place that a value is first at, before tuples, views and copies."""
+    def _handed_on(self, at: int, index: tuple[int, ...]) -> Position:
+        """Returns the position that a value is first at, before tuples, views and copies."""
         # Bounded, since a damaged file may refer in circles.
         for _ in self.instructions:
             if (before := self._passed(self.instructions[at], index)) is None:

@@ -27,7 +27,7 @@ from jaxmem._target.buffers.assignment import (
     schedule,
 )
 from jaxmem._target.buffers.held_buffers import POINTS, BufferHistory, Held, Life, Peak
-from jaxmem._target.buffers.module import Module, Place
+from jaxmem._target.buffers.module import Module, Position
 from jaxmem._target.buffers.proto import Message
 from jaxmem.errors import StepError
 
@@ -58,7 +58,7 @@ def peak(hlo_proto: bytes, leave_out: Callable[[Message], bool] = lambda _: Fals
 
 
 def _peak(module: Module, assignment: BufferAssignment, order: Mapping[str, int]) -> Peak:
-    """Names every allocation that counts. `order`: by an instruction's name, its place in the
+    """Names every allocation that counts. `order`: by an instruction's name, its position in the
     schedule.
 
     Temporaries of one allocation share its bytes over time. So only temporaries that are alive at
@@ -75,21 +75,19 @@ def _peak(module: Module, assignment: BufferAssignment, order: Mapping[str, int]
         size, slices = a.number(SIZE), assignment.slices[a.number(INDEX)]
         if a.number(THREAD_LOCAL) or a.number(CONSTANT) or not size:
             continue  # temp + arguments + outputs count none of these
-        places = [assignment.places[b] for b in slices]
-        host = any(module.array(place).host for place in places)
+        positions = [assignment.positions[b] for b in slices]
+        host = any(module.array(position).host for position in positions)
         if a.number(IS_ARGUMENT):
             # A donated argument's memory later holds an output too: name it after the argument.
-            own = [p for p in places if p[0] in module.parameters]
-            held.append(_held(module, "argument", size, host, own or places))
+            own = [p for p in positions if p[0] in module.parameters]
+            held.append(_held(module, "argument", size, host, own or positions))
         if a.number(LIVE_OUT) and not a.number(ALIASED):  # not in a donated argument's memory
-            outputs = [i for i, place in enumerate(module.outputs) if place in places]
+            index = next((i for i, p in enumerate(module.outputs) if p in positions), -1)
             if a.number(IS_TUPLE):
                 # Pointers to the outputs, where a step has several.
                 held.append(Held("output", size, host, "tuple", op="the table of outputs"))
             else:
-                held.append(
-                    _held(module, "output", size, host, places[-1:], outputs[0] if outputs else -1)
-                )
+                held.append(_held(module, "output", size, host, positions[-1:], index))
         if a.number(IS_ARGUMENT) or a.number(LIVE_OUT):
             continue
         # What remains are temporaries.
@@ -156,21 +154,21 @@ def _temporary(
     module: Module, assignment: BufferAssignment, size: int, host: bool, buffers: Iterable[int]
 ) -> Held:
     """Describes temporary buffers that share memory as one held buffer."""
-    places = [assignment.places[b] for b in sorted(buffers)]
-    return _held(module, "temporary", size, host, places)
+    positions = [assignment.positions[b] for b in sorted(buffers)]
+    return _held(module, "temporary", size, host, positions)
 
 
 def _held(
-    module: Module, kind: str, size: int, host: bool, places: list[Place], index: int = -1
+    module: Module, kind: str, size: int, host: bool, positions: list[Position], index: int = -1
 ) -> Held:
-    """Describes the `size` bytes that the values at `places` share.
+    """Describes the `size` bytes that the values at `positions` share.
 
     The buffer has the origins of all its values, and the shape and the dtype of the last value. Its
     operation is the operation of the last value for which XLA names any.
     """
-    origins = [o for place in places for o in module.origins(place)]
-    array = module.array(places[-1])
-    ops = [module.instructions[at].op for at, _ in places]
+    origins = [o for position in positions for o in module.origins(position)]
+    array = module.array(positions[-1])
+    ops = [module.instructions[at].op for at, _ in positions]
     return Held(
         kind=kind,
         bytes=size,
@@ -179,9 +177,9 @@ def _held(
         shape=array.shape,
         op=next((op for op in reversed(ops) if op), ""),
         sources=tuple(dict.fromkeys(o.op for o in origins if o.op)),
-        loops=tuple(module.loops(places[-1][0])),
+        loops=tuple(module.loops(positions[-1][0])),
         handed_on=tuple(
-            dict.fromkeys(loop for place in places for loop in module.handed_on(place))
+            dict.fromkeys(loop for position in positions for loop in module.handed_on(position))
         ),
         index=index,
     )
@@ -194,8 +192,8 @@ def _disjoint(slices: Iterable[tuple[tuple[int, int], int]]) -> Iterator[tuple[i
     slices: (offset, size) of each buffer, and the buffer's id.
     """
     shared: dict[tuple[int, int], list[int]] = {}
-    for place, buffer in slices:
-        shared.setdefault(place, []).append(buffer)
+    for position, buffer in slices:
+        shared.setdefault(position, []).append(buffer)
     end = 0  # bytes below it are counted
     # By offset, and the largest first: a slice inside a larger slice then adds nothing.
     for (offset, size), buffers in sorted(shared.items(), key=lambda s: (s[0][0], -s[0][1])):

@@ -283,8 +283,8 @@ def _accept(future: "concurrent.futures.Future[Compiled]", compiled: Compiled, t
 
 
 def _program(exported: bytes, donated: tuple[int, ...], options: dict) -> bytes:
-    """What decides a compile's result; the program's places in the user's source do not."""
-    # MLIR names a place in the source as `loc(#loc7)` or `loc("...")` after an operation, and
+    """What decides a compile's result; locations in the user's source do not."""
+    # MLIR names a location in the source as `loc(#loc7)` or `loc("...")` after an operation, and
     # defines it in a line `#loc7 = ...`. Without them a step that moved in its file is found
     # again.
     text = export.deserialize(bytearray(exported)).mlir_module()

@@ -36,10 +36,10 @@ def measure(job: Job, least_seconds: float = 0.02) -> list[float]:
     """
     traced = job.trace(jax.devices())
     run = traced.lower().compile()
-    places = run.input_shardings[0]  # None for an argument that the program does not read
+    shardings = run.input_shardings[0]  # None for an argument that the program does not read
     arguments = [
-        sample(a) if place is None else jax.device_put(sample(a), place)
-        for a, place in zip(traced.jaxpr.in_avals, places)
+        sample(a) if sharding is None else jax.device_put(sample(a), sharding)
+        for a, sharding in zip(traced.jaxpr.in_avals, shardings)
     ]
     jax.block_until_ready(run(*arguments))  # the run that is not counted
     rounds: list[float] = []

@@ -93,7 +93,7 @@ class Process:
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the child's environment.
 
-    It has no accelerator, no XLA flag of the user's but CUDA's place, and the very packages that
+    It has no accelerator, no XLA flag of the user's but CUDA's folder, and the very packages that
     run here, wherever they were imported from. What a TPU's own machine says of itself (its slice,
     its neighbours) is left out; where libtpu lies, and the flags for libtpu, stay.
     """

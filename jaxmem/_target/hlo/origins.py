@@ -62,7 +62,7 @@ def _origin(i: Instruction, found: dict[str, Origin], given: Sequence[Origin] | 
             return whole
         return whole[at] if at < len(whole) else ""
     if i.opcode in ("while", "opt-barrier") and operands:
-        return operands[0]  # a carried value keeps its place
+        return operands[0]  # a carried value keeps its index
     # Every other instruction that returns an array in host memory has updated it there.
     return host_operand(i, found) if any(a.host for a in i.results) else ""
 

@@ -85,7 +85,7 @@ def product_seconds(arithmetic: float, nbytes: int, rates: Rates) -> float:
 def dilated_flops(i: Instruction) -> int | None:
     """Returns twice the number of multiplications of a convolution, without padding, or None if its
     text does not show them. The TPU compiler writes matrix products as such convolutions: batch
-    dimensions are dilated windows, and each result reads one place of a window.
+    dimensions are dilated windows, and each result reads one position of a window.
     """
     if len(i.operands) < 2 or not (labels := _ALL_LABELS.search(i.text)):
         return None
@@ -122,11 +122,11 @@ def _window(text: str) -> dict[str, list[str]]:
 def _pairs(
     image: int, kernel: int, made: int, stride: int, low: int, dilated: int, spread: int
 ) -> int:
-    """How many pairs of a result's place and a kernel's place along one axis read the image."""
+    """How many pairs of a result's and a kernel's positions along one axis read the image."""
     count = 0
     for k in range(kernel):
-        # Places o with 0 <= o * stride + k * spread - low <= (image - 1) * dilated. A place counts
-        # if dilation left a number there.
+        # Positions o with 0 <= o * stride + k * spread - low <= (image - 1) * dilated. A position
+        # counts if dilation left a number there.
         at = k * spread - low
         first = max(0, -(at // stride)) if at < 0 else 0
         last = min(made - 1, ((image - 1) * dilated - at) // stride)

@@ -63,7 +63,7 @@ class Transfer:
 
 def transfers(text: str) -> tuple[Transfer, ...]:
     """Returns the transfers of the module in `text` (`compiled.as_text()` of XLA:GPU), in the order
-    of its schedule, a loop's at the loop's place.
+    of its schedule, a loop's at the loop's position.
     """
     module = HloModule(text)
     if not any(a.host for i in module.named.values() for a in i.results):

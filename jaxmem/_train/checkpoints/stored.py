@@ -47,8 +47,8 @@ def shape(leaf):
     """The shape and the placement of an array. Numbers and NumPy's arrays stay unchanged."""
     if not isinstance(leaf, jax.Array):
         return leaf
-    weak, place = getattr(leaf, "weak_type", False), _place(leaf)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place, weak_type=weak)
+    weak, sharding = getattr(leaf, "weak_type", False), _sharding(leaf)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
 
 
 def taken(state) -> tuple[dict[str, Any], tuple[Leaf, ...]]:
@@ -129,10 +129,10 @@ def _restored(folder: pathlib.Path, leaves: Sequence[Leaf], how: Sequence) -> li
 
 def _how(ocp, leaf: Leaf, was):
     """How orbax restores an array: with its sharding, or as a whole NumPy array."""
-    place = _place(was)
-    if leaf.kind != "array" or leaf.key is not None or leaf.weak or place is None:
+    sharding = _sharding(was)
+    if leaf.kind != "array" or leaf.key is not None or leaf.weak or sharding is None:
         return ocp.RestoreArgs(restore_type=np.ndarray)
-    return ocp.ArrayRestoreArgs(sharding=place, global_shape=leaf.shape, dtype=leaf.dtype)
+    return ocp.ArrayRestoreArgs(sharding=sharding, global_shape=leaf.shape, dtype=leaf.dtype)
 
 
 def placed(array, leaf: Leaf, was):
@@ -144,27 +144,27 @@ def placed(array, leaf: Leaf, was):
         return jnp.asarray(number) if isinstance(was, jax.ShapeDtypeStruct) else number
     if leaf.kind == "numpy":
         return array
-    place = _place(was)
+    sharding = _sharding(was)
     if leaf.key is None and not leaf.weak:
-        return _laid(array, place)
+        return _laid(array, sharding)
     make: Callable[[Any], jax.Array] = _weak
     if leaf.key is not None:
         make = functools.partial(jax.random.wrap_key_data, impl=leaf.key)
-    if place is None or place.is_fully_addressable:
-        return _laid(make(jnp.asarray(array)), place)
-    return jax.jit(make, out_shardings=place)(array)
+    if sharding is None or sharding.is_fully_addressable:
+        return _laid(make(jnp.asarray(array)), sharding)
+    return jax.jit(make, out_shardings=sharding)(array)
 
 
-def _laid(array, place):
+def _laid(array, sharding):
     """Places an array of this process, also over the devices of several processes."""
-    if place is None:
+    if sharding is None:
         return jnp.asarray(array)
-    if place.is_fully_addressable:
-        return jax.device_put(array, place)
-    return jax.make_array_from_callback(array.shape, place, lambda index: array[index])
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
-def _place(leaf):
+def _sharding(leaf):
     """The sharding of an array, or the requested one; None for an array that is not committed,
     which JAX may move to the other operands.
     """

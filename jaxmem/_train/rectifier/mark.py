@@ -19,7 +19,7 @@ from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, Scan, as_scan, call_body, 
 from jaxmem._trace.rewrite import Node, Program, flatten, run
 from jaxmem.errors import StepError
 
-# An identity that marks, in the trace, the place where a step's forward computes a tensor.
+# An identity that marks, in the trace, the operation at which a step's forward computes a tensor.
 mark_p = Primitive("jaxmem_outliers")
 mark_p.def_impl(lambda x, **_: x)
 mark_p.def_abstract_eval(lambda x, **_: x)
@@ -108,7 +108,7 @@ def reaped(closed: ClosedJaxpr, measure: Callable) -> Callable[..., Found]:
 
 
 def _holds(node: Node) -> bool:
-    """Whether a node is a mark, or has one in its body at a place that `reaped` searches."""
+    """Whether a node is a mark, or has one in its body in a part that `reaped` searches."""
     enters = lambda eqn: call_body(eqn) is not None or eqn.primitive.name in ("scan", "cond")
     return node.eqn.primitive is mark_p or (
         enters(node.eqn) and any(e.primitive is mark_p for e in inside(node.eqn, enters))
@@ -266,6 +266,6 @@ _RULES: dict[str, Callable] = {mark_p.name: _marked, "scan": _scanned, "cond": _
 
 
 def _filled(which: Sequence[bool], values) -> list:
-    """The values at the places where `which` is true, and None at the others."""
+    """The values at the indices where `which` is true, and None at the others."""
     each = iter(values)
     return [next(each) if one else None for one in which]

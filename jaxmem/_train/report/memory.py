@@ -115,8 +115,8 @@ def _bars(bars: Sequence[tuple[str, int, _Parts]], budget: int | None) -> str:
     # The budget's text is anchored on the side of its rule where there is more room.
     said = f"budget {show_bytes(budget)}" + ("" if near is not None else ", beyond the scale →")
     anchor = "end" if at > 50 or near is None else "start"
-    place = percent(100 if near is None else min(at, 100))
-    text = element("text", escape(said), css=f"tick {anchor}", x=place, y="14")
+    left = percent(100 if near is None else min(at, 100))
+    text = element("text", escape(said), css=f"tick {anchor}", x=left, y="14")
     head = '<span class="name"></span>' + element("svg", text, css="sum")
     head = element("div", head + '<span class="sizes"></span>', css="bar head")
     return element("div", head + rows, css="bars")
@@ -197,9 +197,9 @@ def _areas(name: str, live: Live, bands: _Bands, y: Axis, budget: int | None) ->
     """The bytes in use over the schedule as stacked areas."""
     count, at, totals = live.points, live.peak, live.totals
     named = [x for x in live.phases if (x.last + 1 - x.first) / count >= _LABELLED]
-    place = lambda phase: (phase.first + phase.last + 1) / 2
+    middle = lambda phase: (phase.first + phase.last + 1) / 2
     words = lambda phase: f"{'↻ ' if phase.loop else ''}{phase.name}"
-    x = Axis(0, count, tuple((place(phase), words(phase)) for phase in named))
+    x = Axis(0, count, tuple((middle(phase), words(phase)) for phase in named))
     heights, marks = [0] * count, []
     for css, (text, sizes) in bands.items():
         heights = [a + b for a, b in zip(heights, sizes)]

@@ -50,8 +50,8 @@ def newest(folder: str | os.PathLike) -> Checkpoint:
 
     Raises RunError if the folder has no complete checkpoint.
     """
-    place = _checkpoints(folder)
-    return _found(first_whole(place, steps_in(place)), folder, "no checkpoint")
+    parent = _checkpoints(folder)
+    return _found(first_whole(parent, steps_in(parent)), folder, "no checkpoint")
 
 
 def best(folder: str | os.PathLike, metric: str) -> Checkpoint:
@@ -65,9 +65,9 @@ def best(folder: str | os.PathLike, metric: str) -> Checkpoint:
 
     Raises RunError if no complete checkpoint has a value of the metric.
     """
-    place = _checkpoints(folder)
-    steps = [step for _, step in noted(place, metric)]
-    return _found(first_whole(place, steps), folder, f"no checkpoint with a value of {metric!r}")
+    parent = _checkpoints(folder)
+    steps = [step for _, step in noted(parent, metric)]
+    return _found(first_whole(parent, steps), folder, f"no checkpoint with a value of {metric!r}")
 
 
 def _checkpoints(folder: str | os.PathLike) -> pathlib.Path:
@@ -208,7 +208,7 @@ def _tell_what_is_left(run: Record, error: BaseException) -> None:
 
 
 def _publish(run: Record, interrupted: bool) -> None:
-    """Removes the files of an earlier run, and moves the files of this run to their place.
+    """Removes the files of an earlier run, and moves the files of this run into the folder.
 
     The folder is renamed first. If the process is killed in between, the next run calls `_finish`.
     """
@@ -229,7 +229,7 @@ def _publish(run: Record, interrupted: bool) -> None:
 
 
 def _finish(folder: pathlib.Path) -> None:
-    """Moves the results of runs that have ended to their place."""
+    """Moves the results of runs that have ended into the folder."""
     for ended in sorted(folder.glob(f"{ENDED}*")):
         for name in (*RESULTS, CHECKPOINTS, TENSORBOARD):
             if (ended / name).exists():

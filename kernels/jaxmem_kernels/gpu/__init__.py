@@ -1,1 +1,1 @@
-"""Kernels for GPUs in Triton. Each computes what a reference of `jaxmem_kernels` computes."""
+"""GPU kernels in Triton. Each kernel's results equal a reference of `jaxmem_kernels` bitwise."""

@@ -8,19 +8,20 @@ import triton.language as tl
 
 @triton.jit
 def pack(x, zero, n, codes, G: tl.constexpr, R: tl.constexpr, RAGGED: tl.constexpr):
-    """`pack_bits` of n values: a program takes R groups of G = 8 H values, powers of two.
+    """`pack_bits` of n values. A program packs R groups of G = 8 H values; R and G are powers of
+    two.
 
-    RAGGED: `x` is flat, and its last group lacks values.
+    RAGGED: `x` is flat, and its last group is short.
     """
     H: tl.constexpr = G // 8
-    first = tl.program_id(0).to(tl.int64) * R  # group; 64 bits, since n may pass 2^31
+    first = tl.program_id(0).to(tl.int64) * R  # first group; 64 bits, since n may exceed 2^31
     r, h = tl.arange(0, R)[:, None], tl.arange(0, H)[None, :]
-    # From the program's first value on; values from there to the end.
+    # The address of the program's first value, and the number of values from there to the end.
     start, left = x + first * G, n - first * G
     nothing = tl.load(zero)
     packed = tl.zeros((R, H), tl.int32)
     if RAGGED:
-        if left < R * G:  # the last program: after the last value it reads that one again
+        if left < R * G:  # the last program reads the last value in place of missing values
             for i in tl.static_range(8):
                 value = tl.load(start + tl.minimum(r * G + i * H + h, (left - 1).to(tl.int32)))
                 packed |= (value != nothing).to(tl.int32) << i
@@ -36,7 +37,7 @@ def pack(x, zero, n, codes, G: tl.constexpr, R: tl.constexpr, RAGGED: tl.constex
 
 @triton.jit
 def unpack(codes, zero, one, n, x, G: tl.constexpr, R: tl.constexpr, RAGGED: tl.constexpr):
-    """`unpack_bits` of n values, with the same tiles."""
+    """`unpack_bits` of n values, with the tiles of `pack`."""
     H: tl.constexpr = G // 8
     first = tl.program_id(0).to(tl.int64) * R
     r, h = tl.arange(0, R)[:, None], tl.arange(0, H)[None, :]

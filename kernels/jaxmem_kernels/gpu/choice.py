@@ -10,16 +10,16 @@ import jax.numpy as jnp
 
 FLOATS = ("bfloat16", "float16", "float32")
 INTEGERS = "int8", "uint8", "int16", "uint16", "int32", "uint32"
-# 16 to 8192 values: a thread has 16 bytes of neighbours, a program a few thousand values.
+# 16 to 8192 values: a thread loads 16 adjacent bytes, and a program has a few thousand values.
 GROUPS = tuple(2**i for i in range(4, 14))
-# A launch takes a few microseconds, in which memory moves this many values; and XLA fuses a
-# reference with the operations around it.
+# In the few microseconds of a launch, memory moves this many values. XLA also fuses a reference
+# with adjacent operations, which a kernel excludes.
 LEAST_SIZE = 2**16
 MOST_SLOTS = 255  # a slot's number is a byte in the kernel, and 0 means no slot
 
 
 def _takes(shape, group: int, dtype, dtypes=FLOATS) -> bool:
-    """Whether the shape has rows of whole groups, or is flat; its last group may then be short."""
+    """Whether the shape has rows of whole groups, or one axis, whose last group may be short."""
     # A dimension is symbolic if a program is exported for any batch size.
     if (
         not all(isinstance(n, int) for n in shape)

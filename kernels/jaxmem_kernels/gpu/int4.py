@@ -1,13 +1,15 @@
-"""INT4 encoding and decoding in Triton: what `jaxmem_kernels.int4` computes, to the last bit.
+"""INT4 encoding and decoding in Triton. Results equal `jaxmem_kernels.int4` to the last bit.
 Only `launch` imports this file.
 
-A program takes R groups of G = 2 H values, powers of two: an (R, H) tile of the first halves, `low`
-in the codes' bytes, and one of the second halves, `high`. So a thread holds neighbours, which it
-loads, packs and stores in 16 bytes at a time, and few threads share a group's scale.
+A program has R groups of G = 2 H values; R and G are powers of two. It has two tiles (R, H): `low`
+are the first halves of the groups, whose codes are the low bits of bytes, and `high` the second
+halves. So a thread loads, packs and stores 16 adjacent bytes at a time, and few threads share a
+group's scale.
 
-Names that all kernels share: n is how many values the tensor has, `first` the index of a program's
-first group (64 bits, since n may pass 2^31), r and h the indices within a tile, `there` what lies
-within the tensor. Reads beyond it give 0, or in a flat tensor the last value again.
+All kernels share these names. n is the number of values of the tensor. `first` is the index of a
+program's first group (64 bits, since n may exceed 2^31). r and h are indices within a tile. `there`
+masks places beyond the tensor. A read beyond the tensor gives 0, or the last value if the tensor is
+flat and its last group is short.
 """
 
 import triton
@@ -15,8 +17,8 @@ import triton.language as tl
 
 from jaxmem_kernels.gpu.rounding import greatest_of, noise, offset_of, scale_beside, scale_of
 
-# 1.5 · 2^23, beside which a float has no fraction: adding it rounds to the nearest integer, which
-# is then in the sum's lowest bits.
+# 1.5 · 2^23. A float32 of this size has no fraction: adding SHIFT rounds to the nearest integer,
+# which is then in the sum's lowest bits.
 SHIFT = tl.constexpr(12582912.0)
 
 
@@ -33,8 +35,8 @@ def encode(
     SALT: tl.constexpr,
     RAGGED: tl.constexpr,
 ):
-    """`quantize`; K: groups to a row; SALT: of the seed; RAGGED: `x` is flat, and its last group
-    lacks values.
+    """`quantize`. K: number of groups of a row. SALT: `rounding.salt_of` the seed. RAGGED: `x` is
+    flat, and its last group is short.
     """
     first = tl.program_id(0).to(tl.int64) * R
     low, high = _halves(x, n, first, G, R, RAGGED)
@@ -85,13 +87,13 @@ def encode_without(
     STOCHASTIC: tl.constexpr,
     SALT: tl.constexpr,
 ):
-    """`quantize_without`; C, how many channels there are, is a multiple of G, and `taken` is of
-    bytes.
+    """`quantize_without`. C: number of channels, a multiple of G. `taken` has a byte for each
+    channel.
     """
     first = tl.program_id(0).to(tl.int64) * R
     low, high = _halves(x, n, first, G, R, False)
     r, h = tl.arange(0, R)[:, None], tl.arange(0, G // 2)[None, :]
-    # Which of a row's C / G groups it is, times G, and the value within the group's low half.
+    # G times the group's index among the C / G groups of a row, plus the index in the low half.
     channel = ((first % (C // G)).to(tl.int32) + r) % (C // G) * G + h
     low = tl.where(tl.load(taken + channel) != 0, 0.0, low)
     high = tl.where(tl.load(taken + channel + G // 2) != 0, 0.0, high)
@@ -111,17 +113,17 @@ def encode_by(
     STOCHASTIC: tl.constexpr,
     SALT: tl.constexpr,
 ):
-    """`quantize_by` with the scale of each of W channels: a program takes one group of them, of R
-    rows.
+    """`quantize_by` with one scale for each of W channels. A program encodes one group of channels
+    in R rows.
     """
-    # Neighbouring programs take the column groups of the same R rows.
+    # Adjacent programs encode the groups of channels of the same R rows.
     row, group = (tl.program_id(0) // (W // G)).to(tl.int64) * R, tl.program_id(0) % (W // G)
     H: tl.constexpr = G // 2
     r, h = tl.arange(0, R)[:, None], tl.arange(0, H)[None, :]
     there, start = r < n // W - row, x + row * W + group * G
     low = tl.load(start + r * W + h, mask=there, other=0).to(tl.float32)
     high = tl.load(start + r * W + H + h, mask=there, other=0).to(tl.float32)
-    # One scale a column, of all rows of the tile.
+    # Each column has one scale, which all rows of the tile share.
     by_low = _inverse(tl.load(scales + group * G + tl.arange(0, H)).to(tl.float32))[None, :]
     by_high = _inverse(tl.load(scales + group * G + H + tl.arange(0, H)).to(tl.float32))[None, :]
     packed = _packed(low * by_low, high * by_high, low, high, group * H + h, STOCHASTIC, SALT)
@@ -132,7 +134,7 @@ def encode_by(
 def decode(
     codes, scales, n, x, G: tl.constexpr, R: tl.constexpr, LIMIT: tl.constexpr, RAGGED: tl.constexpr
 ):
-    """`dequantize`; LIMIT: the greatest number of `x`'s dtype."""
+    """`dequantize`. LIMIT: the greatest number of `x`'s dtype."""
     first = tl.program_id(0).to(tl.int64) * R
     low, high = _decoded(codes, scales, n, first, G, R)
     _store(x, _limited(low, LIMIT), _limited(high, LIMIT), n, first, G, R, RAGGED)
@@ -174,8 +176,8 @@ def decode_with(
     R: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    """`dequantize_with`; C, how many channels there are, is a multiple of G. `slots` are bytes: 0
-    for a channel that has none of the S slots, else its slot's number plus one.
+    """`dequantize_with`. S: number of slots. C: number of channels, a multiple of G. `slots` has a
+    byte for each channel: 0 for a channel without a slot, else the number of its slot plus one.
     """
     first = tl.program_id(0).to(tl.int64) * R
     low, high = _decoded(codes, scales, n, first, G, R)
@@ -200,8 +202,8 @@ def decode_with(
 def decode_by(
     codes, scales, n, x, W: tl.constexpr, G: tl.constexpr, R: tl.constexpr, LIMIT: tl.constexpr
 ):
-    """`dequantize_by` with the scale of each of W channels: a program takes one group of them, of R
-    rows.
+    """`dequantize_by` with one scale for each of W channels. A program decodes one group of
+    channels in R rows.
     """
     row, group = (tl.program_id(0) // (W // G)).to(tl.int64) * R, tl.program_id(0) % (W // G)
     H: tl.constexpr = G // 2
@@ -220,8 +222,8 @@ def decode_by(
 
 @triton.jit
 def _halves(x, n, first, G: tl.constexpr, R: tl.constexpr, RAGGED: tl.constexpr):
-    """Loads the groups from `first` on: (R, H) float32 of their first halves, and of their second
-    ones. Where the last group is short, the last of the `n` values is repeated.
+    """Loads the first halves and the second halves of the groups from `first` on, each float32
+    (R, H). If the last group is short, the last of the `n` values fills it.
     """
     H: tl.constexpr = G // 2
     at = tl.arange(0, R)[:, None] * G + tl.arange(0, H)[None, :]
@@ -261,17 +263,17 @@ def _encode(
     STOCHASTIC: tl.constexpr,
     SALT: tl.constexpr,
 ):
-    """Stores the scales, and by them the codes of y, an (R, H) tile of each half.
+    """Stores the scales, and the codes of the tiles `y_low` and `y_high` (R, H) by these scales.
 
-    low, high: the values themselves, which random bits are hashed from.
-    s: (R,), each group's scale, rounded already.
-    K: groups to a row.
+    low, high: the tiles of the values of `x`. Random bits are hashes of these values.
+    s: (R,), the rounded scale of each group.
+    K: number of groups of a row.
     """
     H: tl.constexpr = G // 2
     by = _inverse(s)[:, None]
     r, h = tl.arange(0, R), tl.arange(0, H)
     at = r[:, None] * H + h[None, :]
-    # A byte's index in its row, as `round_stochastic` counts it.
+    # The index of each byte in its row, as in `round_stochastic`.
     index = (((first % K).to(tl.int32) + r) % K)[:, None] * H + h[None, :]
     packed = _packed(y_low * by, y_high * by, low, high, index, STOCHASTIC, SALT)
     there = r < tl.cdiv(n, G) - first
@@ -287,11 +289,11 @@ def _inverse(scale):
 
 @triton.jit
 def _packed(y_low, y_high, low, high, index, STOCHASTIC: tl.constexpr, SALT: tl.constexpr):
-    """Rounds y and packs it into bytes.
+    """Rounds y and packs the codes into bytes.
 
-    Adding SHIFT leaves the integer in the sum's lowest bits. Adding 192 + u leaves its floor in the
-    bits above the 16 of the fraction. Both are multiples of 16, and so leave the four bits of a
-    code as they are.
+    After adding SHIFT, the integer is in the sum's lowest bits. After adding 192 + u, the floor is
+    in the bits above the 16 bits of the fraction. Both constants are multiples of 16, so they do
+    not change the four bits of a code.
     """
     y_low, y_high = _clipped(y_low), _clipped(y_high)
     if STOCHASTIC:
@@ -313,7 +315,7 @@ def _clipped(y):
 
 @triton.jit
 def _decoded(codes, scales, n, first, G: tl.constexpr, R: tl.constexpr):
-    """q·s of the groups from `first` on: (R, H) float32 of each half."""
+    """Returns q·s of the groups from `first` on: both halves, each float32 (R, H)."""
     H: tl.constexpr = G // 2
     r = tl.arange(0, R)
     at, there = r[:, None] * H + tl.arange(0, H)[None, :], r < tl.cdiv(n, G) - first
@@ -328,8 +330,8 @@ def _decoded(codes, scales, n, first, G: tl.constexpr, R: tl.constexpr):
 def _unpacked(packed):
     """Returns the codes in the low and in the high four bits as float32.
 
-    They become the lowest bits of 2^23 (0x4B000000), which takes no conversion. `^ 8` makes them
-    code + 8, and 8388616 is 2^23 + 8.
+    The four bits become the lowest bits of the float32 2^23 (0x4B000000), without a conversion.
+    `^ 8` makes them code + 8, and 8388616 is 2^23 + 8.
     """
     low = ((packed & 15) ^ 0x4B000008).to(tl.float32, bitcast=True) - 8388616.0
     return low, ((packed >> 4) ^ 0x4B000008).to(tl.float32, bitcast=True) - 8388616.0
@@ -337,8 +339,8 @@ def _unpacked(packed):
 
 @triton.jit
 def _limited(x, LIMIT: tl.constexpr):
-    """Brings x within ±LIMIT, which the greatest codes can pass, since scales were rounded up. NaN
-    stays.
+    """Clips x to ±LIMIT. Decoded values can exceed LIMIT, since scales were rounded up. NaN remains
+    NaN.
     """
     return tl.minimum(tl.maximum(x, -LIMIT, tl.PropagateNan.ALL), LIMIT, tl.PropagateNan.ALL)
 

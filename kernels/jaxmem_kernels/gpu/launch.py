@@ -1,8 +1,8 @@
-"""Launches the kernels of GPUs: for each its grid, the shapes of its results and its constants.
-Triton's own files are imported when a kernel is first launched.
+"""Launches GPU kernels: computes the grid, the result shapes and the constants of each kernel. A
+file of Triton kernels is imported when one of its kernels is first launched.
 
-Each public function is the `launch` of the operation of its name: it takes the GPU's compute
-capability, then that operation's arrays and parameters.
+Each public function is the `launch` of the operation with the function's name. The arguments are
+the GPU's compute capability, then the arrays and the parameters of the operation.
 """
 
 import importlib

@@ -8,7 +8,7 @@ from jaxmem_kernels import rounding
 # A kernel may read no globals but constexprs.
 LEAST = tl.constexpr(rounding.LEAST)
 LEAST_OFFSET = tl.constexpr(rounding.LEAST_OFFSET)
-# A mask of float32's lowest bits, those that numbers of EXACT_DIGITS go without.
+# A mask of float32's lowest bits, which are 0 in numbers of EXACT_DIGITS.
 SPARE = tl.constexpr((1 << (24 - rounding.EXACT_DIGITS)) - 1)
 STEP_OF_HALF = tl.constexpr(rounding.STEP_OF_HALF)
 LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32
@@ -17,8 +17,8 @@ LARGEST_BF16 = tl.constexpr(3.3895313892515355e38)
 
 @triton.jit
 def greatest_of(low, high):
-    """Returns (R,), the greatest |x| in each row of two (R, H), NaN where one is: as integers,
-    NaN's bits are above all others.
+    """Returns the greatest |x| (R,) of each row of `low` and `high` (R, H): NaN if a value is NaN.
+    As integers, the bits of NaN are above all others.
     """
     a, b = low.to(tl.int32, bitcast=True) & 0x7FFFFFFF, high.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     return tl.max(tl.maximum(a, b), 1).to(tl.float32, bitcast=True)
@@ -37,7 +37,7 @@ def offset_of(high, low, BF16: tl.constexpr):
     limit: tl.constexpr = LARGEST_BF16 if BF16 else LARGEST
     near = tl.minimum(tl.maximum((low * 0.5 + step * 4) * 2, -limit), limit)
     if BF16:
-        # To the nearest of the upper 16 bits, and in a tie to the even one.
+        # Rounds to the upper 16 bits, to nearest, ties to even.
         bits = near.to(tl.int32, bitcast=True)
         near = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
     far = near * 0.5 - low * 0.5 > LARGEST * 0.5
@@ -53,9 +53,9 @@ def scale_beside(offset, high, low, BF16: tl.constexpr):
 
 @triton.jit
 def _rounded_up(exact, BF16: tl.constexpr, UNUSED: tl.constexpr):
-    """`rounding.round_up`. UNUSED: a mask of the lowest bits that a float32 goes without."""
-    below: tl.constexpr = 0xFFFF if BF16 else UNUSED  # bfloat16 has the upper 16
-    # As integers: adding the mask carries into the stored bits unless those below are all 0.
+    """`rounding.round_up`. UNUSED: a mask of the lowest bits, which are 0 in a stored float32."""
+    below: tl.constexpr = 0xFFFF if BF16 else UNUSED  # bfloat16 stores the upper 16 bits
+    # As integers, adding the mask carries into the stored bits unless all lower bits are 0.
     up = ((exact.to(tl.int32, bitcast=True) + below) & (-1 - below)).to(tl.float32, bitcast=True)
     finite = (exact < float("inf")) & (up < float("inf"))
     return tl.where(exact < LEAST, 0.0, tl.where(finite, up, float("nan")))
@@ -63,8 +63,8 @@ def _rounded_up(exact, BF16: tl.constexpr, UNUSED: tl.constexpr):
 
 @triton.jit
 def noise(low, high, index, SALT: tl.constexpr):
-    """Returns 192 + u for the low and for the high value of each byte, as
-    `rounding.round_stochastic` adds them.
+    """Returns 192 + u for the low and for the high value of each byte, the terms that
+    `rounding.round_stochastic` adds.
 
     index: the byte's index in its row.
     SALT: `rounding.salt_of` the seed.
@@ -73,6 +73,6 @@ def noise(low, high, index, SALT: tl.constexpr):
     h = a * 0xCC9E2D51 + b * 0x1B873593 + index.to(tl.uint32) * 0x9E3779B9 + SALT
     h = (h ^ (h >> 15)) * 0x85EBCA6B
     h = h ^ (h >> 16)
-    # 0x43400000 is 192 as a float32, whose lowest 16 bits are worth 2^-16 and up.
+    # 0x43400000 is the float32 192, whose lowest 16 bits have the values 2^-16 to 2^-1.
     of_low, of_high = (h & 0xFFFF) | 0x43400000, (h >> 16) | 0x43400000
     return of_low.to(tl.float32, bitcast=True), of_high.to(tl.float32, bitcast=True)

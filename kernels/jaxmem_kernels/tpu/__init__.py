@@ -1,1 +1,1 @@
-"""Kernels for TPUs in Pallas. Each computes what a reference of `jaxmem_kernels` computes."""
+"""TPU kernels in Pallas. Each kernel's results equal a reference of `jaxmem_kernels` bitwise."""

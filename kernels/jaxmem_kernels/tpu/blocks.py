@@ -14,13 +14,13 @@ from jax.experimental import pallas as pl
 
 from jaxmem_kernels.tpu.tiles import LANES, Tiles
 
-# Number of values of a program: a megabyte of bfloat16. Memory needs a few times as long to move
-# them as a program needs to start.
+# Number of values of a program: a megabyte of bfloat16. Moving these values through memory takes a
+# few times as long as starting a program.
 VALUES = 2**19
-# Bytes of a tensor in a program that needs all tokens of some channels. Together with the next
-# block and two blocks of codes, they are less than the least memory of a core that a kernel gets.
+# Most bytes of a tensor in a program that needs all tokens of some channels. These bytes, the next
+# block and two blocks of codes together fit the least memory of a core that a kernel gets.
 MOST_HELD = 2**22
-# The code has no loop over columns, but is unrolled.
+# The code over columns is unrolled.
 MOST_COLUMNS = 4096
 # A block of bytes, and a block of scales, has all rows, or a multiple of these numbers.
 BYTE_ROWS, SCALE_ROWS = 32, 16
@@ -30,7 +30,7 @@ class Argument(NamedTuple):
     """An array that a kernel reads, or the shape and dtype of an array that it writes, and the
     array's blocks.
 
-    A program's numbers of its batch, of its tokens and of its columns select the block.
+    The program's indices along the batch, along tokens and along columns select the block.
     """
 
     array: Any
@@ -141,8 +141,8 @@ def of(shape: tuple[int, ...], group: int, parts: int) -> Blocks:
     """As `fitting`, for a shape that `choice` takes. Raises ValueError for other shapes."""
     if (found := fitting(shape, group, parts)) is None:
         raise ValueError(
-            f"`x` is {shape} in groups of {group}; expected a shape that a TPU's kernel takes: ask"
-            " `choice.launcher`, and take the reference where it returns None"
+            f"`x` is {shape} in groups of {group}; expected a shape that a TPU's kernel takes: call"
+            " `choice.launcher`, and use the reference if it returns None"
         )
     return found
 
@@ -152,8 +152,8 @@ def of_channels(shape: tuple[int, ...], group: int, parts: int, itemsize: int) -
     if (found := fitting_channels(shape, group, parts, itemsize)) is None:
         raise ValueError(
             f"`x` is {shape} in groups of {group}, of {itemsize} bytes a value; expected a shape"
-            " whose channels a TPU's kernel holds: ask `choice.launcher`, and take"
-            " `quantize_by` where it returns None"
+            " whose channels fit a TPU's kernel: call `choice.launcher`, and use `quantize_by` if"
+            " it returns None"
         )
     return found
 

@@ -14,9 +14,9 @@ from jaxmem_kernels.tpu import blocks, launch
 
 # TPUs do not support float16, and compute float64 in several float32.
 FLOATS = ("bfloat16", "float32")
-# Starting a kernel takes a few microseconds, in which memory moves this much.
+# In the few microseconds in which a kernel starts, memory moves this many values.
 LEAST_SIZE = 2**16
-MOST_SLOTS = 64  # the code has no loop over slots, but is unrolled
+MOST_SLOTS = 64  # the code over slots is unrolled
 
 
 def launcher(name: str, *avals, **params) -> Callable[..., tuple] | None:
@@ -43,8 +43,8 @@ quantize_without = quantize_by
 
 
 def quantize_channelwise(x, *, group: int, **_) -> bool:
-    """Whether a program can hold all tokens of some channels. Otherwise the separate operations
-    run, which read the tensor twice.
+    """Whether all tokens of some channels fit a program. Otherwise separate operations run, which
+    read the tensor twice.
     """
     held = blocks.fitting_channels(x.shape, group, 2, x.dtype.itemsize)
     return quantize(x, group=group) and held is not None

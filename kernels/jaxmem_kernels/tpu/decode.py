@@ -41,7 +41,7 @@ def decode_offset(codes, scales, offsets, x, *, tiles: Tiles, limit: float):
 def decode_with(channels, codes, scales, values, x, turned, *, tiles: Tiles, limit: float):
     """`dequantize_with`.
 
-    channels: the channel of each slot, int32 in scalar memory; none where it is negative.
+    channels: the channel of each slot, int32 in scalar memory; negative for an empty slot.
     values: (slots, tokens).
     turned: scratch memory for 128 decoded tokens, float32 (columns, 128).
     """
@@ -80,7 +80,7 @@ def decode_by(codes, scales, x, *, tiles: Tiles, limit: float):
 
 
 def _codes(codes, at, columns: slice, tiles: Tiles):
-    """The codes in the low and in the high four bits of a tile, float32 (groups, H, 128)."""
+    """Returns the codes in the low and the high four bits of a tile, float32 (groups, H, 128)."""
     packed = tiles.bytes_of(codes, at, columns)
     # Shifted up and down again, the four bits are a signed number.
     return [(packed << shift >> 28).astype(jnp.float32) for shift in (28, 24)]

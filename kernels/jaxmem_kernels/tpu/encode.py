@@ -46,7 +46,7 @@ def encode_separated(
     values: (slots, tokens). The array remains in memory while the blocks of columns run one after
       the other.
     turned: scratch memory for 128 tokens, float32 (columns, 128).
-    found: scratch memory for their values in slots, float32 (slots, 128).
+    found: scratch memory for the slots' values at these tokens, float32 (slots, 128).
     """
     first = pl.program_id(2) * tiles.columns
 

@@ -1,10 +1,11 @@
-"""Launches the kernels of TPUs. Each public function is the `launch` of the operation of its name:
-it takes that operation's arrays and parameters, and returns a tuple of the reference's results.
+"""Launches TPU kernels. Each public function is the `launch` of the operation with the function's
+name. The arguments are the arrays and the parameters of the operation; the results are a tuple of
+the reference's results.
 
-interpret: whether the kernel is run by JAX on whatever device there is, which tests do.
+interpret: whether JAX interprets the kernel on the local device, as tests do.
 
 Tensors that kernels read are not pinned to the device's memory. XLA copies a tensor into VMEM
-before the kernel reads it, if there is nothing better to copy. Pinning would save this copy for an
+before the kernel reads it, if no other copy is more useful. Pinning would save this copy for an
 isolated encoding. But a tensor that a product has left in VMEM would be written to the device's
 memory for the kernel, and read twice.
 """
@@ -104,7 +105,7 @@ def dequantize_offset(codes, scales, offsets, *, width, dtype, interpret=False):
 
 def dequantize_with(codes, scales, values, slots, *, width, dtype, interpret=False):
     b = _of_codes(codes, width, 2)
-    # The channel of each slot. Slots are few, so that they are all compared with all channels.
+    # The channel of each slot. Since slots are few, each slot is compared with all channels.
     room = jnp.arange(values.shape[-1], dtype=slots.dtype)[:, None]
     channel = jnp.arange(slots.size, dtype=jnp.int32)
     channels = jnp.where(slots == room, channel, -1).max(1).astype(jnp.int32)
@@ -121,7 +122,7 @@ def dequantize_by(codes, scales, *, width, dtype, interpret=False):
 
 def pack_bits(x, zero, *, group, interpret=False):
     b = blocks.of(x.shape, group, 8)
-    # A TPU's kernels read no bools. XLA compares where the values are made.
+    # A TPU's kernels read no bools. XLA fuses the comparison with the operation that computes `x`.
     values = b.values((x != zero).astype(jnp.int8))
     (codes,) = _run(bits.pack, b, (values,), (b.codes(),), interpret)
     return (b.as_codes(codes),)
@@ -130,7 +131,7 @@ def pack_bits(x, zero, *, group, interpret=False):
 def unpack_bits(codes, zero, one, *, width, interpret=False):
     b = _of_codes(codes, width, 8)
     (x,) = _run(bits.unpack, b, (b.codes(codes),), (b.decoded("int8"),), interpret)
-    # XLA chooses between the two values where they are used.
+    # XLA fuses the choice between the two values with the operations that use it.
     return (jnp.where(b.as_values(x) != 0, one, zero),)
 
 
@@ -164,7 +165,7 @@ def _run(
     in_turn: whether a block of a result has all columns, so that the blocks of columns run one
       after the other.
     """
-    name = getattr(kernel, "func", kernel).__name__  # a partial function has none
+    name = getattr(kernel, "func", kernel).__name__  # a partial function has no name
     groups = b.tiles.columns // b.tiles.group
     keep = (pltpu.VMEM((groups, 128), jnp.float32),) * kept
     moved = sum(a.array.size * jnp.dtype(a.array.dtype).itemsize for a in (*arrays, *results))

@@ -44,7 +44,7 @@ def offset_of(high, low, scale: str):
     limit = float(jnp.finfo(scale).max)
     near = jnp.minimum(jnp.maximum((low * 0.5 + step * 4) * 2, -limit), limit)
     if scale == "bfloat16":
-        # To the nearest of the upper 16 bits, and in a tie to the even one.
+        # Rounds to the upper 16 bits, to nearest, ties to even.
         bits = bits_of(near)
         near = of_bits((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536)
     far = near * 0.5 - low * 0.5 > LARGEST * 0.5
@@ -63,8 +63,8 @@ def inverse(scale):
 
 
 def noise(low, high, index, seed: int):
-    """192 + u for the low and for the high value of each byte, as `rounding.round_stochastic` adds
-    them.
+    """Returns 192 + u for the low and for the high value of each byte, the terms that
+    `rounding.round_stochastic` adds.
 
     index: the byte's index in its row, int32.
     """
@@ -76,15 +76,15 @@ def noise(low, high, index, seed: int):
     )
     h = (h ^ lax.shift_right_logical(h, jnp.full_like(h, 15))) * _int32(0x85EBCA6B)
     h = h ^ lax.shift_right_logical(h, jnp.full_like(h, 16))
-    # 0x43400000 is 192 as a float32, whose lowest 16 bits are worth 2^-16 and up.
+    # 0x43400000 is the float32 192, whose lowest 16 bits have the values 2^-16 to 2^-1.
     above = lax.shift_right_logical(h, jnp.full_like(h, 16))
     return of_bits((h & 0xFFFF) | 0x43400000), of_bits(above | 0x43400000)
 
 
 def _rounded_up(exact, scale: str, unused: int):
-    """`rounding.round_up`. unused: a mask of the lowest bits that a float32 goes without."""
-    below = 0xFFFF if scale == "bfloat16" else unused  # bfloat16 has the upper 16
-    # As integers: adding the mask carries into the stored bits unless those below are all 0.
+    """`rounding.round_up`. unused: a mask of the lowest bits, which are 0 in a stored float32."""
+    below = 0xFFFF if scale == "bfloat16" else unused  # bfloat16 stores the upper 16 bits
+    # As integers, adding the mask carries into the stored bits unless all lower bits are 0.
     up = of_bits((bits_of(exact) + below) & (-1 - below))
     finite = (exact < jnp.inf) & (up < jnp.inf)
     return jnp.where(exact < LEAST, 0.0, jnp.where(finite, up, jnp.nan))

@@ -111,8 +111,8 @@ class Tiles(NamedTuple):
         return jnp.max(bits, over, keepdims=True)
 
     def write(self, x, at, columns: slice, values, change=lambda rows: rows) -> None:
-        """Writes `change(values)` of values (columns, 128) in `x`'s dtype to the place that `read`
-        reads.
+        """Writes `change(values)` of values (columns, 128) in `x`'s dtype to the position that
+        `read` reads.
         """
         batch, tokens = at
         if self.turned:

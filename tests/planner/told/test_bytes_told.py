@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._core.bytes import show_bytes
+from jaxmem._planner.advice import infeasible
 from jaxmem._planner.explain.names import UNSURE, without
-from jaxmem._planner.outcome.searched import infeasible, outcome
+from jaxmem._planner.outcome.searched import outcome
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Limits, Trial

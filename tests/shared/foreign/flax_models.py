@@ -1,4 +1,4 @@
-"""Models of Flax's own parts, without a tag: Linen's transformer and ResNet, and NNX's layers."""
+"""Models from parts of Flax, without tags: Linen's transformer and ResNet, and NNX's layers."""
 
 import functools
 
@@ -10,7 +10,7 @@ from tests.shared.foreign.size import SMALL, Size, cross_entropy, normal, pertur
 
 
 class LinenLayer(linen.Module):
-    """A pre-norm transformer layer of Flax's own parts, with dropout."""
+    """A pre-norm transformer layer from parts of Flax, with dropout."""
 
     size: Size
     train: bool = True
@@ -97,7 +97,7 @@ class ResNet(linen.Module):
 
 
 def resnet_with_batch_statistics(s: Size = SMALL):
-    """Its images have as many rows as two thirds of the sequence."""
+    """Returns a ResNet. The images have as many rows as two thirds of the sequence."""
     side = s.sequence * 2 // 3
     model = ResNet(s)
     images = normal(0, 2 * s.batch, side, side, 3, scale=1.0, dtype=s.dtype)
@@ -127,8 +127,8 @@ class NNXLayer(nnx.Module):
 
 
 class NNXModel(nnx.Module):
-    """Layers in a list, with statistics and counts of random keys that every call changes; in
-    float32, as NNX keeps statistics.
+    """Layers in a list. Every call changes statistics and counts of random keys. The dtype is
+    float32, NNX's dtype of statistics.
     """
 
     def __init__(self, rngs, s: Size = SMALL):

@@ -1,5 +1,5 @@
-"""Models of packages, as they ship: Transformers' in Flax, and Equinox's layers; of random weights,
-without a tag: (loss, parameters, other arguments).
+"""Unchanged models of packages, with random weights and without tags: Transformers' models in Flax,
+and Equinox's layers. Each function returns (loss, parameters, other arguments).
 """
 
 import equinox as eqx
@@ -11,7 +11,7 @@ from tests.shared.foreign.size import Size, cross_entropy, normal, perturbed, to
 
 
 def _text(model, s: Size, dropout: bool, keys: bool = True):
-    """A language model's loss."""
+    """Returns a language model's loss."""
 
     def loss(params, batch, key):
         more = {"dropout_rng": key} if keys else {}

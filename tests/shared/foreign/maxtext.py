@@ -1,5 +1,5 @@
-"""A decoder in MaxText's shape: its layer names tensors by `checkpoint_name`, under a checkpoint of
-its own, and divides by the sums of its softmax after the product with the values.
+"""A decoder in MaxText's form. Its layer has its own checkpoint, and names tensors by
+`checkpoint_name`. Its attention divides by the softmax's sums after the product with the values.
 """
 
 import functools
@@ -20,7 +20,7 @@ NAMES = (
 def norm(x, scale):
     wide = x.astype(jnp.float32 if x.dtype == jnp.bfloat16 else x.dtype)
     normed = wide * jax.lax.rsqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-6)
-    # A product that sums nothing, as einsums of Flax's norms are.
+    # An einsum without a sum, as in Flax's norms.
     return jnp.einsum("...k,k->...k", normed.astype(x.dtype), scale.astype(x.dtype))
 
 
@@ -34,7 +34,7 @@ def rotated(x):
 
 
 def attention(query, key, value):
-    """Dot-product attention of (batch, sequence, heads, width), which normalizes last."""
+    """Dot-product attention of (batch, sequence, heads, width), with the normalization last."""
     scores = jnp.einsum("btkgd,bskd->bkgts", query[:, :, :, None], key)
     causal = jnp.tril(jnp.ones((query.shape[1],) * 2, bool))
     scores = jnp.where(causal, scores, jnp.asarray(-1e9, scores.dtype))

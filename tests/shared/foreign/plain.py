@@ -1,6 +1,7 @@
-"""Models in plain JAX as others write them, without a tag: (loss, parameters, other arguments).
+"""Models in plain JAX in the style of other projects, without tags. Each function returns (loss,
+parameters, other arguments).
 
-Every parameter has a gradient, in whatever dtype the size says.
+Every parameter has a gradient, in the dtype of `Size`.
 """
 
 import functools
@@ -16,7 +17,7 @@ from tests.shared.foreign.size import SMALL, Size, cross_entropy, normal, tokens
 def attention(x, p, heads: int, memory=None, causal=True):
     split = lambda a: a.reshape(*a.shape[:-1], heads, -1)
     memory = x if memory is None else memory
-    # No bias on keys: a softmax does not see it, so its gradient is zero but for rounding.
+    # Keys have no bias: it would not change the softmax, so its gradient would be rounding error.
     q, k, v = split(x @ p["q"] + p["bq"]), split(memory @ p["k"]), split(memory @ p["v"] + p["bv"])
     scores = jnp.einsum("bshd,bthd->bhst", q, k) / q.shape[-1] ** 0.5
     if causal:
@@ -48,13 +49,13 @@ def layer_parameters(s: Size = SMALL, seed=0, stack: tuple[int, ...] = ()):
 
 
 def stacked_parameters(s: Size):
-    """Layers' parameters with a leading axis, and the embedding."""
+    """Returns the layers' parameters, stacked along a leading axis, and the embedding."""
     layers = layer_parameters(s, stack=(s.layers,))
     return {"layers": layers, "embedding": normal(7, s.vocab, s.width, dtype=s.dtype)}
 
 
 def in_a_scan(s: Size, layer):
-    """A language model of such a layer, as a scan."""
+    """Returns a language model with a scan over `layer`."""
 
     def loss(params, batch):
         x = params["embedding"][batch[:, :-1]]
@@ -107,7 +108,7 @@ def microbatches_with_a_chunked_loss(s: Size = SMALL):
 
 
 def names_twice_in_a_layer(s: Size = SMALL):
-    """`checkpoint_name`s, of which one stands twice in a layer, as in MaxText."""
+    """Uses one `checkpoint_name` twice in a layer, as MaxText does."""
 
     def layer(x, p):
         named = functools.partial(checkpoint_name, name="projection")
@@ -121,8 +122,8 @@ def names_twice_in_a_layer(s: Size = SMALL):
 
 
 def on_a_mesh_of_eight(s: Size = SMALL):
-    """Parameters divided over both axes of a mesh of 4 x 2, batch and activations over the first:
-    shapes alone, since the devices are not there.
+    """Divides parameters over both axes of a 4 x 2 mesh, and batch and activations over the first
+    axis. Arguments are shapes, since the devices are absent.
     """
     mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     at = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))
@@ -173,7 +174,7 @@ def mixture_of_experts(s: Size = SMALL):
 
 
 def encoder_and_decoder(s: Size = SMALL):
-    """Two scans, the second of which attends to what the first made."""
+    """Two scans. The second scan attends to the output of the first."""
     params = stacked_parameters(s)
     params["decoder"] = layer_parameters(s, 50, (s.layers,))
     params["across"] = layer_parameters(s, 90, (s.layers,))

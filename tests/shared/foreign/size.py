@@ -1,4 +1,4 @@
-"""How large a model of others is made, and what all of them are made from."""
+"""Sizes of foreign models, and helpers that these models share."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Sizes of a model and its batch. Dtypes are those of parameters and activations."""
+    """Sizes of a model and its batch, and the dtypes of parameters and activations."""
 
     width: int
     heads: int
@@ -28,7 +28,7 @@ def normal(seed: int, *shape, scale=0.2, dtype=jnp.float64):
 
 
 def perturbed(tree):
-    """No parameter is zero or one, so that no gradient vanishes for that."""
+    """Returns parameters that are not 0 or 1, since such values can make gradients vanish."""
     leaves, structure = jax.tree.flatten(tree)
     moved = [a + normal(i, *a.shape, scale=0.05, dtype=a.dtype) for i, a in enumerate(leaves)]
     return jax.tree.unflatten(structure, moved)

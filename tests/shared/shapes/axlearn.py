@@ -1,5 +1,5 @@
-"""AXLearn's step: a layer's checkpoint is a configuration, which the trainer turns into a dict by
-`dataclasses.asdict`; layers run in a scan; a regular expression selects names; the learner calls
+"""AXLearn's step. A layer's checkpoint is a configuration, which the trainer converts to a dict by
+`dataclasses.asdict`. Layers run in a scan. A regular expression selects names. The learner calls
 `jax.value_and_grad` of the trainable parameters.
 """
 

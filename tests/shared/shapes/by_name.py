@@ -1,6 +1,6 @@
-"""Steps that look policies up by name in `jax.checkpoint_policies`: big_vision's, with a scan over
-Linen layers whose checkpoint has a static argument, and simply's, with a scan of `jax.remat` that
-prevents common subexpression elimination.
+"""Steps that look policies up by name in `jax.checkpoint_policies`. big_vision's step has a scan
+over Linen layers, whose checkpoint has a static argument. simply's step has a scan of `jax.remat`,
+which prevents common subexpression elimination.
 """
 
 import functools
@@ -60,7 +60,7 @@ class ViT(nn.Module):
 
 
 def big_vision(jit=jax.jit, size: Size = SIZE, policy: str = "nothing_saveable") -> Training:
-    """Its `update_fn` donates the state, and averages no gradients."""
+    """big_vision's step. `update_fn` donates the state, and averages no gradients."""
     model, tx = ViT(size, policy), optax.sgd(RATE)
     side = 4 * int(size.sequence**0.5)
     images = normal(0, size.batch, side, side, 3, scale=1.0, dtype=size.dtype)
@@ -93,8 +93,8 @@ def big_vision(jit=jax.jit, size: Size = SIZE, policy: str = "nothing_saveable")
 
 
 def simply(jit=jax.jit, size: Size = SIZE, policy: str = "nothing_saveable") -> Training:
-    """The layers' body is under `jax.remat` as it is by default, with `prevent_cse=True`; the step
-    has static arguments, by name.
+    """simply's step. The body of the layers is under `jax.remat` with its default
+    `prevent_cse=True`. The step has static arguments, by name.
     """
     params, data = plain.stacked_parameters(size), tokens(size)
     layer = functools.partial(plain.gemma_layer, heads=size.heads)

@@ -1,6 +1,6 @@
-"""Grug's step, of the Marin project: a tuple of Equinox blocks in a Python loop, each under
-`eqx.filter_checkpoint`; arrays are typed by an explicit mesh, and `reshard` moves them. The state
-is donated, and an argument is static.
+"""Grug's step, of the Marin project. A tuple of Equinox blocks runs in a Python loop, each under
+`eqx.filter_checkpoint`. The types of arrays have shardings on an explicit mesh, and `reshard` moves
+arrays. The state is donated, and one argument is static.
 """
 
 import dataclasses
@@ -105,7 +105,7 @@ def model_of(s: Size, remat: bool) -> Transformer:
 
 
 def placed(model: Transformer, mesh) -> Transformer:
-    """Weights divided over both axes, by which dimension a product sums."""
+    """Divides each weight over both axes of the mesh; a product sums over one axis."""
     place = lambda path, a: jax.device_put(
         a, NamedSharding(mesh, spec_of(jax.tree_util.keystr(path), a))
     )
@@ -119,7 +119,7 @@ def spec_of(name: str, a) -> P:
 
 
 def training(jit=jax.jit, size: Size = SIZE, remat: bool = True) -> Training:
-    """Its mesh has one device, and is set from here on."""
+    """Grug's step. Sets a mesh of one device, which remains set."""
     mesh = jax.make_mesh((1, 1), AXES, axis_types=(AxisType.Explicit,) * 2)
     jax.set_mesh(mesh)
     model = placed(model_of(size, remat), mesh)

@@ -1,6 +1,6 @@
-"""Steps with loops inside loops: gradients accumulated over microbatches by a scan, and groups of
-layers with local and with global attention, whose local layers are a scan inside the scan over
-groups, as in MaxText's Gemma.
+"""Steps with loops inside loops. One step accumulates gradients over microbatches by a scan. The
+other has groups of layers with local and with global attention, as MaxText's Gemma: local layers
+are a scan inside the scan over groups.
 """
 
 import functools
@@ -15,7 +15,7 @@ from tests.shared.shapes.size import SIZE
 
 
 def of_loss(jit, loss, params, data, accumulate: int = 1) -> Training:
-    """The step of a loss by descent; gradients are summed over microbatches, in a scan."""
+    """Returns a gradient-descent step of a loss. A scan sums gradients over microbatches."""
 
     def train_step(params, data):
         if accumulate == 1:
@@ -57,7 +57,7 @@ def local_attention(x, p, heads: int, window: int):
 
 
 def local_and_global(jit=jax.jit, size: Size = SIZE, locals_: int = 2, remat: bool = True):
-    """Each group is `locals_` layers of local attention, and one of global attention."""
+    """Each group has `locals_` layers of local attention, and one layer of global attention."""
     checkpoint = functools.partial(jax.checkpoint, prevent_cse=False) if remat else lambda f: f
 
     @checkpoint

@@ -1,4 +1,4 @@
-"""The size of the models in this folder, which a training step on a CPU runs in milliseconds."""
+"""The size of the models in this folder: a training step takes milliseconds on a CPU."""
 
 import jax.numpy as jnp
 

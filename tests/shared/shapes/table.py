@@ -1,7 +1,7 @@
 """The steps of this folder and of `examples/stacks/openpi_shape.py` by name.
 
-Each is a function of one of the library's policies, of the model's size, and of the jit that takes
-the place of the library's.
+Each step is a function of one of the library's policies, of the model's size, and of the jit that
+replaces the library's jit.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ from tests.shared.shapes.size import SIZE
 
 
 class Shape(NamedTuple):
-    """make: `make(policy, jit=...)` is the step.
+    """make: `make(policy, jit=...)` returns the step.
 
-    policies: the library's own, the default first.
-    jit: the library's.
+    policies: the policies of the library, the default first.
+    jit: the jit of the library.
     in_a_scan: whether a loop runs the layers.
     """
 
@@ -40,7 +40,7 @@ NONE = {"none": None}
 
 
 def openpi(policy, size: Size = SIZE, rank: int = 0, **options) -> Training:
-    """openpi's two experts and its vision encoder, of about this size."""
+    """Returns openpi's step, with two experts and a vision encoder of about this size."""
     expert = Expert(
         size.width, size.layers, 2 * size.width, size.heads, 1, size.width // size.heads, rank
     )

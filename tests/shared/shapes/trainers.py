@@ -1,6 +1,6 @@
-"""Steps of trainers: Tunix's, which changes an NNX model, an optimizer and an accumulator of
-gradients, and updates the model in a conditional; and Kauldron's, a jitted method whose object is
-static and whose arguments are keywords.
+"""Steps of trainers. Tunix's step changes an NNX model, an optimizer and an accumulator of
+gradients, and updates the model in a conditional. Kauldron's step is a jitted method with a static
+object and keyword arguments.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from tests.shared.shapes.size import SIZE
 
 
 class Low(nnx.Module):
-    """A product with weights, and with two of low rank."""
+    """A product with weights, plus a product with two low-rank matrices."""
 
     def __init__(self, inputs: int, outputs: int, rank: int, rngs: nnx.Rngs):
         self.w = nnx.Param(nnx.initializers.lecun_normal()(rngs.params(), (inputs, outputs)))
@@ -114,7 +114,7 @@ class Accumulator(nnx.Module):
 
 
 def tunix(jit=nnx.jit, size: Size = SIZE, remat: bool = True, rank: int = 2) -> Training:
-    """The model is not donated; optimizer and accumulator are, by their names."""
+    """Tunix's step. It donates the optimizer and the accumulator by name, but not the model."""
     trained = nnx.LoRAParam if rank else nnx.Param
     made = Decoder(size, rank, remat, nnx.Rngs(0))
     graph, state = nnx.split(made)
@@ -159,7 +159,7 @@ def tunix(jit=nnx.jit, size: Size = SIZE, remat: bool = True, rank: int = 2) -> 
 
 
 class Transformer(nn.Module):
-    """A Python loop over layers, without a checkpoint, as gemma's."""
+    """A Python loop over layers without a checkpoint, as in gemma."""
 
     size: Size
 
@@ -182,7 +182,7 @@ class TrainState:
 
 @flax.struct.dataclass
 class Context:
-    """What a loss reads and writes: the first argument of the function that is differentiated."""
+    """The values that a loss reads and writes: the differentiated function's first argument."""
 
     step: Any
     params: Any

@@ -24,13 +24,13 @@ from jaxmem._target.compile.protocol import Pricing
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning, TagError
-from tests.shared import models, places
+from tests.shared import models, occurrences
 from tests.shared.audit import audit
 from tests.shared.marks import slow
 
 pytestmark = pytest.mark.core
 LAYERS, WIDTH = 2, 16
-BLOCKS = (*places.TWINS, *places.LOOPS)
+BLOCKS = (*occurrences.TWINS, *occurrences.LOOPS)
 each_block = pytest.mark.parametrize("block", BLOCKS, ids=lambda b: b.__name__)
 
 
@@ -63,8 +63,8 @@ def test_what_the_profile_predicts_is_what_is_traced(block):
     (held,) = made.blocks
     assert held.layers == LAYERS
     alone = audit(traced(block, {REST: KEEP})).matmuls
-    own = LAYERS * 4 if block is places.checkpointed else 0
-    chosen = places.assignments(held)
+    own = LAYERS * 4 if block is occurrences.checkpointed else 0
+    chosen = occurrences.assignments(held)
     assert {c.action for choices in chosen for c in choices.values()} >= {*ALL} - {Action.RECOMPUTE}
     for choices in chosen:
         predicted, found = evaluate(made, {"block": choices}), audit(traced(block, choices))
@@ -132,14 +132,14 @@ def test_lossy_gradients_are_near_and_the_loss_exact(block, action):
     assert 0.8 < cosine < 1 - 1e-9, "the codes are what the backward reads"
 
 
-def test_places_may_differ_in_shape_and_a_choice_is_open_to_all_or_none():
+def test_occurrences_may_differ_in_shape_and_a_choice_is_open_to_all_or_none():
     def block(x, p, key):
         wide = jaxmem.tag(jnp.sin(x @ p["up"]), "h", kind="linear")
         odd = jaxmem.tag(wide > 0, "h")
         return x + jnp.where(odd, jnp.sin(wide), wide) @ p["down"]
 
     (held,) = profiled(block).blocks
-    first, second = held.places("h")
+    first, second = held.occurrences("h")
     assert {(t.dtype, t.kind) for t in (first, second)} == {("float32", "linear"), ("bool", None)}
     assert [o.choice.action for o in first.options] == [Action.KEEP, Action.OFFLOAD], (
         "no codec takes both numbers and a mask"
@@ -153,30 +153,30 @@ def test_each_place_may_have_a_kind_and_one_codec_serves_for_all():
         return x + jnp.sin(jaxmem.tag(jnp.sin(h), "h", kind="qkv")) @ p["down"]
 
     (held,) = profiled(block).blocks
-    codecs = [{o.choice.codec for o in t.options} - {None} for t in held.places("h")]
+    codecs = [{o.choice.codec for o in t.options} - {None} for t in held.occurrences("h")]
     assert codecs[0] == codecs[1]
     assert len(codecs[0]) == 2, "either kind's codec may be taken, for both"
 
 
-def test_places_that_ask_for_different_codecs_are_an_error():
+def test_occurrences_that_ask_for_different_codecs_are_an_error():
     def block(x, p, key):
         h = jaxmem.tag(jnp.sin(x @ p["up"]), "h", codec="grouped_symmetric()")
         return x + jnp.sin(jaxmem.tag(jnp.sin(h), "h", codec="channelwise_symmetric()")) @ p["down"]
 
-    with pytest.raises(TagError, match="tag 'h' stands at 2 places of a block, with codecs"):
+    with pytest.raises(TagError, match="tag 'h' occurs 2 times in a block, with codecs"):
         profiled(block)
 
 
 def test_names_of_checkpoint_name_are_lossless_unless_asked():
     actions = lambda made: {o.choice.action for t in made.blocks[0].tags for o in t.options}
-    by_default = profile(traced(places.named_twins, {}).jaxpr, TARGET, Allowed(ALL))
+    by_default = profile(traced(occurrences.named_twins, {}).jaxpr, TARGET, Allowed(ALL))
     assert actions(by_default) == {Action.KEEP, Action.OFFLOAD}
-    assert actions(profiled(places.named_twins)) == {*ALL} - {Action.RECOMPUTE}
+    assert actions(profiled(occurrences.named_twins)) == {*ALL} - {Action.RECOMPUTE}
 
 
 def test_the_seconds_of_copies_are_the_passes_without_the_codec():
     """A loop stacks the codes: keeping them takes two passes, and offloading them takes three."""
-    tag = profiled(places.named_twins).blocks[0].tags[0]
+    tag = profiled(occurrences.named_twins).blocks[0].tags[0]
     by_action = {o.choice.action: o for o in tag.options}
     assert all(o.host_seconds == 0 for o in tag.options if not o.choice.action.offloads)
     away = by_action[Action.OFFLOAD]
@@ -189,7 +189,7 @@ def test_the_seconds_of_copies_are_the_passes_without_the_codec():
 
 def test_offload_is_left_out_of_loops_where_it_does_not_compile():
     with pytest.warns(JaxmemWarning, match="offload is left out for the tags 'act', 'up'"):
-        made = profiled(places.chunked, Pricing(Target.parse("h200")))
+        made = profiled(occurrences.chunked, Pricing(Target.parse("h200")))
     offloads = {
         t.name: any(o.choice.action.offloads for o in t.options) for t in made.blocks[0].tags
     }
@@ -198,13 +198,13 @@ def test_offload_is_left_out_of_loops_where_it_does_not_compile():
 
 def test_the_fingerprint_tells_turns():
     of = lambda block: plan_fingerprint(block_classes(traced(block, {}).jaxpr))
-    halves = lambda x, p, key: places.chunked(jnp.concatenate([x, x]), p, key)[: x.shape[0]]
+    halves = lambda x, p, key: occurrences.chunked(jnp.concatenate([x, x]), p, key)[: x.shape[0]]
 
     def eighths(x, p, key):
         """Tags of `chunked`'s shapes, in twice as many turns."""
         return halves(x, p, key)
 
-    assert of(places.chunked) != of(eighths)
+    assert of(occurrences.chunked) != of(eighths)
 
 
 def conditional(x, p, key):

@@ -9,7 +9,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
-from tests.shared import models, places
+from tests.shared import models, occurrences
 
 # Neither layer tags what the backward reads of its softmax, which a plan warns of.
 pytestmark = [
@@ -85,7 +85,9 @@ def test_a_layer_whose_names_stand_twice(tmp_path):
     assert (loaded.rows, str(loaded)) == (plan.rows, str(plan))
 
 
-@pytest.mark.parametrize("block", [places.chunked, places.attention], ids=lambda b: b.__name__)
+@pytest.mark.parametrize(
+    "block", [occurrences.chunked, occurrences.attention], ids=lambda b: b.__name__
+)
 def test_a_layer_with_a_loop(block):
     args = jax.eval_shape(
         lambda: (
@@ -97,7 +99,7 @@ def test_a_layer_with_a_loop(block):
     plan = plan_at(0.8, build, args)
     # Saved bytes are exact. Working memory is that of everything kept, which for this attention is
     # a third more than under the plan.
-    near = 0.05 if block is places.chunked else 0.45
+    near = 0.05 if block is occurrences.chunked else 0.45
     assert plan.predicted_bytes == pytest.approx(plan.compiled_bytes, rel=near)
     assert max(row.count for row in plan.rows) == 4
 

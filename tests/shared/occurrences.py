@@ -1,4 +1,4 @@
-"""Blocks whose tags stand twice under one name, or inside loops of the block."""
+"""Blocks with two tags of one name, or with tags inside loops of the block."""
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,8 @@ from tests.shared import models
 
 
 def twins(x, p, key, tag=jaxmem.tag):
-    """A submodule that is called twice, on half of the sequence the second time; and a name that
-    stands right behind itself.
+    """A submodule that is called twice, the second time on half of the sequence, and two adjacent
+    tags of one name.
     """
 
     def mlp(x):
@@ -25,12 +25,12 @@ def twins(x, p, key, tag=jaxmem.tag):
 
 
 def named_twins(x, p, key):
-    """The same, as a library that uses `checkpoint_name` would write it."""
+    """As `twins`, with `checkpoint_name` in place of tags."""
     return twins(x, p, key, checkpoint_name)
 
 
 def recurrent(x, p, key):
-    """A recurrence over the sequence: each turn reads the tagged state of the one before."""
+    """A recurrence over the sequence: each iteration reads the last iteration's tagged state."""
     n = jaxmem.tag(models.norm(x), "ln")
 
     def step(h, row):
@@ -53,7 +53,7 @@ def chunked(x, p, key):
 
 
 def checkpointed(x, p, key):
-    """The same, with a checkpoint of its own for each quarter."""
+    """As `chunked`, with a checkpoint for each quarter."""
     n = jaxmem.tag(models.norm(x), "ln")
     mlp = jax.checkpoint(lambda r: jnp.sin(jaxmem.tag(jnp.sin(r @ p["up"]), "up")) @ p["down"])
     return x + jnp.sin(jax.lax.map(mlp, n.reshape(4, -1, n.shape[-1]))).reshape(x.shape)
@@ -80,7 +80,7 @@ def attention(x, p, key):
 
 
 def counted(x, p, key):
-    """A loop that counts for itself, and writes its results in place."""
+    """A loop with its own counter, which writes its results in place."""
     n = jaxmem.tag(models.norm(x), "ln")
 
     def step(i, out):
@@ -92,7 +92,7 @@ def counted(x, p, key):
 
 
 def decaying(x, p, key):
-    """A running mean whose derivative is not taken: no turn's derivative reads the one before."""
+    """A running mean without a derivative: no iteration's derivative reads an earlier iteration."""
     n = jaxmem.tag(models.norm(x @ p["a"]), "ln")
 
     def step(mean, row):
@@ -104,7 +104,7 @@ def decaying(x, p, key):
 
 
 def nested(x, p, key):
-    """A loop in a loop, with a tag that is the same in every turn."""
+    """A loop in a loop, with a tag on a value that is equal in every iteration."""
     n = jaxmem.tag(models.norm(x), "ln")
 
     def outer(carry, rows):
@@ -127,13 +127,13 @@ LOOPS = (recurrent, chunked, checkpointed, attention, counted, decaying, nested)
 
 
 def assignments(block) -> list[dict[str, Choice]]:
-    """Every assignment of keep and recompute to the tags of a class, and one of each other choice
-    for all tags.
+    """Returns every assignment of keep and recompute to the tags of a class, and for each other
+    choice the assignment of this choice to all tags.
 
     block: the class, with prices.
     """
     names = list(dict.fromkeys(t.name for t in block.tags))
-    of = {n: [o.choice for o in block.places(n)[0].options] for n in names}
+    of = {n: [o.choice for o in block.occurrences(n)[0].options] for n in names}
     kept = [
         {n: of[n][0] for k, n in enumerate(names) if bits >> k & 1}
         for bits in range(2 ** len(names))
