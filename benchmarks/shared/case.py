@@ -114,7 +114,7 @@ class Step:
         """The plan for a budget that everything fits in."""
         return self.plan(10**15)
 
-    def budget_for(self, nbytes: float) -> int:
+    def budget_for(self, nbytes: int) -> int:
         """The budget whose usable bytes are so many: the target's margin is added."""
         margin = self.backend.margin
         return int(nbytes / (1 - margin)) + 1 if margin else nbytes
@@ -123,7 +123,7 @@ class Step:
         """The least bytes that a search compiles, as the refusal of a budget names them. The budget
         is the bytes of the arguments and hardly more: less is refused without a compile.
         """
-        refused = self.row(1 + self.budget_for(arguments), **given)
+        refused = self.row(1 + int(arguments / (1 - self.backend.margin)), **given)
         assert not refused["found"], "the arguments' bytes were enough for the step"
         return refused["least"]
 
