@@ -32,10 +32,9 @@ import optax
 
 from benchmarks.placed import bytes_of
 from benchmarks.shared.case import on
-from benchmarks.shared.released import NO_DROPOUT, state_of, step_of
+from benchmarks.shared.released import NO_DROPOUT, planned_step
 from benchmarks.shared.results import Benchmark, Report, known, measure, say
 from experiments.command.load import load
-from experiments.models import registry
 from jaxmem._core.actions import ALL
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database
@@ -64,24 +63,14 @@ COMMON = [*NO_DROPOUT, "train.batch=4", "plan.budget=none", "optimizer.clip=none
 
 
 @functools.cache
-def config_of(layers: int) -> Any:
-    return load("gpt_10b", [*COMMON, f"model.layers={layers}"])
-
-
-def shapes_of(layers: int):
-    """Shapes of parameters and moments."""
-    return state_of(config_of(layers), step_of(config_of(layers)))
+def step_of(layers: int) -> tuple[Any, tuple]:
+    """What builds the step, and the shapes of its arguments."""
+    return planned_step(load("gpt_10b", [*COMMON, f"model.layers={layers}"]))
 
 
 def parameters(layers: int) -> int:
-    return optax.tree.size(shapes_of(layers)[0])
-
-
-def steps_of(layers: int, backend: Backend) -> tuple[Any, tuple, Backend]:
-    """What builds the step, and its arguments."""
-    config = config_of(layers)
-    build = functools.partial(step_of, config)
-    return build, (shapes_of(layers), registry.batch_shape(config)), backend
+    _, (state, _) = step_of(layers)
+    return optax.tree.size(state[0])
 
 
 def read(backend: Backend, limits: Limits) -> tuple[PlacementSearch, LayerPolicy]:
@@ -89,7 +78,7 @@ def read(backend: Backend, limits: Limits) -> tuple[PlacementSearch, LayerPolicy
     the policy of a layer that is recomputed.
     """
     actions, _ = allowed_actions(ALL, backend.target)
-    search = read_places(*steps_of(FEW, backend), limits, Allowed(actions, actions))
+    search = read_places(*step_of(FEW), backend, limits, Allowed(actions, actions))
     recomputed = layer_policy(search.profile, search.block, {})
     (recomputed,) = with_working([recomputed], search.steps, search.block.name, search.others)
     return search, recomputed
@@ -156,7 +145,7 @@ def boundary_of(
     errors, room = [] if error is None else [error], few.limits.usable_bytes
 
     def found_for(layers: int) -> Any:
-        steps = PlacedSteps(*steps_of(layers, few.steps.backend))
+        steps = PlacedSteps(*step_of(layers), few.steps.backend)
         problem = rule(dataclasses.replace(few.problem, states=steps.states()))
         error = errors[-1] if errors else 0
         search = dataclasses.replace(few, steps=steps, problem=problem, error=error, trials=[])

@@ -1,7 +1,7 @@
 """Assignments of every kind for a profile: one action for all tags, random ones, solved ones."""
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice
 from jaxmem._core.profile import Profile, Tag
@@ -49,7 +49,7 @@ def solved(profile: Profile, share: float, solver: Callable = solve, **given) ->
     return None if solution is None else solution.actions
 
 
-def plans(profile: Profile, seed: object, rooms: Iterable[float] = ROOMS) -> dict[str, Actions]:
+def plans(profile: Profile, seed: object) -> dict[str, Actions]:
     """One action for all tags, three random assignments and solved ones, by name."""
     found = {
         "keep everything": keep_everything(profile),
@@ -62,7 +62,7 @@ def plans(profile: Profile, seed: object, rooms: Iterable[float] = ROOMS) -> dic
             found[action.value] = actions
     for number in range(3):
         found[f"random {number}"] = drawn(profile, random.Random(f"{seed} {number}").choice)
-    for share in rooms:
+    for share in ROOMS:
         actions = solved(profile, share)
         if actions is not None:
             found[f"solved {share}"] = actions
