@@ -298,7 +298,9 @@ def on_profile(config: str, target: str) -> dict:
 
 
 def in_room(made: Profile, prices: list, room: int) -> dict[str, bool]:
-    """What a solve within so many bytes comes to, of a profile whose plans all have `prices`."""
+    """Compares the solver's and the greedy planner's solutions within `room` bytes with the best of
+    `prices`, the prices of all plans of the profile.
+    """
     got, other = (solver(ActionProblem(made, room=room)) for solver in (solve, greedy))
     want = min((p.priced for p in prices if p.bytes <= room), default=None)
     if got is None or want is None:

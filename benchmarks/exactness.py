@@ -78,8 +78,8 @@ def loss_under(config: Config, actions: Actions | None):
 def loss_and_gradient(overrides, actions: Actions | None):
     """On real text, at initialization, with the dropout of the first step."""
     config = nano(*DROPOUT, *overrides)
-    state, key = init_state(config), jax.random.wrap_key_data(init_state(config).key)
-    both = jax.jit(jax.value_and_grad(loss_under(config, actions)))
+    both, state = jax.jit(jax.value_and_grad(loss_under(config, actions))), init_state(config)
+    key = jax.random.wrap_key_data(state.key)
     value, gradient = both(state.params, first_batch(config), key)
     return np.asarray(value), jax.tree.map(np.asarray, gradient)
 

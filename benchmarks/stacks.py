@@ -113,7 +113,7 @@ def kept_of(name: str) -> functools.partial:
 
 
 def planned_of(name: str, budget: int) -> Training:
-    """The step under the library's first policy, by a lossless plan."""
+    """The step under the library's first policy, and under a lossless plan for `budget` bytes."""
     options = {"budget": budget, "actions": jaxmem.plans.LOSSLESS}
     return kept_of(name)(jit=functools.partial(stack_of(name)[2], **options))
 

@@ -154,7 +154,7 @@ def measure(script: str, benchmarks: Mapping[str, Benchmark]) -> None:
 
 
 def known(value: T | None) -> T:
-    """A value that this case has."""
+    """Returns `value`, which is not None in this case."""
     assert value is not None
     return value
 

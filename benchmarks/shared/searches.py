@@ -1,5 +1,5 @@
-"""What searches are run over and with: budgets that divide a range, a history or a cache that is
-empty, a process of its own; and what the rows of many budgets come to.
+"""Budgets that divide a range, statistics of their rows, and the surroundings of a search: an empty
+history, an empty cache, a separate process.
 """
 
 import contextlib

@@ -53,11 +53,11 @@ def added_in_place(config: Config, plan=None) -> Update:
 
 
 def summed_in_place(config: Config, params, batch, key, add, zero, plan=None):
-    """The sum of a batch's gradients, to which the backward adds each layer's, and the
-    microbatches' losses.
+    """Returns the sum of the microbatches' gradients, to which the backward adds each layer's
+    gradient, and the microbatches' losses.
 
-    add: `add(total, gradient)`, of one layer's trees, or of the parameters outside of the layers.
-    zero: what the sum begins with.
+    add: `add(total, gradient)` of one layer's trees, or of the trees of the other parameters.
+    zero: the first value of the sum.
     """
     split = models.split(config)
     outer, blocks = {k: v for k, v in params.items() if k != "blocks"}, params["blocks"]

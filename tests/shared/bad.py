@@ -58,7 +58,7 @@ def no_files(folder: pathlib.Path, ending: str) -> dict[str, str]:
 
 
 def refusal(bad: Bad, main: Callable, line: Sequence[str], file: str) -> list[str]:
-    """Writes a bad file, and returns what is wrong with how a command refuses it, by `mistakes`."""
+    """Writes a bad file, and returns the errors in a command's refusal of the file: `mistakes`."""
     pathlib.Path(file).write_bytes(bad.content)
     return mistakes(main, line, file, bad.key)
 
