@@ -121,7 +121,7 @@ class Planning:
     def __init__(self, share: float, seed: int = 0, **given):
         self.config, self.given = config_of(seed), given
         state, tokens = abstract(self.config)
-        factors = jax.eval_shape(gains, self.config, True)
+        factors = jax.eval_shape(lambda: gains(self.config, True))
         self.args = state, (tokens, factors)
         self.kept = jaxmem.plan(self.build, *self.args)
         self.budget = int(share * self.kept.baseline_bytes)
