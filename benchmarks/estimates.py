@@ -281,18 +281,18 @@ RANDOM_GRAPHS = "random graphs"
 
 
 def on_profile(config: str, target: str) -> dict:
+    seconds, greedy_better = [], 0
     with case_on(target, config) as case:
         made = case.profile
-    least, most = least_bytes(ActionProblem(made)), evaluate(made, keep_tags(made))
-    seconds, greedy_better = [], 0
-    for room in from_to(known(least).bytes, most.saved_bytes, ROOMS):
-        start = time.perf_counter()
-        best = known(solve(ActionProblem(made, room=room)))
-        seconds.append(time.perf_counter() - start)
-        assert best.bytes <= room
-        if (other := greedy(ActionProblem(made, room=room))) is not None:
-            ours = best.risk_adjusted_seconds
-            greedy_better += ours > other.risk_adjusted_seconds * (1 + SAME)
+        least, most = least_bytes(ActionProblem(made)), evaluate(made, keep_tags(made))
+        for room in from_to(known(least).bytes, most.saved_bytes, ROOMS):
+            start = time.perf_counter()
+            best = known(solve(ActionProblem(made, room=room)))
+            seconds.append(time.perf_counter() - start)
+            assert best.bytes <= room
+            if (other := greedy(ActionProblem(made, room=room))) is not None:
+                ours = best.risk_adjusted_seconds
+                greedy_better += ours > other.risk_adjusted_seconds * (1 + SAME)
     spread = {"n": len(seconds), "median": statistics.median(seconds), "max": max(seconds)}
     return {"solve_seconds": spread, "greedy_better": greedy_better}
 
