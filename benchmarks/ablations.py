@@ -23,8 +23,8 @@ both plans are the same assignment. `noise` is the ratio of two runs of one step
 
 import contextlib
 import functools
+import itertools
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator
 from unittest import mock
 
@@ -33,12 +33,12 @@ import jax.numpy as jnp
 
 import jaxmem
 from benchmarks.budgets import OVERRIDES, untagged
-from benchmarks.shared.case import Step, forgetting, nano, on
+from benchmarks.shared.case import Step, nano, on
 from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.searches import forgetting, own_cache
 from benchmarks.shared.steps import MODELS, shapes, step_of
-from benchmarks.shared.timing import cache_compiles, in_turns, over
+from benchmarks.shared.timing import cache_compiles, first_batch, in_turns, over
 from experiments.command.load import load
-from experiments.running.text import TEXT
 from experiments.steps.step import abstract, init_state, make_step
 from jaxmem._core.actions import LOSSLESS
 from jaxmem._planner import traced_step
@@ -86,35 +86,25 @@ def without(patches: Patches) -> Iterator[None]:
         yield
 
 
-def planned(case: Step, budget: int, phase: str, actions: str) -> dict:
-    """What becomes of a budget in a search without one phase, that recalls nothing."""
+def in_full(phase: str, measure: Callable, **given) -> dict:
+    """What `measure(**given)` finds by searches without one phase, that recall nothing."""
     recalled = (History, "recall_least", lambda *args, **given: None)
     with without((recalled, *PHASES[phase])):
-        return case.row(budget, actions=None if actions == "default" else actions)
+        return measure(**given)
 
 
-def ends(case: Step, actions: str) -> dict:
-    """The least bytes of a budget that is refused, and those with everything kept."""
-    everything = case.plan(10**15)
-    none = 1 + int(everything.baseline_parts.arguments / (1 - case.backend.margin))
-    refused = planned(case, none, "nothing", actions)
-    return {"least": refused["least"], "everything": everything.baseline_bytes}
-
-
-def run(report: Report, config: str, target: str, actions: str) -> None:
-    name = f"{config} {target} {actions}"
+def run(report: Report, config: str, target: str, allowed: str) -> None:
+    name, actions = f"{config} {target} {allowed}", None if allowed == "default" else allowed
     chosen = load(config, OVERRIDES)
     with on(target) as backend:
         case = Step(jaxmem.auto(untagged(chosen)), abstract(chosen), backend)
-        low, high = report.once(f"{name} ends", ends, case, actions).values()
-        for share in SHARES[target]:
-            budget = int((low + share * (high - low)) / (1 - case.backend.margin)) + 1
-            for phase in PHASES:
-                if phase == "whole steps" and not case.backend.stops_at_buffers:
-                    continue
-                report.once(
-                    f"{name} {share} without {phase}", planned, case, budget, phase, actions
-                )
+        ends = report.once(f"{name} ends", in_full, "nothing", case.ends, actions=actions)
+        phases = [p for p in PHASES if p != "whole steps" or backend.stops_at_buffers]
+        for share, phase in itertools.product(SHARES[target], phases):
+            nbytes = ends["least"] + share * (ends["everything"] - ends["least"])
+            budget = int(nbytes / (1 - backend.margin)) + 1
+            given = {"budget": budget, "actions": actions}
+            report.once(f"{name} {share} without {phase}", in_full, phase, case.row, **given)
 
 
 def of_phase(report: Report, name: str, phase: str) -> dict:
@@ -155,31 +145,26 @@ UNCORRECTED: Patches = (
 )
 
 
-def plan_at(step: Step, budget: int, way, corrected: bool, seconds: float | None) -> jaxmem.Plan:
-    with without(() if corrected else UNCORRECTED):
-        return step.plan(budget, actions=way, measure=seconds)
-
-
 def small_step(name: str) -> tuple[Callable, tuple, tuple]:
     """A model's step, its arguments' shapes, and its arguments."""
     if name in MODELS:
         loss, params, rest = MODELS[name](SIZE)
         return jaxmem.auto(step_of(loss)), shapes((params, *rest)), (params, *rest)
     config = nano(*GPT)
-    batch = TEXT.batch(config, TEXT.read(config), 1)
-    return functools.partial(make_step, config), abstract(config), (init_state(config), batch)
+    args = init_state(config), first_batch(config)
+    return functools.partial(make_step, config), abstract(config), args
 
 
 def compared(step: Step, args: tuple, budget: int, way) -> dict:
-    plans = {
-        f"{when}{how}": plan_at(step, budget, way, how == "with", seconds)
-        for when, seconds in (("", CHOOSING), ("later ", None))
-        for how in ("without", "with")
-    }
+    plans = {}
+    for when, seconds in (("", CHOOSING), ("later ", None)):
+        for how, patches in (("without", UNCORRECTED), ("with", ())):
+            with without(patches):
+                plans[when + how] = step.plan(budget, actions=way, measure=seconds)
     steps = {name: plan.step for name, plan in plans.items()}
     steps["again"] = steps["without"]
     states = {name: jax.tree.map(jnp.copy, args[0]) for name in steps}
-    _, cores = in_turns([steps], ROUNDS, states, {name: name for name in steps}, args[1])
+    _, cores = in_turns([steps], ROUNDS, states, args[1])
     row = {
         "budget": budget,
         "noise": over(cores["again"], cores["without"]),
@@ -194,20 +179,13 @@ def compared(step: Step, args: tuple, budget: int, way) -> dict:
 
 def of_model(report: Report, name: str) -> None:
     cache_compiles()
-    cache = tempfile.TemporaryDirectory()
-    with (
-        cache as folder,
-        mock.patch.dict("os.environ", XDG_CACHE_HOME=folder),
-        on("local") as backend,
-    ):
-        build, abstract_args, args = small_step(name)
-        step = Step(build, abstract_args, backend)
-        whole = step.plan(10**15).baseline_bytes
-        for way, actions in WAYS.items():
-            for share in OF_EVERYTHING:
-                report.once(
-                    f"{name}, {way}, {share}", compared, step, args, int(share * whole), actions
-                )
+    with own_cache(), on("local") as backend:
+        build, shapes_of_args, args = small_step(name)
+        step = Step(build, shapes_of_args, backend)
+        whole = step.whole_plan().baseline_bytes
+        for way, share in itertools.product(WAYS, OF_EVERYTHING):
+            budget = int(share * whole)
+            report.once(f"{name}, {way}, {share}", compared, step, args, budget, WAYS[way])
     jax.clear_caches()
 
 

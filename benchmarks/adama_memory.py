@@ -57,11 +57,13 @@ TARGET = "h200"
 
 
 def sizes(found: Compiled) -> dict[str, int]:
-    return {
-        "bytes": found.total_bytes,
-        "temp_bytes": found.temp_bytes,
-        "argument_bytes": found.argument_bytes,
-    }
+    names = {"bytes": "total_bytes", "temp_bytes": "temp_bytes", "argument_bytes": "argument_bytes"}
+    return {key: getattr(found, name) for key, name in names.items()}
+
+
+def sizes_of(step, arguments: tuple, donated: int | tuple = 0) -> dict[str, int]:
+    """Of a step on one device."""
+    return sizes(compiled(TARGET, jax.jit(step, donate_argnums=donated).trace(*arguments)))
 
 
 # -- adama_bytes
@@ -79,14 +81,10 @@ WAYS = {
 
 
 def gradients_config(way: str) -> Config:
-    overrides = [
-        "train.microbatches=8",
-        "model.loop=stack",
-        "optimizer.clip=value",
-        f"optimizer.accumulation={WAYS[way]}",
-        f"optimizer.second_moment={'row' if 'row' in way else 'squares'}",
-    ]
-    return load("gpt_345m", overrides)
+    second = "row" if "row" in way else "squares"
+    own = f"optimizer.accumulation={WAYS[way]}", f"optimizer.second_moment={second}"
+    common = "train.microbatches=8", "model.loop=stack", "optimizer.clip=value"
+    return load("gpt_345m", [*common, *own])
 
 
 def by_input(config: Config):
@@ -95,9 +93,8 @@ def by_input(config: Config):
 
     def step(state, batch):
         outer = {k: v for k, v in state.params.items() if k != "blocks"}
-
-        def loss(x, part, key):
-            return split.head(outer, loop(split.layer, state.params["blocks"], x, key), part)
+        after = lambda x, key: loop(split.layer, state.params["blocks"], x, key)
+        loss = lambda x, part, key: split.head(outer, after(x, key), part)
 
         def one(total, indexed):
             index, part = indexed
@@ -112,21 +109,13 @@ def by_input(config: Config):
 
 def gradients(way: str) -> dict[str, int]:
     config = gradients_config(way)
-    step = by_input(config) if way == INPUT else make_step(config, PLAN)
-    donated = () if way == INPUT else 0
-    return sizes(compiled(TARGET, jax.jit(step, donate_argnums=donated).trace(*abstract(config))))
-
-
-def rows_of(config: Config) -> int:
-    """How many rows have a ratio: one for each index of a matrix's axes but its last; of a vector
-    one, in each layer.
-    """
-    params = abstract(config)[0].params
-    return sum(math.prod(a.shape[:-1]) for a in jax.tree.leaves(params))
+    if way == INPUT:
+        return sizes_of(by_input(config), abstract(config), donated=())
+    return sizes_of(make_step(config, PLAN), abstract(config))
 
 
 def of_gradients(report: Report) -> dict:
-    rows, config = report.results, gradients_config(INPUT)
+    rows, params = report.results, abstract(gradients_config(INPUT))[0].params
     ways = [way for way in WAYS if way != INPUT]
     found = {way: rows[way]["temp_bytes"] - rows[INPUT]["temp_bytes"] for way in ways}
     released = rows["AdamA, released"]["argument_bytes"]
@@ -135,33 +124,29 @@ def of_gradients(report: Report) -> dict:
         "gradient bytes": found,
         "and among MultiSteps' arguments": held["optax.MultiSteps"],
         "and among the row ratio's": held["AdamA, released, row ratio"],
-        "rows": rows_of(config),
+        # A ratio for each index of a matrix's axes but its last; for a vector one, in each layer.
+        "rows": sum(math.prod(a.shape[:-1]) for a in jax.tree.leaves(params)),
     }
 
 
 # -- adama_bert_4b
 
 BERT_4B = load("bert_4b", ["optimizer.clip=none"])
+ALSO_GRADIENTS = "moments", None, "divided"
 DIVIDED = {  # devices, what makes the step, and its arguments
     "accumulation, 1": (1, accumulation, ("nothing",)),
     "AdamA, 1": (1, adama, ("nothing",)),
     "accumulation, moments divided, 8": (8, accumulation, ("moments",)),
-    "accumulation, moments and gradients divided, 8": (
-        8,
-        accumulation,
-        ("moments", None, "divided"),
-    ),
+    "accumulation, moments and gradients divided, 8": (8, accumulation, ALSO_GRADIENTS),
     "AdamA, moments divided, 8": (8, adama, ("moments",)),
 }
 # The steps with accumulation and with AdamA whose difference is the saving.
 SAVED = {
     "1": ("accumulation, 1", "AdamA, 1"),
     "8": ("accumulation, moments divided, 8", "AdamA, moments divided, 8"),
-    "8, against divided gradients": (
-        "accumulation, moments and gradients divided, 8",
-        "AdamA, moments divided, 8",
-    ),
-}
+    "8, against divided gradients":
+        ("accumulation, moments and gradients divided, 8", "AdamA, moments divided, 8"),
+}  # fmt: skip
 
 
 def divided(name: str) -> dict[str, int]:
@@ -210,8 +195,7 @@ def optimizer(name: str) -> dict[str, int]:
     own = ["train.microbatches=1", "optimizer.accumulation=scan"]
     own = [f"train.microbatches={n}"] if tx is None else own
     config = load("bert_large", ["train.batch=8", "optimizer.clip=none", *own])
-    step, arguments = plain(config, tx) if tx else (make_step(config), abstract(config))
-    return sizes(compiled(TARGET, jax.jit(step, donate_argnums=0).trace(*arguments)))
+    return sizes_of(*(plain(config, tx) if tx else (make_step(config), abstract(config))))
 
 
 def of_optimizers(report: Report) -> dict:
@@ -233,17 +217,15 @@ LARGEST = {  # what makes the step, its arguments, and bytes of a parameter
 GPT3 = ((125e6, 12, 768), (350e6, 24, 1024), (760e6, 24, 1536), (1.3e9, 24, 2048),
         (2.7e9, 32, 2560), (6.7e9, 32, 4096),
         (13e9, 40, 5120), (175e9, 96, 12288))  # fmt: skip
-HEADS, STEP = 16, 16  # widths between the table's rows
+HEADS, VOCAB, STEP = 16, 30522, 16  # STEP: of the widths between the table's rows
 
 
 def sized(parameters: float) -> Config:
     """A BERT of about so many parameters: depth by GPT-3's table, and the width that gives them."""
-    known = np.log([row[0] for row in GPT3])
-    deep = np.interp(math.log(parameters), known, np.log([row[1] for row in GPT3]))
-    layers = round(math.exp(deep))
-    vocab = 30522
-    solve = lambda width: 12 * layers * width**2 + vocab * width
-    width = max(w for w in range(256, 16384, STEP) if solve(w) <= parameters)
+    known, depths, _ = np.log(np.transpose(GPT3))
+    layers = round(math.exp(np.interp(math.log(parameters), known, depths)))
+    count_of = lambda width: 12 * layers * width**2 + VOCAB * width
+    width = max(w for w in range(256, 16384, STEP) if count_of(w) <= parameters)
     shape = f"model.layers={layers}", f"model.width={width}", f"model.heads={HEADS}"
     return load("bert_4b", ["train.batch=256", "optimizer.clip=none", *shape])
 
@@ -262,11 +244,9 @@ def largest(way: str, memory: str) -> dict:
         return total > cap
 
     bisect.bisect([bound * share / 200 for share in range(100, 201)], False, key=is_over)
-    fits = [size for size, row in tried.items() if row["bytes"] <= cap]
-    if not fits:
-        return {"parameters": None, "tried": tried}
-    size = max(fits)
-    return {"parameters": size, "of the bound": size / bound, "tried": tried} | tried[size]
+    size = max((size for size, row in tried.items() if row["bytes"] <= cap), default=None)
+    found = {"parameters": size, "tried": tried}
+    return found if size is None else found | {"of the bound": size / bound} | tried[size]
 
 
 def of_largest(report: Report) -> dict:

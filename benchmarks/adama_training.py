@@ -31,6 +31,7 @@ otherwise. Steps run in turns, in every round in another order; ratios are to "i
 round: median and quartiles, by the clock and by all cores' work.
 """
 
+import dataclasses
 import itertools
 import statistics
 import sysconfig
@@ -38,15 +39,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from benchmarks.shared.case import compile_planned, nano, small_resnet, trained
+from benchmarks.shared.case import nano, trained
 from benchmarks.shared.results import Benchmark, Report, measure
-from benchmarks.shared.timing import cache_compiles, clock_and_cores, interleaved
+from benchmarks.shared.steps import compile_planned
+from benchmarks.shared.timing import cache_compiles, clock_and_cores, first_batch, in_turns
 from experiments.command.load import load
-from experiments.models import resnet
+from experiments.config.images import ImageConfig
 from experiments.running.images import IMAGES
 from experiments.running.text import TEXT, evaluate
 from experiments.steps.images import make_step as image_step
+from experiments.steps.step import first_state
 from jaxmem._optim.adama import ratio
 
 # -- adama_convergence
@@ -58,6 +62,8 @@ SMALL = (
     "model.attention_dropout=0.0", "plan.budget=none", "train.steps=250", "train.batch=32",
     "train.sequence=32", "train.loss_chunk=32", "optimizer.clip=none",
 )  # fmt: skip
+RELEASED = "optimizer.accumulation=released", "model.loop=stack"
+SMALL_RESNET = "model.depth=14", "model.width=8", "train.steps=200", "train.batch=64"
 HEADERS = sysconfig.get_path("include")
 MODELS = {
     "GPT": (),
@@ -68,17 +74,20 @@ MODELS = {
 CURVE = 20  # steps to a point
 
 
-def config_of(model: str, way: str, n: int, beta: float, seed: int):
-    beta2 = f"optimizer.beta2={beta}"
+def resnet_of(way: str, n: int, *overrides: str) -> ImageConfig:
+    """A ResNet of 14 layers on scikit-learn's digits, under Adam or AdamA."""
+    how = "accumulation=scan" if way == "Adam" else f"second_moment={way}"
+    own = f"train.microbatches={n}", f"optimizer.{how}"
+    return load("resnet50_digits", [*SMALL_RESNET, *own, *overrides], ImageConfig)
+
+
+def config_of(model: str, beta2: str, way: str, n: int, seed: str):
+    common = f"optimizer.{beta2}".replace(" ", "="), f"train.{seed}".replace(" ", "=")
     if model == "ResNet":
-        how = "accumulation=scan" if way == "Adam" else f"second_moment={way}"
-        return small_resnet(n, seed, beta2, f"optimizer.{how}")
-    folded = (
-        "optimizer.accumulation=released", "model.loop=stack", f"train.microbatches={n}",
-        f"optimizer.second_moment={way}",
-    )  # fmt: skip
+        return resnet_of(way, n, *common)
+    folded = f"train.microbatches={n}", f"optimizer.second_moment={way}", *RELEASED
     how = () if way == "Adam" else folded
-    return load("gpt_nano", [*SMALL, *MODELS[model], f"train.seed={seed}", beta2, *how])
+    return nano(*SMALL, *MODELS[model], *common, *how)
 
 
 def train(model: str, *case) -> dict:
@@ -88,11 +97,9 @@ def train(model: str, *case) -> dict:
     data = kind.read(config)
     state, metrics = trained(kind, config, data, kind.step(config, data).step)
     losses = [float(one["loss"]) for one in metrics]
-    return {"final": score(config, state, data)["val_loss"], "curve": curve(losses)}
-
-
-def curve(losses: list[float]) -> list[float]:
-    return [round(statistics.fmean(losses[i : i + CURVE]), 4) for i in range(0, len(losses), CURVE)]
+    points = (losses[i : i + CURVE] for i in range(0, len(losses), CURVE))
+    curve = [round(statistics.fmean(point), 4) for point in points]
+    return {"final": score(config, state, data)["val_loss"], "curve": curve}
 
 
 def ways(model: str) -> list[tuple[str, int]]:
@@ -101,14 +108,18 @@ def ways(model: str) -> list[tuple[str, int]]:
     return [*(("Adam", n) for n in adam), *itertools.product(WAYS, COUNTS)]
 
 
-def named(model: str, way: str, n: int, beta: float, seed: int) -> str:
-    return f"{model}, beta2 {beta}, {way}, {n}, seed {seed}"
+TRAINED = [
+    (model, f"beta2 {beta}", way, n, f"seed {seed}")
+    for seed, beta, model in itertools.product(SEEDS, BETAS, MODELS)
+    for way, n in ways(model)
+]
 
 
 def cell(results: dict, model: str, beta: float, n: int) -> dict:
     """What a model's runs with a beta2 and a number of microbatches ended with, beside Adam's."""
+    name = f"{model}, beta2 {beta}"
     finals = {
-        way: [results[named(model, way, count, beta, seed)]["final"] for seed in SEEDS]
+        way: [results[f"{name}, {way}, {count}, seed {seed}"]["final"] for seed in SEEDS]
         for way, count in ways(model)
         if count == n or (way == "Adam" and model != "ResNet")
     }
@@ -124,11 +135,6 @@ def cell(results: dict, model: str, beta: float, n: int) -> dict:
     }
 
 
-def of_model(report: Report, seed: int, beta: float, model: str) -> None:
-    for case in ways(model):
-        report.once(named(model, *case, beta, seed), train, model, *case, beta, seed)
-
-
 def of_convergence(report: Report) -> dict:
     return {
         f"{model}, beta2 {beta}, N={n}": cell(report.results, model, beta, n)
@@ -139,32 +145,23 @@ def of_convergence(report: Report) -> dict:
 # -- adama_ratio
 
 
-def watched_step(config):
-    """step(state, v', batch) -> (state, v', the mean ratio, the median, signal-to-noise)."""
-    train, gradient = image_step(config), jax.grad(resnet.loss(config), has_aux=True)
-    o, n = config.optimizer, config.train.microbatches
+def watched_step(config, adam):
+    """step(state, Adam's moments, batch) -> (state, Adam's moments, the mean ratio, the median,
+    signal-to-noise). `adam`: the config of Adam on added gradients.
+    """
+    train, by_adam = image_step(config), image_step(adam)
+    b2, n = config.optimizer.beta2, config.train.microbatches
 
-    def whole_gradient(state, batch):
-        def one(carry, part):
-            total, statistics = carry
-            grads, (statistics, _) = gradient(state.params, statistics, part)
-            return (jax.tree.map(lambda t, g: t + g / n, total, grads), statistics), None
-
-        parts = jax.tree.map(lambda a: a.reshape(n, -1, *a.shape[1:]), batch)
-        start = jax.tree.map(jnp.zeros_like, state.params), state.statistics
-        return jax.lax.scan(one, start, parts)[0][0]
-
-    def step(state, other, batch):
-        other = jax.tree.map(
-            lambda v, g: o.beta2 * v + (1 - o.beta2) * g * g, other, whole_gradient(state, batch)
-        )
+    def step(state, moments, batch):
+        moments = by_adam(dataclasses.replace(state, moments=moments), batch)[0].moments
         state, metrics = train(state, batch)
         # both are divided by 1 - beta2^t, which cancels; an array that has seen no gradient has no
         # ratio
-        pairs = zip(used(o.beta2, n, state.moments), jax.tree.leaves(other), strict=True)
+        other = jax.tree.leaves(optax.tree.get(moments, "nu"))
+        pairs = zip(used(b2, n, state.moments), other, strict=True)
         ratios = [jnp.where(w > 0, jnp.sqrt(v / jnp.where(w > 0, w, 1)), jnp.nan) for v, w in pairs]
         values = jnp.concatenate([r.reshape(-1) for r in ratios])
-        return state, other, jnp.nanmean(values), jnp.nanmedian(values), metrics["snr"]
+        return state, moments, jnp.nanmean(values), jnp.nanmedian(values), metrics["snr"]
 
     return jax.jit(step, donate_argnums=(0, 1))
 
@@ -184,13 +181,16 @@ def used(b2: float, n: int, state) -> list:
 
 def follow(way: str, microbatches: str) -> dict[str, list[float]]:
     n = int(microbatches.removeprefix("N="))
-    config = small_resnet(n, 0, f"optimizer.second_moment={way}")
+    config, adam = (resnet_of(how, n) for how in (way, "Adam"))
     data, state, rows = IMAGES.read(config), IMAGES.first_state(config, None), []
-    other, step = jax.tree.map(jnp.zeros_like, state.params), watched_step(config)
+    moments, step = IMAGES.first_state(adam, None).moments, watched_step(config, adam)
     for number in range(1, config.train.steps + 1):
-        state, other, *found, snr = step(state, other, IMAGES.batch(config, data, number))
+        state, moments, *found, snr = step(state, moments, IMAGES.batch(config, data, number))
         rows.append((*map(float, found), float(snr) - 1 / n))
     return dict(zip(("ratio", "median", "signal to noise"), map(list, zip(*rows))))
+
+
+FOLLOWED = [(way, f"N={n}") for way in WAYS for n in COUNTS]
 
 
 def of_ratio(report: Report) -> dict:
@@ -233,8 +233,9 @@ def timed(report: Report, size: str) -> None:
         own = f"optimizer.accumulation={way}", f"optimizer.clip={clip}"
         configs[name] = nano(*COMMON, *own, *more, *SIZES[size])
     steps = {name: compile_planned(config, {"block": {}}) for name, config in configs.items()}
-    seconds = interleaved(configs["in_place"], [steps], ROUNDS, configs)
-    for way in MICROBATCHED:
+    states = {name: first_state(config) for name, config in configs.items()}
+    seconds = in_turns([steps], ROUNDS, states, first_batch(configs["in_place"]))
+    for way in steps:
         report.add(f"{size}, {way}", clock_and_cores(seconds, way, "in_place"))
 
 
@@ -244,12 +245,8 @@ def of_time(report: Report) -> dict:
 
 
 RESULTS = {
-    "adama_convergence": Benchmark(
-        itertools.product(SEEDS, BETAS, MODELS), of_model, of_convergence
-    ),
-    "adama_ratio": Benchmark(
-        itertools.product(WAYS, (f"N={n}" for n in COUNTS)), row=follow, summary=of_ratio
-    ),
+    "adama_convergence": Benchmark(TRAINED, row=train, summary=of_convergence),
+    "adama_ratio": Benchmark(FOLLOWED, row=follow, summary=of_ratio),
     "adama_time": Benchmark(SIZES, timed, of_time),
 }
 

@@ -47,7 +47,6 @@ time of planning.
 import functools
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from unittest import mock
@@ -57,23 +56,13 @@ import jax.numpy as jnp
 
 import jaxmem
 from benchmarks.shared import sharded_llama
-from benchmarks.shared.assignments import keep_tags
-from benchmarks.shared.case import (
-    Case,
-    Step,
-    between,
-    case_on,
-    forgetting,
-    of_rows,
-    on,
-    printed,
-    random_bits_for,
-)
-from benchmarks.shared.results import Benchmark, Report, measure
-from benchmarks.shared.steps import MODELS, SIZES, of_config, shapes, step_of
+from benchmarks.shared.assignments import is_lossless, keep_tags
+from benchmarks.shared.case import Case, Step, case_on, on, random_bits_for
+from benchmarks.shared.results import Benchmark, Report, known, measure
+from benchmarks.shared.searches import between, forgetting, of_rows, own_cache, printed
+from benchmarks.shared.steps import MODELS, SIZES, of_config, of_model, shapes, step_of
 from experiments.command.load import load
 from experiments.steps.step import abstract, make_step, step_over
-from jaxmem._core.actions import keeps_everything
 from jaxmem._core.assignment import Assignment
 from jaxmem._model.auto.step import planned_step
 from jaxmem._planner.search import local_search
@@ -111,9 +100,9 @@ def of_gpt(report: Report, config: str, target: str) -> None:
     with case_on(target, config) as case:
         e = report.once(f"{name} ends", ends, case)
         divided = between(e["least"], e["keep_all"], BETWEEN)
-        even = {label: budget for label, budget in divided.items() if label[0] not in ODD}
         # In the order in which they are planned: what is not from nothing recalls those before it.
-        budgets = {"everything": case.budget_for(e["everything"])} | even
+        budgets = {"everything": case.budget_for(e["everything"])}
+        budgets |= {label: budget for label, budget in divided.items() if label[0] not in ODD}
         budgets |= {"keep_all": e["keep_all"]} | divided
         budgets["above"] = (e["keep_all"] + e["everything"]) // 2
         for label, budget in budgets.items():
@@ -124,12 +113,9 @@ def summary_of_gpt(report: Report, name: str) -> dict:
     rows = report.under(f"{name} ")
     ends = rows.pop("ends")
     inside = [r for r in rows.values() if ends["least"] < r["budget"] < ends["keep_all"]]
-    told, between_ends = of_rows(rows.values()), of_rows(inside)
-    return between_ends | {
-        "budgets": told["budgets"],
-        "within the budget": told["within"],
-        "most compiles": told["most compiles"],
-    }
+    of_all = of_rows(rows.values())
+    whole = {key: of_all[key] for key in ("budgets", "most compiles")}
+    return of_rows(inside) | whole | {"within the budget": of_all["within"]}
 
 
 # -- tpu_budgets
@@ -146,22 +132,18 @@ def step_for(name: str, devices: int) -> tuple[Callable, tuple]:
     """(`build`, its arguments' shapes)."""
     if name == "llama_1b":
         return sharded_llama.build_and_arguments(devices)
-    if name == "vit":
-        loss, params, rest = libraries.vit(VIT)
-        return jaxmem.auto(step_of(loss)), shapes((params, *rest))
-    return of_config(name)
+    return of_model(libraries.vit, VIT) if name == "vit" else of_config(name)
 
 
 def of_tpu(report: Report, key: str) -> None:
     name, target = key.split()
-    if all(report.has(f"{key} {i}/{BETWEEN + 1}") for i in range(1, BETWEEN + 1)):
-        return
     random_bits_for(target)
     with on(target) as backend:
         step = Step(*step_for(name, backend.target.devices), backend)
         e, most = report.once(f"{key} ends", ends, step), backend.target.usable_bytes
-        for label, budget in between(e["least"], e["everything"], BETWEEN).items():
-            report.once(f"{key} {label}", step.row, min(budget, most))
+        budgets = between(e["least"], e["everything"], BETWEEN)
+        capped = {label: min(budget, most) for label, budget in budgets.items()}
+        report.once_each(f"{key} ", capped, step.row)
 
 
 def summary_of_tpu(report: Report, key: str) -> dict:
@@ -174,15 +156,16 @@ SEEDS = range(10)
 HISTORIES = (0.9, 0.6, 0.4)  # shares of the bytes of everything kept, planned for in turn
 
 
-def refusal(case: Case, arguments: int, seed: int, cold: bool) -> dict:
-    """The least that a search names."""
-    with mock.patch.object(local_search, "SEED", seed), forgetting(cold):
+def refusal(case: Case, arguments: int, seed: int) -> dict:
+    """The least that a search from nothing names."""
+    with mock.patch.object(local_search, "SEED", seed), forgetting():
         return {"least": case.least(arguments)}
 
 
 def after(case: Case, arguments: int, budget: int) -> dict:
+    """The least that a search names after the plan for a budget."""
     case.plan(budget)
-    return refusal(case, arguments, local_search.SEED, cold=False)
+    return {"least": case.least(arguments)}
 
 
 def of_luck(report: Report, config: str, target: str) -> None:
@@ -193,7 +176,7 @@ def of_luck(report: Report, config: str, target: str) -> None:
         arguments = steps[0].compiled.argument_bytes
         report.once(f"{name} ends", lambda: dict(zip(("everything", "recomputed"), sizes)))
         for seed in SEEDS:
-            report.once(f"{name} seed {seed}", refusal, case, arguments, seed, cold=True)
+            report.once(f"{name} seed {seed}", refusal, case, arguments, seed)
         for share in HISTORIES:
             report.once(f"{name} after {share}", after, case, arguments, int(share * sizes[0]))
 
@@ -223,19 +206,18 @@ print(json.dumps({"compiles": plan.compiles, "compiled_bytes": plan.compiled_byt
 
 def from_nothing(target: str, budget: str) -> dict:
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as empty:
-        own = {"XDG_CACHE_HOME": empty, "JAX_COMPILATION_CACHE_DIR": ""}
-        found = printed(CHILD, budget, target, **own)
+    with own_cache():
+        found = printed(CHILD, budget, target, JAX_COMPILATION_CACHE_DIR="")
     found["process_seconds"] = time.perf_counter() - start
     return found | {"cores": os.cpu_count(), "load_average": os.getloadavg()[0]}
 
 
 def of_seconds(report: Report) -> dict:
-    seconds = {case: report[" ".join(case)]["process_seconds"] for case in GOALS}
-    return {
-        case[0]: {"seconds": seconds[case], "reached": seconds[case] <= goal}
-        for case, goal in GOALS.items()
-    }
+    found = {}
+    for (target, budget), goal in GOALS.items():
+        seconds = report[f"{target} {budget}"]["process_seconds"]
+        found[target] = {"seconds": seconds, "reached": seconds <= goal}
+    return found
 
 
 # -- foreign
@@ -251,7 +233,7 @@ def ends_of_model(step: Callable, planned: Step) -> dict:
     """Bytes of the step as it is, and under full recomputation."""
     build = lambda plan: planned_step(step, Assignment.nothing())
     (full,) = StepCompiler(build, planned.args, planned.backend).compile_buffers({})
-    baseline = planned.plan(10**15).baseline_bytes
+    baseline = planned.whole_plan().baseline_bytes
     return {"baseline": baseline, "recomputed": full.compiled.total_bytes}
 
 
@@ -267,13 +249,12 @@ def farthest(got, want, start) -> float:
     return max(float(jnp.abs(a - b).max()) / m for (a, b, _), m in zip(leaves, size, strict=True))
 
 
-def at_budget(step: Step, budget: int, args: tuple, own=None) -> dict:
+def at_budget(step: Step, args: tuple, own, budget: int) -> dict:
     """What became of one budget. `own` is what the user's step returns, where it was run."""
     plan, row = step.attempt(budget)
     if plan is None:
         return row | {"floor": row["least"]}
-    choices = [choice for tags in plan.actions.values() for choice in tags.values()]
-    row["lossless"] = not any(c.action.compresses and c.codec != "bit_mask()" for c in choices)
+    row["lossless"] = is_lossless(plan.actions)
     if own is not None:
         moved, value = plan.step(jax.tree.map(jnp.copy, args[0]), *args[1:])
         row["loss"] = abs(float(value) / float(own[1]) - 1)
@@ -281,7 +262,7 @@ def at_budget(step: Step, budget: int, args: tuple, own=None) -> dict:
     return row
 
 
-def of_model(report: Report, name: str, target: str) -> None:
+def of_foreign(report: Report, name: str, target: str) -> None:
     loss, params, rest = (MODELS | ON_A_MESH)[name](SIZES[target])
     args, step, key = (params, *rest), step_of(loss), f"{name}, {target}"
     own = jax.jit(step)(*args) if target == "local" else None
@@ -290,8 +271,7 @@ def of_model(report: Report, name: str, target: str) -> None:
         sizes = report.once(key, ends_of_model, step, planned)
         budgets = {f"{share}": int(share * sizes["baseline"]) for share in SHARES}
         budgets["recomputed"] = int(OF_RECOMPUTATION * sizes["recomputed"])
-        for label, budget in budgets.items():
-            report.once(f"{key}, {label}", at_budget, planned, budget, args, own)
+        report.once_each(f"{key}, ", budgets, at_budget, planned, args, own)
 
 
 def summary_of_models(report: Report) -> dict:
@@ -355,10 +335,8 @@ def with_tags(step: Step, budget: int) -> dict:
     plan, row = step.attempt(budget)
     if plan is None:
         return row
-    under = None if keeps_everything(plan.actions) else plan.actions
-    whole = step.compile_fully(under).result()
-    assert whole.xla_seconds is not None
-    return row | {"xla_seconds": whole.xla_seconds}
+    under = None if plan.keeps_everything else Assignment(plan.actions)
+    return row | {"xla_seconds": known(step.compile_fully(under).result().xla_seconds)}
 
 
 def both(steps: dict[str, Step], budget: int) -> dict:
@@ -369,7 +347,7 @@ def both(steps: dict[str, Step], budget: int) -> dict:
 
 
 def ends_of_tags(steps: dict[str, Step]) -> dict:
-    whole = steps["auto"].plan(10**15)
+    whole = steps["auto"].whole_plan()
     least = steps["tags"].least(whole.baseline_parts.arguments)
     return {"least": least, "everything": whole.baseline_bytes}
 
@@ -378,8 +356,7 @@ def first_plans(steps: dict[str, Step], budget: int) -> dict:
     """Seconds of the first plan of each, in a cache folder of its own, the best of two turns."""
     found: dict[str, list[float]] = {"tags": [], "auto": []}
     for name in ("tags", "auto", "auto", "tags"):
-        cache = tempfile.TemporaryDirectory()
-        with cache as folder, mock.patch.dict("os.environ", XDG_CACHE_HOME=folder):
+        with own_cache():
             start = time.perf_counter()
             steps[name].plan(budget)
             found[name].append(time.perf_counter() - start)
@@ -388,10 +365,7 @@ def first_plans(steps: dict[str, Step], budget: int) -> dict:
 
 def compare(report: Report, name: str) -> None:
     config = load(name, OVERRIDES)
-    builds = {
-        "tags": functools.partial(make_step, config),
-        "auto": jaxmem.auto(untagged(config)),
-    }
+    builds = {"tags": functools.partial(make_step, config), "auto": jaxmem.auto(untagged(config))}
     with on(TARGET) as backend:
         steps = {way: Step(build, abstract(config), backend) for way, build in builds.items()}
         low, high = report.once(f"{name} ends", ends_of_tags, steps).values()
@@ -425,12 +399,8 @@ RESULTS = {
     "budgets": Benchmark(GPTS, of_gpt, of_case=summary_of_gpt),
     "tpu_budgets": Benchmark(TPU_CASES, of_tpu, of_case=summary_of_tpu),
     "least": Benchmark(GPTS, of_luck, of_case=summary_of_luck),
-    "plan_seconds": Benchmark(
-        GOALS,
-        lambda report, *case: report.once(" ".join(case), from_nothing, *case),
-        of_seconds,
-    ),
-    "foreign": Benchmark(FOREIGN, of_model, summary_of_models),
+    "plan_seconds": Benchmark(GOALS, row=from_nothing, summary=of_seconds, joint=" "),
+    "foreign": Benchmark(FOREIGN, of_foreign, summary_of_models),
     "auto_tags": Benchmark(CONFIGS, compare, summary_of_tags),
 }
 

@@ -38,6 +38,7 @@ that shares no code with the solver. A greedy planner must never be better. On r
 seconds are those that assignments are ranked by: with lossy codecs at their longest.
 """
 
+import ast
 import collections
 import itertools
 import random
@@ -49,20 +50,20 @@ import jax
 import jax.numpy as jnp
 from hypothesis import strategies as st
 
-import jaxmem
 from benchmarks.shared.assignments import drawn, keep_tags, plans, show
-from benchmarks.shared.case import AnyTimes, Case, Step, case_on, from_to, on
+from benchmarks.shared.case import AnyTimes, Case, Step, case_on, on
 from benchmarks.shared.devices import compiled
-from benchmarks.shared.results import Benchmark, Report, measure, of_errors
-from benchmarks.shared.steps import MODELS, SIZES, shapes, step_of
+from benchmarks.shared.results import Benchmark, Report, known, measure, of_errors
+from benchmarks.shared.searches import from_to
+from benchmarks.shared.steps import MODELS, SIZES, of_model
 from jaxmem._core.actions import ALL, KEEP, LOSSLESS, RECOMPUTE, REST, Actions
+from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.estimates import Estimates
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import least_bytes, solve
-from jaxmem._target.devices.support import allowed_actions
 from jaxmem._trace.jaxpr import as_scan, nbytes, subjaxprs
 from tests.shared import profiles
 from tests.shared.audit import audit
@@ -84,17 +85,15 @@ def stacks(jaxpr) -> int:
     """Bytes that loops stack up and later reversed loops read: an audit that knows nothing of
     blocks and policies.
     """
-    made = {}  # by id, since a literal among operands has no hash
-    for eqn in jaxpr.eqns:
-        if (scan := as_scan(eqn)) is not None and not eqn.params["reverse"]:
+    made, read = {}, set()  # by id, since a literal among operands has no hash
+    scans = [(eqn, scan) for eqn in jaxpr.eqns if (scan := as_scan(eqn)) is not None]
+    for eqn, scan in scans:
+        if not eqn.params["reverse"]:
             made |= {id(v): nbytes(v.aval) for v in eqn.outvars[scan.carry :]}
-    read = set()
-    for eqn in jaxpr.eqns:
-        if (scan := as_scan(eqn)) is not None and eqn.params["reverse"]:
-            used = _used(scan.jaxpr)
-            operands = zip(eqn.invars, scan.jaxpr.invars)
-            read |= {id(o) for o, i in operands if id(o) in made and id(i) in used}
-    return sum(made[v] for v in read)
+        else:
+            used, operands = _used(scan.jaxpr), zip(eqn.invars, scan.jaxpr.invars)
+            read |= {id(o) for o, i in operands if id(i) in used}
+    return sum(size for v, size in made.items() if v in read)
 
 
 def _used(jaxpr) -> set[int]:
@@ -134,21 +133,20 @@ def compare(case: Case, actions: Actions) -> dict:
 
 def optimized(case: Case, actions: Actions) -> dict:
     """[predicted, in the HLO]."""
-    base, under = (v.compiled for v in case.compile_buffers(None, actions))
+    base, under = (step.compiled.matmuls for step in case.compile_buffers(None, actions))
     matmuls, _ = recomputations(case, evaluate(case.profile, actions))
-    return {"recomputed_matmuls": [matmuls, under.matmuls - base.matmuls]}
+    return {"recomputed_matmuls": [matmuls, under - base]}
 
 
 def of_profile(report: Report, config: str, target: str) -> None:
     database = AnyTimes() if target == "local" else None
     with case_on(target, config, database=database) as case:
         made = plans(case.profile, case.config.model.width)
-        for name, actions in made.items():
-            report.once(f"{config} {target} {name}", compare, case, actions)
+        report.once_each(f"{config} {target} ", made, compare, case)
         # Compiles come last, since they take the longest.
-        if all(report.has(f"{c} {t} keep") for c, t in CASES):
-            for name in COMPILED.get((config, target), ()):
-                report.once(f"HLO {config} {target} {name}", optimized, case, made[name])
+        if report.has(*(f"{c} {t} keep" for c, t in CASES)):
+            chosen = {name: made[name] for name in COMPILED.get((config, target), ())}
+            report.once_each(f"HLO {config} {target} ", chosen, optimized, case)
 
 
 def summary_of_profile(report: Report) -> dict:
@@ -174,18 +172,14 @@ def assignments(made: Profile) -> dict[str, Actions]:
     """By name; the step as it is first."""
     rng = random.Random(0)
     half = lambda choices: rng.choice(choices) if rng.random() < 0.5 else RECOMPUTE
-    return {
-        "as it is": made.everything_kept,
-        "recomputed": made.everything_recomputed,
-        **{f"random {i}": drawn(made, half) for i in range(RANDOM)},
-    }
+    found = {"as it is": made.everything_kept, "recomputed": made.everything_recomputed}
+    return found | {f"random {i}": drawn(made, half) for i in range(RANDOM)}
 
 
 def of_walk(report: Report, name: str, target: str) -> None:
-    loss, params, rest = MODELS[name](SIZES[target])
-    build, args = jaxmem.auto(step_of(loss)), shapes((params, *rest))
+    build, args = of_model(MODELS[name], SIZES[target])
     with on(target, AnyTimes()) as backend:
-        here = [a for a in allowed_actions(ALL, backend.target)[0] if not a.offloads]
+        here = [action for action in ALL if not action.offloads]
         step = Step(build, args, backend, backend.database, here)
         walks = Estimates(step.compiler, step.profile)
         for which, actions in assignments(step.profile).items():
@@ -225,7 +219,7 @@ def of_choices(report: Report, name: str) -> None:
         chosen |= {f"not {t}": {u: KEEP for u in tags if u != t} for t in tags}
         wanted = {k: {label: v} for k, v in chosen.items() if not report.has(f"{name}, {k}")}
         # All are submitted before the first result is awaited.
-        futures = {k: case.compile_fully(v) for k, v in wanted.items()}
+        futures = {k: case.compile_fully(Assignment(v)) for k, v in wanted.items()}
         for key, actions in wanted.items():
             seconds = futures[key].result().xla_seconds
             model = evaluate(made, actions).seconds
@@ -261,15 +255,14 @@ PRODUCTS = [  # (m, n, k), with a batch before it for attention's
 ]
 
 
-def ratio(*batch_m_n_k: int) -> dict[str, float]:
+def ratio(batch_m_n_k: str) -> dict[str, float]:
     """Seconds of a product by the formula and by the table, which XLA reads for library calls."""
-    *batch, m, n, k = batch_m_n_k
+    *batch, m, n, k = ast.literal_eval(batch_m_n_k)
     shapes = (*batch, m, k), (*batch, k, n)
     avals = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     traced = jax.jit(jnp.matmul).trace(*avals)
-    ours, table = (compiled("h200", traced, 90, options).xla_seconds for options in (None, LIBRARY))
-    assert ours is not None
-    assert table is not None
+    seconds = lambda options: known(compiled("h200", traced, 90, options).xla_seconds)
+    ours, table = seconds(None), seconds(LIBRARY)
     return {"formula": ours, "table": table, "ratio": ours / table}
 
 
@@ -281,48 +274,50 @@ def summary_of_products(report: Report) -> dict:
 
 # -- solver
 
-PROFILES = itertools.product(("h200", "a100-80gb"), GPTS)
+PROFILES = [(config, target) for target in ("h200", "a100-80gb") for config in GPTS]
 ROOMS, GRAPHS = 25, 300
 SAME = 1e-6  # relative, in priced seconds: ties are broken in favour of fewer bytes
 RANDOM_GRAPHS = "random graphs"
 
 
-def on_profile(case: Case) -> dict:
-    made = case.profile
-    least, most = least_bytes(ActionProblem(made)), evaluate(made, keep_tags(made))
-    assert least is not None
+def on_profile(config: str, target: str) -> dict:
     seconds, greedy_better = [], 0
-    for room in from_to(least.bytes, most.saved_bytes, ROOMS):
-        start = time.perf_counter()
-        best = solve(ActionProblem(made, room=room))
-        seconds.append(time.perf_counter() - start)
-        assert best is not None
-        assert best.bytes <= room
-        if (other := greedy(ActionProblem(made, room=room))) is not None:
-            ours = best.risk_adjusted_seconds
-            greedy_better += ours > other.risk_adjusted_seconds * (1 + SAME)
+    with case_on(target, config) as case:
+        made = case.profile
+        least, most = least_bytes(ActionProblem(made)), evaluate(made, keep_tags(made))
+        for room in from_to(known(least).bytes, most.saved_bytes, ROOMS):
+            start = time.perf_counter()
+            best = known(solve(ActionProblem(made, room=room)))
+            seconds.append(time.perf_counter() - start)
+            assert best.bytes <= room
+            if (other := greedy(ActionProblem(made, room=room))) is not None:
+                ours = best.risk_adjusted_seconds
+                greedy_better += ours > other.risk_adjusted_seconds * (1 + SAME)
     spread = {"n": len(seconds), "median": statistics.median(seconds), "max": max(seconds)}
     return {"solve_seconds": spread, "greedy_better": greedy_better}
+
+
+def in_room(made: Profile, prices: list, room: int) -> dict[str, bool]:
+    """Compares the solver's and the greedy planner's solutions within `room` bytes with the best of
+    `prices`, the prices of all plans of the profile.
+    """
+    got, other = (solver(ActionProblem(made, room=room)) for solver in (solve, greedy))
+    want = min((p.priced for p in prices if p.bytes <= room), default=None)
+    if got is None or want is None:
+        return {"solves": True, "infeasible_in_both": got is None and want is None}
+    price = lambda one: one.seconds + (profiles.PRICE - 1) * one.cost.recompute_seconds
+    priced, tie = price(got), 2e-6 * max(1.0, max(p.priced for p in prices))
+    return {
+        "solves": True,
+        "equal_to_brute_force": got.bytes <= room and priced <= want * (1 + SAME) + tie,
+        "greedy_better": other is not None and price(other) < priced - tie,
+    }
 
 
 def on_random_graphs() -> dict:
     counts = collections.Counter(
         solves=0, equal_to_brute_force=0, infeasible_in_both=0, greedy_better=0
     )
-
-    def in_room(made: Profile, known: list, room: int) -> None:
-        got = solve(ActionProblem(made, room=room))
-        want = min((p.priced for p in known if p.bytes <= room), default=None)
-        counts["solves"] += 1
-        if got is None or want is None:
-            counts["infeasible_in_both"] += got is None and want is None
-            return
-        price = lambda one: one.seconds + (profiles.PRICE - 1) * one.cost.recompute_seconds
-        priced, tie = price(got), 2e-6 * max(1.0, max(p.priced for p in known))
-        equal = got.bytes <= room and priced <= want * (1 + SAME) + tie
-        counts["equal_to_brute_force"] += equal
-        other = greedy(ActionProblem(made, room=room))
-        counts["greedy_better"] += other is not None and price(other) < priced - tie
 
     @hypothesis.seed(0)
     @hypothesis.settings(
@@ -334,20 +329,14 @@ def on_random_graphs() -> dict:
     )
     @hypothesis.given(profiles.profiles(), st.integers(0, 2**31))
     def one(made, seed):
-        known = profiles.prices(made)
-        sizes = sorted({p.bytes for p in known})
+        prices = profiles.prices(made)
+        sizes = sorted({p.bytes for p in prices})
         rooms = {random.Random(seed).choice(sizes), sizes[0] - 1, sizes[len(sizes) // 2]}
         for room in sorted(room for room in rooms if room >= 0):
-            in_room(made, known, room)
+            counts.update(in_room(made, prices, room))
 
     one()
     return dict(counts)
-
-
-def of_solver(report: Report, target: str, config: str) -> None:
-    if not report.has(key := f"{config} {target}"):
-        with case_on(target, config) as case:
-            report.add(key, on_profile(case))
 
 
 def summary_of_solver(report: Report) -> dict:
@@ -367,12 +356,8 @@ RESULTS = {
     "profile_exact": Benchmark([*CASES, *COMPILED], of_profile, summary_of_profile),
     "walk": Benchmark(itertools.product(MODELS, WALKED), of_walk, summary_of_walk),
     "time_choices": Benchmark(CONFIGS, of_choices, of_case=summary_of_choices),
-    "solver": Benchmark(PROFILES, of_solver, summary_of_solver),
-    "product_times": Benchmark(
-        PRODUCTS,
-        lambda report, *shape: report.once(str(shape), ratio, *shape),
-        summary_of_products,
-    ),
+    "solver": Benchmark(PROFILES, row=on_profile, summary=summary_of_solver, joint=" "),
+    "product_times": Benchmark(map(str, PRODUCTS), row=ratio, summary=summary_of_products),
 }
 
 if __name__ == "__main__":

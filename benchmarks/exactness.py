@@ -18,9 +18,9 @@ gradient, as the mean over batches. Targets: within 0.5 % of the unplanned loss;
 than naive.
 """
 
+import itertools
 import random
 import statistics
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -28,12 +28,12 @@ import numpy as np
 import jaxmem
 from benchmarks.shared.assignments import every, keep_everything, keep_tags, show
 from benchmarks.shared.baselines import naive, own_codec
-from benchmarks.shared.case import compile_step, local_profile, nano, trained
+from benchmarks.shared.case import Case, nano, on, trained
 from benchmarks.shared.results import Benchmark, Report, measure
-from benchmarks.shared.timing import cache_compiles
-from experiments.command.load import load
+from benchmarks.shared.steps import compile_step
+from benchmarks.shared.timing import cache_compiles, first_batch
 from experiments.config.text import Config
-from experiments.data import text as data
+from experiments.data.text import Text
 from experiments.models.loops import scanned
 from experiments.running.planning import new_plan
 from experiments.running.text import TEXT, evaluate
@@ -69,16 +69,18 @@ def plans(profile) -> dict[str, Actions]:
     return {name: every(profile, choose) for name, choose in ways.items()}
 
 
+def loss_under(config: Config, actions: Actions | None):
+    """The loss with its layers under a plan; None is no plan."""
+    plan = None if actions is None else Assignment(actions)
+    return make_loss(config, scanned(jaxmem.remat_policy(plan)))
+
+
 def loss_and_gradient(overrides, actions: Actions | None):
     """On real text, at initialization, with the dropout of the first step."""
-    config = load("gpt_nano", overrides)
-    loss = make_loss(
-        config, scanned(jaxmem.remat_policy(None if actions is None else Assignment(actions)))
-    )
-    state, t = init_state(config), config.train
-    tokens = data.sample(data.read(None, t.sequence).train, 0, 1, t.batch, t.sequence)
+    config = nano(*DROPOUT, *overrides)
+    both, state = jax.jit(jax.value_and_grad(loss_under(config, actions))), init_state(config)
     key = jax.random.wrap_key_data(state.key)
-    value, gradient = jax.jit(jax.value_and_grad(loss))(state.params, tokens, key)
+    value, gradient = both(state.params, first_batch(config), key)
     return np.asarray(value), jax.tree.map(np.asarray, gradient)
 
 
@@ -89,9 +91,9 @@ def farthest(gradient, reference) -> float:
 
 
 def losses(report: Report, label: str, overrides, chosen: dict[str, Actions]) -> None:
-    reference, _ = loss_and_gradient(DROPOUT + overrides, None)
+    reference, _ = loss_and_gradient(overrides, None)
     for name, actions in chosen.items():
-        value, _ = loss_and_gradient(DROPOUT + overrides, actions)
+        value, _ = loss_and_gradient(overrides, actions)
         same, apart = bool(value == reference), abs(float(value) / float(reference) - 1)
         row = {"loss": float(value), "bit_equal": same, "relative": apart}
         report.add(f"{label} {name}", row | {"actions": show(actions)})
@@ -99,15 +101,15 @@ def losses(report: Report, label: str, overrides, chosen: dict[str, Actions]) ->
 
 def exact_gradients(report: Report, chosen: dict[str, Actions]) -> None:
     with jax.enable_x64(True):
-        _, reference = loss_and_gradient(DROPOUT + FLOAT64, None)
+        _, reference = loss_and_gradient(FLOAT64, None)
         for name, actions in chosen.items():
             if name.endswith("lossless"):
-                _, gradient = loss_and_gradient(DROPOUT + FLOAT64, actions)
+                _, gradient = loss_and_gradient(FLOAT64, actions)
                 report.add(f"float64 {name}", {"farthest": farthest(gradient, reference)})
 
 
 def exactness(report: Report) -> None:
-    chosen = plans(local_profile(nano()))
+    chosen = plans(Case(nano(), on("local")).profile)
     losses(report, "float32", (), chosen)
     losses(report, "bfloat16", BFLOAT16, chosen)
     exact_gradients(report, chosen)
@@ -130,59 +132,51 @@ STEPS, SEEDS, BATCHES = 150, 3, 4
 CODECS = {"own": own_codec, "naive": naive}
 
 
-class Setting(NamedTuple):
-    """What all measurements have: the config, its profile and its text."""
-
-    config: Config
-    profile: Profile
-    text: data.Text
-
-
-def variants(setting: Setting) -> dict[str, Actions]:
+def variants(profile: Profile) -> dict[str, Actions]:
     return {
-        "unplanned": keep_everything(setting.profile),
-        "plan": new_plan(setting.config).actions,
-        "own_codecs": every(setting.profile, own_codec),
-        "naive": every(setting.profile, naive),
+        "unplanned": keep_everything(profile),
+        "plan": new_plan(config_of(0)).actions,
+        "own_codecs": every(profile, own_codec),
+        "naive": every(profile, naive),
     }
 
 
-def train(setting: Setting, actions: Actions, seed: int):
+def config_of(seed: int, *overrides: str) -> Config:
+    return nano(f"train.steps={STEPS}", f"train.seed={seed}", *overrides)
+
+
+def train(text: Text, actions: Actions, seed: int):
     """The trained parameters and what is reported of them."""
-    own = setting.config.train.model_copy(update={"seed": seed})
-    config = setting.config.model_copy(update={"train": own})
-    step = compile_step(setting.config, jaxmem.remat_policy(Assignment(actions)))
-    state, metrics = trained(TEXT, config, setting.text, step)
-    longer = own.model_copy(update={"eval_batches": 2 * own.eval_batches})
+    config = config_of(seed)
+    step = compile_step(config, jaxmem.remat_policy(Assignment(actions)))
+    state, metrics = trained(TEXT, config, text, step)
+    longer = config_of(seed, f"train.eval_batches={2 * config.train.eval_batches}")
     return state.params, {
-        **evaluate(config.model_copy(update={"train": longer}), state, setting.text),
+        **evaluate(longer, state, text),
         "train_loss": float(metrics[-1]["loss"]),
         "actions": {t: str(c) for tags in actions.values() for t, c in tags.items()},
     }
 
 
-def training(report: Report, setting: Setting) -> dict:
+def training(report: Report, text: Text, profile: Profile) -> dict:
     """Every variant from every seed, seed by seed; the parameters of the first, unplanned."""
-    params, chosen = {}, variants(setting)
-    for seed in range(SEEDS):
-        for name, actions in chosen.items():
-            key, first = f"train/{name}/{seed}", name == "unplanned" and seed == 0
-            if first or not report.has(key):
-                found, result = train(setting, actions, seed)
-                params = found if first else params
-                report.add(key, result)
+    params, chosen = {}, variants(profile)
+    for seed, (name, actions) in itertools.product(range(SEEDS), chosen.items()):
+        key, first = f"train/{name}/{seed}", name == "unplanned" and seed == 0
+        if first or not report.has(key):
+            found, result = train(text, actions, seed)
+            params = found if first else params
+            report.add(key, result)
     return params
 
 
-def gradients(report: Report, setting: Setting, params: dict) -> None:
+def gradients(report: Report, text: Text, profile: Profile, params: dict) -> None:
     """1 - cosine of the gradient with one tag compressed and the exact one, by tag and codec."""
-    t, text = setting.config.train, setting.text.train
-    batches = range(BATCHES)
-    tokens = [data.sample(text, t.seed, 10**6 + i, t.batch, t.sequence) for i in batches]
+    config = config_of(0)
+    tokens = [TEXT.batch(config, text, 10**6 + i) for i in range(BATCHES)]
 
     def gradient(actions: Actions) -> list[np.ndarray]:
-        loss = make_loss(setting.config, scanned(jaxmem.remat_policy(Assignment(actions))))
-        compiled = jax.jit(jax.grad(loss))
+        compiled = jax.jit(jax.grad(loss_under(config, actions)))
         leaves = [jax.tree.leaves(compiled(params, one)) for one in tokens]
         flat = lambda one: np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in one])
         return [flat(one) for one in leaves]
@@ -193,13 +187,11 @@ def gradients(report: Report, setting: Setting, params: dict) -> None:
         errors = [1 - g @ e / np.sqrt((g @ g) * (e @ e)) for g, e in zip(got, exact)]
         return {"codec": choice.codec, "one_less_cosine": [float(e) for e in errors]}
 
-    keep = keep_tags(setting.profile)
+    keep = keep_tags(profile)
     exact = gradient(keep)
-    for block in setting.profile.blocks:
-        for tag in (t for t in block.tags if t.dtype != "bool"):
-            for which in CODECS:
-                key = f"gradient/{tag.kind}/{tag.name}/{which}"
-                report.once(key, compressed, block, tag, which)
+    tags = ((block, tag) for block in profile.blocks for tag in block.tags if tag.dtype != "bool")
+    for (block, tag), which in itertools.product(tags, CODECS):
+        report.once(f"gradient/{tag.kind}/{tag.name}/{which}", compressed, block, tag, which)
 
 
 def of_training(report: Report) -> dict:
@@ -229,10 +221,8 @@ def of_gradients(report: Report) -> dict:
 
 def quality(report: Report) -> None:
     cache_compiles()
-    config = nano(f"train.steps={STEPS}")
-    text = data.read(config.data.path, config.train.sequence)
-    setting = Setting(config, local_profile(config), text)
-    gradients(report, setting, training(report, setting))
+    text, profile = TEXT.read(config_of(0)), Case(config_of(0), on("local")).profile
+    gradients(report, text, profile, training(report, text, profile))
 
 
 def of_quality(report: Report) -> dict:

@@ -28,7 +28,6 @@ import collections
 import concurrent.futures
 import contextlib
 import itertools
-import json
 import os
 import pathlib
 import random
@@ -47,19 +46,26 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.shared.case import SMALL
 from benchmarks.shared.results import Benchmark, Report, measure
-from experiments import train, train_glue, train_images
 from experiments.command.load import FOLDER, load
 from experiments.running.planning import new_plan
-from jaxmem import cli, runs
+from jaxmem import runs
+from jaxmem._core.files import read_json
 from jaxmem._target.processes.orbax import orbax
 from jaxmem._train.checkpoints import manifest, stored
-from jaxmem._train.checkpoints.checkpoints import Checkpoints, steps_in
+from jaxmem._train.checkpoints.checkpoints import Checkpoints, first_whole, steps_in
+from jaxmem._train.runs.record import rows_until
 from jaxmem.errors import JaxmemWarning, RunError
-from tests.shared.bad import Bad, mistakes
-from tests.shared.bad_configs import bad_configs
-from tests.shared.bad_plans import bad_plans, full
+from tests.shared.bad import Bad, refusal
+from tests.shared.bad_configs import PROGRAMS, bad_configs, trainer_of
+from tests.shared.bad_plans import FILE as PLAN
+from tests.shared.bad_plans import READERS, bad_plans, full
+
+# A GPT that trains in seconds, under a plan.
+SMALL = (
+    "model.layers=2", "model.width=32", "model.heads=2", "train.sequence=32", "train.loss_chunk=32",
+    "train.batch=4", "plan.budget=90%",
+)  # fmt: skip
 
 # -- kills
 
@@ -78,32 +84,15 @@ def start(out: pathlib.Path, said: pathlib.Path) -> subprocess.Popen:
 
 def rows_of(folder: pathlib.Path) -> list[dict]:
     """The rows that are whole, without what a clock said."""
-    path, found = folder / "metrics.jsonl", []
-    with contextlib.suppress(ValueError):
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            row = json.loads(line)
-            found.append({k: v for k, v in row.items() if not k.endswith(("_seconds", "_second"))})
-    return found
+    rows, _ = rows_until(folder / "metrics.jsonl", sys.maxsize)
+    clock = "_seconds", "_second"
+    return [{k: v for k, v in row.items() if not k.endswith(clock)} for row in rows]
 
 
-def unfinished(out: pathlib.Path) -> pathlib.Path | None:
+def unfinished(out: pathlib.Path) -> pathlib.Path:
+    """The folder of the run that did not end. There is no such folder if no run saved a step."""
     found = (path for path in out.glob("unfinished-*") if any(path.glob("checkpoints/*")))
-    return next(found, None)
-
-
-def finished(path: pathlib.Path | None) -> int:
-    """The newest step that an unfinished run saved."""
-    return max(steps_in(path / "checkpoints") if path else (), default=0)
-
-
-def newest(path: pathlib.Path | None) -> int:
-    """The newest saved step that is whole, by its sums."""
-    if path is None or not finished(path):
-        return 0
-    with Checkpoints(path / "checkpoints", 2) as checkpoints, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = checkpoints.newest()
-    return 0 if found is None else found.step
+    return next(found, out / "nothing saved")
 
 
 def stop(out: pathlib.Path, number: signal.Signals, wait: float) -> dict:
@@ -113,17 +102,20 @@ def stop(out: pathlib.Path, number: signal.Signals, wait: float) -> dict:
     try:
         process.wait(wait)
     except subprocess.TimeoutExpired:
-        acknowledged, sent = finished(unfinished(out)), number.name
+        acknowledged = max(steps_in(unfinished(out) / "checkpoints"), default=0)
+        sent = number.name
         process.send_signal(number)
     code, path = process.wait(), unfinished(out)
     if (out / "summary.json").exists() or any(out.glob("ended-*")):
         return {"signal": sent, "ended": True}
-    kept, written = newest(path), len(rows_of(path)) if path else 0
+    steps = steps_in(path / "checkpoints")
+    whole = first_whole(path / "checkpoints", steps)  # by its sums
+    kept = whole.step if whole else 0
     return {
         "signal": sent,
         "code": code,
         "lost": max(acknowledged - kept, 0),
-        "repeated": max(written - kept, 0),
+        "repeated": max(len(rows_of(path)) - kept, 0),
         "traceback": "Traceback" in said.read_text(encoding="utf-8"),
     }
 
@@ -132,21 +124,17 @@ def is_same(out: pathlib.Path, whole: pathlib.Path) -> bool:
     """Whether a run that has ended is the run that was not stopped. Removes it."""
     with contextlib.suppress(RunError), runs.record(out):
         pass  # which moves what a killed process did not, and refuses a folder whose run ended
-    loss = lambda path: json.loads((path / "summary.json").read_text(encoding="utf-8"))["val_loss"]
-    same = rows_of(out) == rows_of(whole) and loss(out) == loss(whole)
+    told = lambda path: (rows_of(path), read_json(path / "summary.json")["val_loss"])
+    same = told(out) == told(whole)
     shutil.rmtree(out)
     return same
 
 
-def whole_run(whole: pathlib.Path) -> float:
-    """Seconds of a run that is not stopped, whose programs are compiled."""
-    seconds = 0.0
-    for _ in range(2):  # the first fills the cache
-        shutil.rmtree(whole, ignore_errors=True)
-        began = time.monotonic()
-        assert start(whole, whole.with_suffix(".said")).wait() == 0
-        seconds = time.monotonic() - began
-    return seconds
+def seconds_of(whole: pathlib.Path) -> float:
+    """Seconds of a run that is not stopped."""
+    began = time.monotonic()
+    assert start(whole, whole.with_suffix(".said")).wait() == 0
+    return time.monotonic() - began
 
 
 def kills(report: Report) -> None:
@@ -154,26 +142,27 @@ def kills(report: Report) -> None:
     left = [signal.SIGKILL] * KILLS + [signal.SIGTERM, signal.SIGINT] * (ASKED // 2)
     random.Random(0).shuffle(left)
     report.results, lock = {}, threading.Lock()
-
-    def work(out: pathlib.Path, whole: pathlib.Path, seconds: float) -> None:
-        draw = random.Random(out.name)
-        with contextlib.suppress(IndexError):  # none is left
-            while True:
-                number = left.pop()
-                row = stop(out, number, draw.uniform(0.5, seconds))
-                if row["signal"] is None:
-                    left.append(number)
-                if "ended" in row:
-                    row["same"] = is_same(out, whole)
-                with lock:
-                    report.add(str(len(report.results)), row)
-
-    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
+    with tempfile.TemporaryDirectory() as name, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        folder = pathlib.Path(name)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder}/cache"
-        whole = pathlib.Path(folder) / "whole"
-        seconds = 1.4 * whole_run(whole)
-        outs = [pathlib.Path(folder) / f"out{number}" for number in range(2)]
-        list(pool.map(work, outs, [whole] * 2, [seconds] * 2))
+        seconds_of(folder / "first")  # which fills the cache
+        whole = folder / "whole"
+        seconds = 1.4 * seconds_of(whole)
+
+        def work(out: pathlib.Path) -> None:
+            draw = random.Random(out.name)
+            with contextlib.suppress(IndexError):  # none is left
+                while True:
+                    number = left.pop()
+                    row = stop(out, number, draw.uniform(0.5, seconds))
+                    if row["signal"] is None:
+                        left.append(number)
+                    if "ended" in row:
+                        row["same"] = is_same(out, whole)
+                    with lock:
+                        report.add(str(len(report.results)), row)
+
+        list(pool.map(work, (folder / "out0", folder / "out1")))
 
 
 def of_signal(found: list[dict], name: str) -> dict:
@@ -211,11 +200,10 @@ def state(step: int):
 
 
 def alike(a, b) -> bool:
-    data = lambda leaf: (
-        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-    )
+    is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    data = lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf).tobytes()
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return all(np.asarray(data(x)).tobytes() == np.asarray(data(y)).tobytes() for x, y in pairs)
+    return all(data(x) == data(y) for x, y in pairs)
 
 
 def turned(path: pathlib.Path, draw: random.Random) -> None:
@@ -256,12 +244,12 @@ def by_jaxmem(folder: pathlib.Path) -> str:
         found = checkpoints.newest()
         assert found is not None
         right = alike(found.state(state(0)), state(found.step))
-    said = [w for w in told if issubclass(w.category, JaxmemWarning)]
     if not right:
         return "wrong values"
     if found.step == SAVED[-1]:
         return "right values"
-    return "the one before, with a warning" if said else "the one before, without a word"
+    said = any(issubclass(w.category, JaxmemWarning) for w in told)
+    return f"the one before, {'with a warning' if said else 'without a word'}"
 
 
 def by_orbax(folder: pathlib.Path) -> str:
@@ -297,7 +285,7 @@ def faulty(whole: pathlib.Path, folder: pathlib.Path, faults: int):
 
 
 def faults(report: Report) -> None:
-    counts: dict[str, collections.Counter] = {}
+    counts = collections.defaultdict(collections.Counter)
     with tempfile.TemporaryDirectory() as scratch:
         whole, folder = pathlib.Path(scratch) / "whole", pathlib.Path(scratch) / "checkpoints"
         with Checkpoints(whole, 3) as checkpoints:
@@ -310,64 +298,52 @@ def faults(report: Report) -> None:
             if file.name != manifest.NAME:
                 outcomes["orbax alone"] = by_orbax(folder)
             for who, outcome in outcomes.items():
-                counts.setdefault(f"{who}, {name}", collections.Counter())[outcome] += 1
-    report.results = dict(counts)
+                counts[f"{who}, {name}"][outcome] += 1
+    report.results = counts
 
 
 def of_faults(report: Report) -> dict:
-    total: dict[str, collections.Counter] = {}
+    total = collections.defaultdict(collections.Counter)
     for key, row in report.results.items():
-        total.setdefault(key.split(", ")[0], collections.Counter()).update(row)
+        total[key.split(", ")[0]].update(row)
     return total
 
 
 # -- bad_files
 
-PROGRAMS = {"train": train, "train_glue": train_glue, "train_images": train_images}
-CONFIG, PLAN = "mine.toml", "mine.json"
-READERS: tuple[tuple[Callable, list[str]], ...] = (
-    (cli.main, ["show", PLAN]),
-    (cli.main, ["diff", "whole.json", PLAN]),
-    (cli.main, ["report", PLAN]),
-    (cli.main, ["verify", PLAN, "absent:step"]),
-    (cli.main, ["explain", "absent:step", "--plan", PLAN]),
-    (train.main, ["gpt_nano", f"plan.path={PLAN}", "--out", "new"]),
-)
+CONFIG = "mine.toml"
 Case = tuple[Bad, Callable, list[str]]
 
 
 def of_configs() -> Iterator[Case]:
     for path in sorted(FOLDER.glob("*.toml")):
         text = path.read_text(encoding="utf-8")
-        name = next(n for n in reversed(PROGRAMS) if f"experiments.{n} " in text)
-        for bad in bad_configs(text, name):
-            yield bad, PROGRAMS[name].main, [CONFIG, "--out", "new"]
+        trainer = trainer_of(text)
+        for bad in bad_configs(text, trainer):
+            yield bad, PROGRAMS[trainer].main, [CONFIG, "--out", "new"]
 
 
 def of_plans() -> Iterator[Case]:
     full().save("whole.json")
     new_plan(load("gpt_nano", SMALL)).save("real.json")
+    readers = [reader for way, reader in READERS.items() if way != "json"]
     for name in ("whole.json", "real.json"):
         text = pathlib.Path(name).read_text(encoding="utf-8")
-        for bad, (main, line) in zip(bad_plans(text), itertools.cycle(READERS)):
+        for bad, (main, line) in zip(bad_plans(text), itertools.cycle(readers)):
             yield bad, main, line
 
 
 def tried(cases: Iterator[Case], file: str) -> dict[str, dict[str, int]]:
     """The files of each kind of mistake, and those that were refused. No file is tried twice."""
-    found: dict[str, dict[str, int]] = {}
-    seen: set[bytes] = set()
-    for bad, main, line in cases:
-        if bad.content in seen:
-            continue
-        seen.add(bad.content)
-        pathlib.Path(file).write_bytes(bad.content)
-        wrong = mistakes(main, line, file, bad.key)
-        if wrong:
+    found = collections.defaultdict(lambda: {"files": 0, "refused": 0})
+    first: dict[bytes, Case] = {}
+    for case in cases:
+        first.setdefault(case[0].content, case)
+    for bad, main, line in first.values():
+        if wrong := refusal(bad, main, line, file):
             print(bad.kind, bad.key, line, wrong, bad.content[:200])
-        row = found.setdefault(bad.kind, {"files": 0, "refused": 0})
-        row["files"] += 1
-        row["refused"] += not wrong
+        found[bad.kind]["files"] += 1
+        found[bad.kind]["refused"] += not wrong
     return found
 
 

@@ -28,14 +28,13 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import jax
+import optax
 
 from benchmarks.placed import bytes_of
 from benchmarks.shared.case import on
-from benchmarks.shared.released import NO_DROPOUT, state_of, step_of
-from benchmarks.shared.results import Benchmark, Report, measure, say
+from benchmarks.shared.released import NO_DROPOUT, planned_step
+from benchmarks.shared.results import Benchmark, Report, known, measure, say
 from experiments.command.load import load
-from experiments.models import registry
 from jaxmem._core.actions import ALL
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database
@@ -64,24 +63,14 @@ COMMON = [*NO_DROPOUT, "train.batch=4", "plan.budget=none", "optimizer.clip=none
 
 
 @functools.cache
-def config_of(layers: int) -> Any:
-    return load("gpt_10b", [*COMMON, f"model.layers={layers}"])
-
-
-def shapes_of(layers: int):
-    """Shapes of parameters and moments."""
-    return state_of(config_of(layers), step_of(config_of(layers)))
+def step_of(layers: int) -> tuple[Any, tuple]:
+    """What builds the step, and the shapes of its arguments."""
+    return planned_step(load("gpt_10b", [*COMMON, f"model.layers={layers}"]))
 
 
 def parameters(layers: int) -> int:
-    return sum(a.size for a in jax.tree.leaves(shapes_of(layers)[0]))
-
-
-def steps_of(layers: int, backend: Backend) -> tuple[Any, tuple, Backend]:
-    """What builds the step, and its arguments."""
-    config = config_of(layers)
-    build = functools.partial(step_of, config)
-    return build, (shapes_of(layers), registry.batch_shape(config)), backend
+    _, (state, _) = step_of(layers)
+    return optax.tree.size(state[0])
 
 
 def read(backend: Backend, limits: Limits) -> tuple[PlacementSearch, LayerPolicy]:
@@ -89,7 +78,7 @@ def read(backend: Backend, limits: Limits) -> tuple[PlacementSearch, LayerPolicy
     the policy of a layer that is recomputed.
     """
     actions, _ = allowed_actions(ALL, backend.target)
-    search = read_places(*steps_of(FEW, backend), limits, Allowed(actions, actions))
+    search = read_places(*step_of(FEW), backend, limits, Allowed(actions, actions))
     recomputed = layer_policy(search.profile, search.block, {})
     (recomputed,) = with_working([recomputed], search.steps, search.block.name, search.others)
     return search, recomputed
@@ -156,12 +145,11 @@ def boundary_of(
     errors, room = [] if error is None else [error], few.limits.usable_bytes
 
     def found_for(layers: int) -> Any:
-        steps = PlacedSteps(*steps_of(layers, few.steps.backend))
+        steps = PlacedSteps(*step_of(layers), few.steps.backend)
         problem = rule(dataclasses.replace(few.problem, states=steps.states()))
         error = errors[-1] if errors else 0
         search = dataclasses.replace(few, steps=steps, problem=problem, error=error, trials=[])
-        lowest, best = search.least(), None
-        assert lowest is not None
+        lowest, best = known(search.least()), None
         if not errors or search.expected(lowest) <= room:
             best = search.run() if fastest else least_of(search, lowest)
             errors.append(search.error)
@@ -170,9 +158,8 @@ def boundary_of(
             raise BudgetError(f"{layers} layers do not fit", least_bytes=needed)
         return Found(search, best, (Point(needed, lowest.seconds),))
 
-    return Boundary(
-        range(2, MOST), functools.partial(least, rule(few.within(None))), room, found_for
-    )
+    predicted = functools.partial(least, rule(few.within(None)))
+    return Boundary(range(2, MOST), predicted, room, found_for)
 
 
 def temporaries(search: PlacementSearch) -> int:
@@ -189,13 +176,12 @@ def row(few: PlacementSearch, rule: Callable, error: int | None, joint: bool) ->
     """What is found for one GPU, one size of host memory, and one rule."""
     boundary = boundary_of(few, rule, joint, error)
     index = boundary.find()
-    found, layers = boundary.plans[index], boundary.sizes[index]
-    assert isinstance(found, Found)
-    best, beyond = found.best, boundary.failures.get(index + 1)
+    found: Any = boundary.plans[index]
+    layers, beyond = boundary.sizes[index], boundary.failures.get(index + 1)
     return {
         "layers": layers,
         "parameters": parameters(layers),
-        **bytes_of(best),
+        **bytes_of(found.best),
         "walks are off by": found.search.error,
         "a layer more needs": beyond and beyond.least_bytes,
     } | ({"temporaries": temporaries(found.search)} if joint else {})
@@ -208,7 +194,7 @@ def limits_of(target: str, host: str, backend: Backend) -> Limits:
 
 def run(report: Report, target: str) -> None:
     keys = {(host, name): f"{target}, {host}, {name}" for name in RULES for host in HOSTS}
-    if all(map(report.has, keys.values())):
+    if report.has(*keys.values()):
         return
     with on(target, Database()) as backend:
         say(f"{target}: walking through {FEW} layers")

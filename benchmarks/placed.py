@@ -44,12 +44,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jaxmem
-from benchmarks.shared.case import from_to, on
+from benchmarks.shared.case import on
 from benchmarks.shared.released import LONG, MODELS, NO_DROPOUT, OWN, config_of, planned_step
-from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.results import Benchmark, Report, known, measure
+from benchmarks.shared.searches import from_to
 from experiments.command.load import load
-from jaxmem._core.actions import ALL, KEEP, LOSSLESS, OFFLOAD, RECOMPUTE, REST
+from jaxmem._core.actions import KEEP, LOSSLESS, OFFLOAD, REST, is_whole
 from jaxmem._core.database import Database
+from jaxmem._core.groups import group_label
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._planner.placement.front import layer_policy
 from jaxmem._planner.placement.layer import BUFFERED, RESIDENT, STREAMED, LayerGroup
@@ -67,15 +69,13 @@ def search_of(model: str, backend) -> PlacementSearch:
     build, args = planned_step(config_of(model, MICROBATCHES))
     target = backend.target
     limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
-    lossless, _ = allowed_actions(LOSSLESS, target)
-    actions = tuple(a for a in ALL if a in lossless)
+    actions, _ = allowed_actions(LOSSLESS, target)
     return read_places(build, args, backend, limits, Allowed(actions, actions))
 
 
 def rooms(problem: PlacementProblem, least: float, usable: int, budgets: int) -> list[int]:
     """Budgets from `least` to everything on the device."""
-    most = solve_placement(dataclasses.replace(problem, room=None))
-    assert most is not None
+    most = known(solve_placement(dataclasses.replace(problem, room=None)))
     return from_to(int(least), min(most.device_bytes, usable), budgets)
 
 
@@ -112,12 +112,11 @@ def within(unlimited: PlacementSearch, room: int) -> dict[str, Any]:
 
 def of_plans(report: Report, model: str, target: str) -> None:
     keys = [f"{model}, {target}, {i}" for i in range(COMPILED)]
-    if all(map(report.has, keys)):
+    if report.has(*keys):
         return
     with on(target, Database()) as backend:
         search = search_of(model, backend)
-        lowest = search.least()
-        assert lowest is not None
+        lowest = known(search.least())
         compiled = search.steps.compile_fully(search.assignment(lowest), lowest.places)
         least, usable = LEAST_COMPILED * compiled.total, backend.target.usable_bytes
         for key, room in zip(keys, rooms(search.within(None), least, usable, COMPILED)):
@@ -136,9 +135,7 @@ SOLVED, LEAST_SOLVED = 12, 1.05  # budgets; of the program's least bytes
 
 
 def fits(problem: PlacementProblem, one: PlacementSolution) -> bool:
-    assert problem.room is not None
-    assert problem.host_room is not None
-    return one.device_bytes <= problem.room and one.host_bytes <= problem.host_room
+    return one.device_bytes <= known(problem.room) and one.host_bytes <= known(problem.host_room)
 
 
 def states_first(problem: PlacementProblem) -> PlacementSolution | None:
@@ -147,26 +144,21 @@ def states_first(problem: PlacementProblem) -> PlacementSolution | None:
         return None
     found = []
     for policies in itertools.product(range(len(problem.policies)), repeat=len(first.counts)):
-        counts: dict[LayerGroup, int] = {}
-        for (kind, n), policy in zip(first.counts.items(), policies):
-            counts[LayerGroup(kind.place, policy)] = n
+        layers = zip(first.counts.items(), policies)
+        counts = {LayerGroup(kind.place, policy): n for (kind, n), policy in layers}
         found.append(PlacementSolution.of(problem, counts, first.outer))
-    found = [one for one in found if fits(problem, one)]
-    return min(found, key=lambda one: one.risk_adjusted_seconds, default=None)
+    fitting = (one for one in found if fits(problem, one))
+    return min(fitting, key=lambda one: one.risk_adjusted_seconds, default=None)
 
 
 def actions_first(problem: PlacementProblem) -> PlacementSolution | None:
-    layers = problem.states.layers
-    alone = [
-        (policy.seconds, w)
-        for w, policy in enumerate(problem.policies)
-        for one in [PlacementSolution.of(problem, {LayerGroup(STREAMED, w): layers}, "pinned_host")]
-        if fits(problem, one)
-    ]
-    if not alone:
+    streamed = lambda policy: {LayerGroup(STREAMED, policy): problem.states.layers}
+    alone = lambda policy: PlacementSolution.of(problem, streamed(policy), "pinned_host")
+    policies = [p for i, p in enumerate(problem.policies) if fits(problem, alone(i))]
+    if not policies:
         return None
-    _, fastest = min(alone)
-    return solve_placement(dataclasses.replace(problem, policies=(problem.policies[fastest],)))
+    fastest = min(policies, key=lambda policy: policy.seconds)
+    return solve_placement(dataclasses.replace(problem, policies=(fastest,)))
 
 
 def rules(
@@ -190,8 +182,7 @@ def rules(
 
 def against_rules(problem: PlacementProblem, simpler: dict[str, Callable]) -> dict:
     """The joint solution, and the seconds of the others over its own."""
-    joint = solve_placement(problem)
-    assert joint is not None
+    joint = known(solve_placement(problem))
     with_less = solve_placement(dataclasses.replace(problem, host_room=joint.host_bytes // 2))
     ratio = lambda one: None if one is None else one.seconds / joint.seconds
     return {
@@ -208,14 +199,11 @@ def of_budgets(model: str, target: str) -> dict:
     with on(target, Database()) as backend:
         search = search_of(model, backend)
         simpler, problem = rules(search), search.within(None)
-        least = solve_placement(dataclasses.replace(problem, room=None), "bytes")
-        assert least is not None
+        least = known(solve_placement(dataclasses.replace(problem, room=None), "bytes"))
         lowest, usable = LEAST_SOLVED * least.device_bytes, backend.target.usable_bytes
-        asked = [
-            dataclasses.replace(problem, room=room)
-            for room in rooms(problem, lowest, usable, SOLVED)
-        ]
-        return {"budgets": [against_rules(one, simpler) for one in asked]}
+        budgets = rooms(problem, lowest, usable, SOLVED)
+        problems = [dataclasses.replace(problem, room=room) for room in budgets]
+        return {"budgets": [against_rules(one, simpler) for one in problems]}
 
 
 def of_rules(rows: list[dict[str, float | None]]) -> dict[str, dict]:
@@ -267,18 +255,14 @@ def decided(model: str, batch: int, target: str) -> jaxmem.Plan:
 
 def counts(plan: jaxmem.Plan) -> dict[str, int]:
     """How many layers do what."""
-    places = plan.places
-    assert places is not None
+    groups = {group_label("block", a, b): b - a for a, b in plan.groups("block")}
     found = {"recomputed": 0, "kept": 0, "offloaded": 0}
-    for label, choices in plan.actions.items():
-        if not label.startswith("block"):
-            continue
-        _, _, group = label.partition("[")
-        start, stop = map(int, group[:-1].split(":")) if group else (0, places.layers)
-        tags = [c.action.value for tag, c in choices.items() if tag != REST]
-        found["recomputed"] += (stop - start) * all(a == RECOMPUTE.action.value for a in tags)
-        found["kept"] += (stop - start) * (choices.get(REST) == KEEP)
-        found["offloaded"] += (stop - start) * any("offload" in a for a in tags)
+    for label, layers in (groups or {"block": known(plan.places).layers}).items():
+        choices = plan.actions[label]
+        actions = [c.action for tag, c in choices.items() if tag != REST]
+        found["recomputed"] += layers * (not any(a.stores for a in actions))
+        found["kept"] += layers * is_whole(choices)
+        found["offloaded"] += layers * any(a.offloads for a in actions)
     return found
 
 
@@ -290,8 +274,7 @@ def choices(name: str) -> dict:
         plan = decided(model, batch, target)
     except jaxmem.errors.BudgetError as error:
         return found | {"error": str(error)}
-    places = plan.places
-    assert places is not None
+    places = known(plan.places)
     found |= {"protrain": protrain, "layers": places.layers} | counts(plan)
     found |= {name: getattr(places, name) for name in ("persist", "copies", "buffers", "streamed")}
     found |= {"divided": plan.divided, "compiled": plan.compiled_bytes, "host": plan.host_bytes}

@@ -39,30 +39,18 @@ of each other, in every round in another order. The ratio is the stack's time ov
 paired by round: median and quartiles, by the clock and by all cores' work.
 """
 
-import collections
 import itertools
 import statistics
 
 import jax
 
 import jaxmem
-from benchmarks.shared.assignments import keep_tags, plans, show, solved, under
+from benchmarks.shared.assignments import is_lossless, keep_tags, plans, show, solved, under
 from benchmarks.shared.baselines import WITH_NAIVE, Baseline, baselines, compiler_of
-from benchmarks.shared.case import (
-    AnyTimes,
-    Case,
-    Step,
-    case_on,
-    compile_planned,
-    compile_step,
-    local_profile,
-    nano,
-    on,
-    random_bits_for,
-)
-from benchmarks.shared.results import Benchmark, Report, measure, say
-from benchmarks.shared.steps import local_step
-from benchmarks.shared.timing import Seconds, cache_compiles, clock_and_cores, interleaved, over
+from benchmarks.shared.case import AnyTimes, Case, Step, case_on, nano, on, random_bits_for
+from benchmarks.shared.results import Benchmark, Report, known, measure, say
+from benchmarks.shared.steps import compile_planned, compile_step, local_step
+from benchmarks.shared.timing import cache_compiles, clock_and_cores, interleaved, over
 from experiments.gpu_check.measure import quartiles
 from jaxmem._core.actions import ALL, LOSSLESS, Action, Actions
 from jaxmem._core.groups import group_label
@@ -83,44 +71,31 @@ def plans_at(case: Case, budget: int) -> dict[str, tuple[jaxmem.Plan | None, dic
     """The plan for `budget` bytes, and a lossless one if it compresses, each with its row."""
     found = {"plan": case.attempt(budget, actions=ALL)}
     plan = found["plan"][0]
-    if plan is None or not lossless(plan):
+    if plan is None or not is_lossless(plan.actions):
         found["lossless_plan"] = case.attempt(budget, actions=LOSSLESS)
     return found
-
-
-def lossless(plan: jaxmem.Plan) -> bool:
-    codecs = {c.codec for choices in plan.actions.values() for c in choices.values() if c.codec}
-    return not {c for c in codecs if not c.startswith("bit_mask")}
-
-
-def ratios(seconds: Seconds, name: str) -> dict[str, dict[str, float]]:
-    """Plan / baseline within a round: quartiles over rounds."""
-    own = {k.removeprefix(f"{name}/"): s for k, s in seconds.items() if k.startswith(f"{name}/")}
-    base = own.pop("baseline")
-    return {which: over(plan, base) for which, plan in own.items()}
 
 
 def by_the_clock(report: Report) -> None:
     cache_compiles()
     case = Case(nano(), on("local"), codecs=WITH_NAIVE)
-    chosen = [b for b in baselines(case.profile) if b.name not in LEFT_OUT]
-    groups, plans = [], {}
-    for baseline in chosen:
-        name, step = baseline.name, compile_step(case.config, baseline.policy)
-        say(f"{name}: {compiled_bytes(step)} bytes")
-        plans[name] = plans_at(case, compiled_bytes(step))
-        steps = {f"{name}/{k}": plan.step for k, (plan, _) in plans[name].items() if plan}
-        groups.append({f"{name}/baseline": step} | steps)
-    clock, _ = interleaved(case.config, groups, ROUNDS)
-    for baseline, group in zip(chosen, groups, strict=True):
-        name = baseline.name
-        report.results[name] = {
-            "baseline": name,
-            "bytes": compiled_bytes(group[f"{name}/baseline"]),
-            "seconds": quartiles(clock[f"{name}/baseline"]),
-            "plans": {way: row for way, (_, row) in plans[name].items()},
-            "ratios": ratios(clock, name),
-        }
+    groups, rows = {}, {}
+    for baseline in baselines(case.profile):
+        if (name := baseline.name) in LEFT_OUT:
+            continue
+        step = compile_step(case.config, baseline.policy)
+        nbytes = compiled_bytes(step)
+        say(f"{name}: {nbytes} bytes")
+        plans = plans_at(case, nbytes)
+        steps = {f"{name}/{way}": plan.step for way, (plan, _) in plans.items() if plan}
+        groups[name] = {f"{name}/baseline": step} | steps
+        told = {way: row for way, (_, row) in plans.items()}
+        rows[name] = {"baseline": name, "bytes": nbytes, "plans": told}
+    clock, _ = interleaved(case.config, [*groups.values()], ROUNDS)
+    for name, row in rows.items():
+        base, *planned = groups[name]
+        ratios = {key.removeprefix(f"{name}/"): over(clock[key], clock[base]) for key in planned}
+        report.add(name, row | {"seconds": quartiles(clock[base]), "ratios": ratios})
 
 
 # -- measured
@@ -161,7 +136,7 @@ def compared(step: Step, hand: dict, budget: int, way) -> dict:
 def chosen_by_the_clock(report: Report, name: str) -> None:
     say(name)
     keys = {(s, w): f"{name}, {s}, {w}" for s in SHARES for w in WAYS}
-    if all(map(report.has, keys.values())):
+    if report.has(*keys.values()):
         return
     with on("local") as backend:
         step = Step(*local_step(name), backend, allowed=LOSSLESS)
@@ -176,36 +151,35 @@ def of_way(report: Report, way: str) -> dict:
     rows = {k: r for k, r in report.results.items() if k.endswith(way) and "ratios" in r}
     medians = [r["ratios"]["median"] for r in rows.values()]
     kept = {k: r["medians"] for k, r in rows.items() if "everything kept" in r["medians"]}
+    others = {k: r["ratios"] for k, r in rows.items() if not r["is the policy"]}
+    slower = [k for k, ratios in others.items() if ratios["upper"] < 1]
     return {
         "points": len(rows),
         "geometric mean": statistics.geometric_mean(medians),
         "least": min(medians),
         # If the plan is the policy itself, their ratio is noise.
         "the plan is the policy": sum(r["is the policy"] for r in rows.values()),
-        "slower beyond the quartiles": [
-            k for k, r in rows.items() if r["ratios"]["upper"] < 1 and not r["is the policy"]
-        ],
+        "slower beyond the quartiles": slower,
         "to everything kept": {k: m["everything kept"] / m["plan"] for k, m in kept.items()},
     }
 
 
 # -- baselines_h200 and tpu_baselines
 
-GPU = "h200"
+CONFIGS, GPU = ("gpt_117m", "gpt_345m"), "h200"
 BELOW = 0.92  # of the least bytes of the policies
 DRAW = 0.01  # of a TPU's step
 
 
-def priced(case: Case, step: CompiledStep, actions: Actions) -> dict:
+def priced(case: Case, step: CompiledStep) -> dict:
     """The bytes and the estimated times of a policy's or a plan's step."""
-    found, cost = step.compiled, evaluate(case.profile, actions)
-    row = {"bytes": found.total_bytes, "host_bytes": found.host_bytes, "actions": show(actions)}
+    seconds, cost = step.compiled.xla_seconds, evaluate(case.profile, step.actions)
+    row = {"bytes": step.total, "host_bytes": step.host_bytes, "actions": show(step.actions)}
     if case.target.platform == "tpu":
-        assert found.xla_seconds is not None
         exposed = cost.host_seconds
-        seconds = {"roofline_seconds": found.xla_seconds + exposed}
-        return row | seconds | {"exposed_copies_seconds": exposed}
-    return row | {"model_extra_seconds": cost.seconds, "xla_seconds": found.xla_seconds}
+        roofline = known(seconds) + exposed
+        return row | {"roofline_seconds": roofline, "exposed_copies_seconds": exposed}
+    return row | {"model_extra_seconds": cost.seconds, "xla_seconds": seconds}
 
 
 def of_baseline(case: Case, baseline: Baseline, whole: bool = False) -> dict:
@@ -213,17 +187,16 @@ def of_baseline(case: Case, baseline: Baseline, whole: bool = False) -> dict:
     (step,) = compiler.compile_buffers(baseline.actions)
     step = compiler.compile_fully(step) if whole else step
     model = {"model_is": "exact" if baseline.exact else "the nearest keep-set"}
-    return priced(case, step, baseline.actions) | model
+    return priced(case, step) | model
 
 
 def of_plan(case: Case, at_bytes: int) -> dict:
     """A plan of no more than `at_bytes` as compiled."""
-    plan, told = case.attempt(case.budget_for(at_bytes))
-    told["at_bytes"] = at_bytes
+    plan, row = case.attempt(case.budget_for(at_bytes))
+    row["at_bytes"] = at_bytes
     if plan is not None:
-        told |= priced(case, case.compile_buffers(plan.actions)[0], plan.actions)
-        told["bytes"] = plan.compiled_bytes
-    return told
+        row |= priced(case, *case.compile_buffers(plan.actions)) | {"bytes": plan.compiled_bytes}
+    return row
 
 
 def by_estimates(report: Report, key: str) -> None:
@@ -232,16 +205,16 @@ def by_estimates(report: Report, key: str) -> None:
     random_bits_for(tpu or GPU)
     with case_on(tpu or GPU, config) as case:
         for baseline in baselines(case.profile):
-            name, beside = f"{key} baseline {baseline.name}", f"{key} plan {baseline.name}"
+            name, planned = f"{key} baseline {baseline.name}", f"{key} plan {baseline.name}"
             at = report.once(name, of_baseline, case, baseline)["bytes"]
-            if report.has(beside) or at > case.target.usable_bytes:
+            if report.has(planned) or at > case.target.usable_bytes:
                 continue
             plan = of_plan(case, at)
             if tpu and outcome(plan, report[name]) != "win":
                 # Compiled whole, as a plan is, it may take a little more than its buffers.
                 report.add(name, of_baseline(case, baseline, whole=True))
                 plan = of_plan(case, report[name]["bytes"])
-            report.add(beside, plan)
+            report.add(planned, plan)
         if not tpu:
             least = min(r["bytes"] for r in report.under(f"{key} baseline ").values())
             report.once(f"{key} plan 8 % below the least", of_plan, case, int(BELOW * least))
@@ -266,22 +239,15 @@ def of_tpu(report: Report, key: str) -> dict:
     for against, plan in report.under(f"{key} plan ").items():
         base = report[f"{key} baseline {against}"]
         ratio = plan["roofline_seconds"] / base["roofline_seconds"] if plan["found"] else None
-        rows[against] = {
-            "outcome": outcome(plan, base),
-            "time against the baseline's": ratio,
-        }
-    counts = collections.Counter({"win": 0, "draw": 0, "loss": 0, "none found": 0})
-    counts.update(r["outcome"] for r in rows.values())
+        rows[against] = {"outcome": outcome(plan, base), "time against the baseline's": ratio}
+    ended = [row["outcome"] for row in rows.values()]
+    counts = {name: ended.count(name) for name in ("win", "draw", "loss", "none found")}
     return {"counts": counts, "rows": rows}
 
 
-CONFIGS = ("gpt_117m", "gpt_345m")
-
-
-LOOPS = "scan", "stack"
-
 # -- stack_bytes
 
+LOOPS = "scan", "stack"
 CHOSEN = ("keep everything", "keep", "recompute", "compress", "offload", "solved 0.2")
 
 
@@ -293,8 +259,8 @@ def halves(first: Actions, last: Actions, layers: int) -> Actions:
 
 
 def sizes(case: Case, actions: Actions | None) -> dict:
-    compiled = case.compile_buffers(actions)[0].compiled
-    return {"bytes": compiled.total_bytes, "host_bytes": compiled.host_bytes}
+    (step,) = case.compile_buffers(actions)
+    return {"bytes": step.total, "host_bytes": step.host_bytes}
 
 
 def both_loops(scan: Case, stack: Case, actions: Actions | None) -> dict:
@@ -305,12 +271,11 @@ def both_loops(scan: Case, stack: Case, actions: Actions | None) -> dict:
 def of_stack(report: Report, config: str, target: str) -> None:
     with on(target) as backend:
         scan, stack = (Case(config, backend, AnyTimes(), [f"model.loop={loop}"]) for loop in LOOPS)
-        found = plans(scan.profile, scan.config.model.width)
+        found: dict = plans(scan.profile, scan.config.model.width)
         two = halves(found["solved 0.2"], found["keep"], stack.config.model.layers)
-        for name in CHOSEN:
-            if name in found:
-                actions = None if name == "keep everything" else found[name]
-                report.once(f"{config} {target} {name}", both_loops, scan, stack, actions)
+        found["keep everything"] = None
+        chosen = {name: found[name] for name in CHOSEN if name in found}
+        report.once_each(f"{config} {target} ", chosen, both_loops, scan, stack)
         report.once(f"{config} {target} two groups", lambda: {"stack": sizes(stack, two)})
 
 
@@ -325,7 +290,7 @@ def of_bytes(report: Report) -> dict:
 def time_stack(report: Report) -> None:
     cache_compiles()
     configs = {loop: nano(f"model.loop={loop}") for loop in LOOPS}
-    profile = local_profile(configs["scan"])
+    profile = Case(configs["scan"], on("local")).profile
     chosen: dict[str, Actions | None] = {
         "everything kept": None,
         "keep": keep_tags(profile),
@@ -338,9 +303,8 @@ def time_stack(report: Report) -> None:
         for name, actions in chosen.items()
     ]
     seconds = interleaved(configs["scan"], groups, ROUNDS)
-    report.results = {
-        name: clock_and_cores(seconds, f"{name} stack", f"{name} scan") for name in chosen
-    }
+    for name in chosen:
+        report.add(name, clock_and_cores(seconds, f"{name} stack", f"{name} scan"))
 
 
 def of_time(report: Report) -> dict:
@@ -355,7 +319,7 @@ RESULTS = {
     ),
     "baselines_h200": Benchmark(CONFIGS, by_estimates, of_case=of_gpu),
     "tpu_baselines": Benchmark(
-        [" ".join(case) for case in itertools.product(CONFIGS, ("v5e", "v6e"))],
+        [f"{config} {tpu}" for config in CONFIGS for tpu in ("v5e", "v6e")],
         by_estimates,
         of_case=of_tpu,
     ),

@@ -26,7 +26,6 @@ checkpoint is on the disk.
 """
 
 import functools
-import json
 import pathlib
 import random
 import statistics
@@ -38,9 +37,9 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
+from benchmarks.shared.case import nano
 from benchmarks.shared.results import Benchmark, Report, measure, say
-from benchmarks.shared.timing import in_turns
-from experiments.command.load import load
+from benchmarks.shared.timing import in_turns, over
 from experiments.config.text import Config
 from experiments.running.planning import prepare
 from experiments.running.text import TEXT
@@ -48,6 +47,7 @@ from experiments.steps.step import abstract, first_state, make_step
 from jaxmem._target.processes.pace import Pace
 from jaxmem._train.checkpoints.checkpoints import Checkpoints
 from jaxmem._train.runs import train as training
+from jaxmem._train.runs.record import rows_until
 
 BUDGETS = {"0.30": 0.30, "0.35": 0.35, "0.40": 0.40}  # of the bytes of everything kept
 SHARE = 0.30
@@ -60,17 +60,14 @@ WIDTHS = {"resid_in": 1, "ln1": 1, "attn": 1, "mid": 1, "ln2": 1, "up": 4, "gelu
 
 
 def config_of(seed: int = 0) -> Config:
-    return load("gpt_nano", [f"train.steps={STEPS}", f"train.seed={seed}"])
+    return nano(f"train.steps={STEPS}", f"train.seed={seed}")
 
 
 def gains(config: Config, loud: bool) -> dict[str, jax.Array]:
     """For each tag a factor a channel: 64 for the first twelfth of them where it is loud."""
-    found = {}
-    for tag, times in WIDTHS.items():
-        channels = times * config.model.width
-        ones = jnp.ones(channels, jnp.float32)
-        found[tag] = ones.at[: channels // 12].set(64.0) if loud else ones
-    return found
+    channels = {tag: times * config.model.width for tag, times in WIDTHS.items()}
+    gain = 64.0 if loud else 1.0
+    return {tag: jnp.ones(n, jnp.float32).at[: n // 12].set(gain) for tag, n in channels.items()}
 
 
 def tagged_by(factors: dict[str, jax.Array]):
@@ -84,25 +81,6 @@ def tagged_by(factors: dict[str, jax.Array]):
         return plain(x * factor, name, **given) / factor
 
     return mock.patch.object(jaxmem, "tag", tag)
-
-
-def build_of(config: Config):
-    def build(plan):
-        step = make_step(config, plan)
-
-        def louder(state, batch):
-            tokens, factors = batch
-            with tagged_by(factors):
-                return step(state, tokens)
-
-        return louder
-
-    return build
-
-
-def shapes(config: Config):
-    state, tokens = abstract(config)
-    return state, (tokens, jax.eval_shape(lambda: gains(config, True)))
 
 
 def batches(config: Config):
@@ -120,20 +98,17 @@ def losses(step, config: Config, rectifier=None, steps: int = STEPS) -> tuple[li
                 step, functools.partial(first_state, config), batches(config), steps=steps,
                 run=run, save_every=600.0, rectifier=rectifier,
             )  # fmt: skip
-        return read_rows(out / "metrics.jsonl"), read_rows(out / "decisions.jsonl")
-
-
-def read_rows(path: pathlib.Path) -> list[dict]:
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else ()
-    return [json.loads(line) for line in lines]
+        files = out / "metrics.jsonl", out / "decisions.jsonl"
+        rows, decisions = (rows_until(path, steps)[0] for path in files)
+        return rows, decisions
 
 
 class Recording(jaxmem.runs.Rectifier):
     """One that keeps the plans that it took."""
 
-    def __init__(self, *args, **given):
-        super().__init__(*args, **given)
-        self.taken = []
+    @functools.cached_property
+    def taken(self) -> list[jaxmem.Plan]:
+        return []
 
     def _swap(self, number, plan, *given, **numbers):
         self.taken.append(plan)
@@ -145,34 +120,47 @@ class Planning:
 
     def __init__(self, share: float, seed: int = 0, **given):
         self.config, self.given = config_of(seed), given
-        self.build, self.args = build_of(self.config), shapes(self.config)
+        state, tokens = abstract(self.config)
+        factors = jax.eval_shape(lambda: gains(self.config, True))
+        self.args = state, (tokens, factors)
         self.kept = jaxmem.plan(self.build, *self.args)
         self.budget = int(share * self.kept.baseline_bytes)
 
+    def build(self, plan):
+        step = make_step(self.config, plan)
+
+        def louder(state, batch):
+            tokens, factors = batch
+            with tagged_by(factors):
+                return step(state, tokens)
+
+        return louder
+
     def plan(self, **more) -> jaxmem.Plan:
         return jaxmem.plan(self.build, *self.args, budget=self.budget, **self.given, **more)
+
+    def rectifier(self, kind: type, plan: jaxmem.Plan, **more):
+        return kind(plan, self.build, *self.args, every=EVERY, **more)
 
 
 def trained(seed: int) -> dict:
     planning = Planning(SHARE, seed, codecs=CODECS)
     plan = planning.plan()
-    rectifier = Recording(plan, planning.build, *planning.args, every=EVERY, codecs=CODECS)
+    rectifier = planning.rectifier(Recording, plan, codecs=CODECS)
     ways = {
         "everything kept": (planning.kept.step, None),
         "first plan": (plan.step, None),
         "rectified": (plan.step, rectifier),
     }
-    found = {}
+    found, beyond = {}, "outliers_beyond_room"
     for name, (step, revising) in ways.items():
         say(name)
         rows, decisions = losses(step, planning.config, revising)
-        key = "outliers_beyond_room"
+        mean = lambda end, rows=rows: statistics.fmean(r["loss"] for r in rows[end - LAST : end])
         found[name] = {
-            "loss": statistics.fmean(row["loss"] for row in rows[-LAST:]),
-            "loss while loud": statistics.fmean(
-                row["loss"] for row in rows[QUIET - LAST - 1 : QUIET - 1]
-            ),
-            "beyond room": {row["step"]: row[key] for row in rows if key in row},
+            "loss": mean(len(rows)),
+            "loss while loud": mean(QUIET - 1),
+            "beyond room": {row["step"]: row[beyond] for row in rows if beyond in row},
             "decisions": decisions,
         }
     # Each plan that was taken was made for the counts of the decision before it.
@@ -196,15 +184,12 @@ def stale(share: str) -> dict:
     plans = {name: planning.plan(outliers={"block": room}) for name, room in rooms.items()}
     states = {name: first_state(config) for name in plans}
     steps = {name: plan.step for name, plan in plans.items()}
-    names = {name: name for name in plans}
-    seconds, _ = in_turns([steps], ROUNDS, states, names, batches(config)(1))
-    ratios = [a / b for a, b in zip(seconds["loud"], seconds["quiet"], strict=True)]
-    loud, quiet = plans.values()
-    return {
-        "ratio": statistics.median(ratios),
-        "quartiles": statistics.quantiles(ratios, n=4, method="inclusive"),
-        "predicted ratio": loud.predicted_seconds / quiet.predicted_seconds,
-    }
+    seconds, _ = in_turns([steps], ROUNDS, states, batches(config)(1))
+    found = over(seconds["loud"], seconds["quiet"])
+    lower, median, upper = (found[k] for k in ("lower_quartile", "median", "upper_quartile"))
+    predicted = plans["loud"].predicted_seconds / plans["quiet"].predicted_seconds
+    quartiles = [lower, median, upper]
+    return {"ratio": median, "quartiles": quartiles, "predicted ratio": predicted}
 
 
 class Counting(jaxmem.runs.Rectifier):
@@ -217,16 +202,16 @@ class Counting(jaxmem.runs.Rectifier):
 def between() -> dict:
     planning = Planning(SHARE)
     plan = planning.plan()
-    counting = lambda: Counting(plan, planning.build, *planning.args, every=EVERY)
     medians: dict[str, list[float]] = {"tracked": [], "not tracked": []}
     for number in range(RUNS):
         for name in random.Random(number).sample(list(medians), len(medians)):
-            due = counting()._watch.is_due
-            every = counting() if name == "tracked" else None
-            rows, _ = losses(plan.step, planning.config, every, RUN_STEPS)
-            timed = [row for row in rows if "step_seconds" in row]
-            alone = [r for r in timed if not (due(r["step"]) or due(r["step"] - 1))]
-            medians[name].append(statistics.median(row["step_seconds"] for row in alone))
+            counting = planning.rectifier(Counting, plan)
+            tracks = counting if name == "tracked" else None
+            rows, _ = losses(plan.step, planning.config, tracks, RUN_STEPS)
+            due = counting._watch.is_due
+            alone = [r for r in rows if not (due(r["step"]) or due(r["step"] - 1))]
+            seconds = (row["step_seconds"] for row in alone if "step_seconds" in row)
+            medians[name].append(statistics.median(seconds))
             say(f"{name}: {medians[name][-1]:.4f} s")
     ratios = [b / a for a, b in zip(*medians.values(), strict=True)]
     return {"throughput": statistics.median(ratios), "ratios": ratios}
@@ -235,10 +220,10 @@ def between() -> dict:
 def summary(report: Report) -> dict:
     found = list(report.under("trained, ").values())
     loss = lambda one, name: one[name]["loss"] / one["everything kept"]["loss"] - 1
+    losses = {name: [loss(one, name) for one in found] for name in ("first plan", "rectified")}
     return {
         "loss against everything kept": {
-            name: {"loss": {"by seed": [loss(one, name) for one in found]}}
-            for name in ("first plan", "rectified")
+            name: {"loss": {"by seed": by_seed}} for name, by_seed in losses.items()
         },
         "plans taken": [len(one["as planned"]) for one in found],
         "throughput between trackings": report["between"]["throughput"],
@@ -250,7 +235,7 @@ def summary(report: Report) -> dict:
 SAVES = 60
 HALF = 8  # steps of each half of a round
 MINUTE = 60.0  # seconds between two saves, by the clock of the loop and by the clock of the result
-NANO = load("gpt_nano", ["plan.budget=none"])
+NANO = nano("plan.budget=none")
 
 
 class Watched(Checkpoints):
@@ -275,11 +260,11 @@ def saved(rounds: int) -> tuple[dict[int, dict[str, float]], dict[int, float]]:
     clock = lambda: MINUTE * max(seen) / (2 * HALF)
     batch = lambda number: TEXT.batch(NANO, data, number)
     note = lambda number, row: seen.update({number: time.perf_counter()})
+    Watched.noted = saves
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(training, "Pace", functools.partial(Pace, clock=clock)),
         mock.patch.object(training, "Checkpoints", Watched),
-        mock.patch.object(Watched, "noted", saves, create=True),
         jaxmem.runs.record(pathlib.Path(folder) / "out", resume=True) as run,
     ):
         given = {"steps": (2 * HALF + 1) * (rounds + 2), "run": run, "save_every": MINUTE}
@@ -296,7 +281,7 @@ def of_saves(report: Report) -> None:
     for step in whole[1 : SAVES + 1]:
         begin, middle, end = (seen[step + n * HALF] for n in (0, 1, 2))
         took = {key: saves[step][key] for key in ("blocks", "whole")}
-        report.results[f"step {step}"] = {"with": middle - begin, "without": end - middle} | took
+        report.add(f"step {step}", {"with": middle - begin, "without": end - middle} | took)
 
 
 def summary_of_saves(report: Report) -> dict:

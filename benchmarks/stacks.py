@@ -34,10 +34,8 @@ import difflib
 import functools
 import importlib
 import importlib.util
-import json
 import pathlib
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 
@@ -45,13 +43,13 @@ import jax
 
 import examples.stacks
 import jaxmem
-from benchmarks.shared.case import Step, between, on, printed
+from benchmarks.shared.case import Step, on
 from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.searches import between, own_cache, print_first_call, printed
 from examples.stacks.openpi_sizes import row_for
 from examples.stacks.training import Training, farthest, nbytes, observed
 from jaxmem._core.assignment import Assignment
 from jaxmem._trace.signature import Signature
-from jaxmem._trace.step import trace
 from tests.shared.foreign.size import Size
 from tests.shared.shapes.table import SHAPES
 
@@ -88,10 +86,6 @@ def positional(training: Training) -> tuple[Callable, tuple]:
     return jaxmem.auto(called(training.step)), signature.shapes(values)
 
 
-def step_on(training: Training, backend) -> Step:
-    return Step(*positional(training), backend)
-
-
 @contextlib.contextmanager
 def own_mesh() -> Iterator[None]:
     """A step may set a mesh, which is unset afterwards."""
@@ -102,17 +96,14 @@ def own_mesh() -> Iterator[None]:
 
 def bytes_and_seconds(step: Step) -> dict:
     """Of the step as the library wrote it."""
-    whole = step.backend.compile_fully(*trace(step.build, None, step.args)).result()
+    whole = step.compile_fully(None).result()
     return {"bytes": whole.total_bytes, "seconds": whole.xla_seconds}
 
 
 def ends(step: Step) -> dict:
     """Bytes of full recomputation, and of everything kept."""
-    least, most = (
-        step.backend.compile_fully(*trace(step.build, plan, step.args)).result().total_bytes
-        for plan in (Assignment.nothing(), Assignment.everything())
-    )
-    return {"least": least, "most": most}
+    plans = {"least": Assignment.nothing(), "most": Assignment.everything()}
+    return {end: step.compile_fully(plan).result().total_bytes for end, plan in plans.items()}
 
 
 def kept_of(name: str) -> functools.partial:
@@ -121,12 +112,16 @@ def kept_of(name: str) -> functools.partial:
     return functools.partial(training, next(iter(policies.values())))
 
 
+def planned_of(name: str, budget: int) -> Training:
+    """The step under the library's first policy, and under a lossless plan for `budget` bytes."""
+    options = {"budget": budget, "actions": jaxmem.plans.LOSSLESS}
+    return kept_of(name)(jit=functools.partial(stack_of(name)[2], **options))
+
+
 def run_plan(name: str, budget: int) -> dict:
     """A plan's step on this CPU against the library's own step."""
-    training, jit = kept_of(name), stack_of(name)[2]
-    options = {"budget": budget, "actions": jaxmem.plans.LOSSLESS}
-    loss, moved = observed(training(jit=functools.partial(jit, **options)))
-    own_loss, own_moved = observed(training())
+    loss, moved = observed(planned_of(name, budget))
+    own_loss, own_moved = observed(kept_of(name)())
     return {"loss": loss / own_loss, "gradient": farthest(moved, own_moved)}
 
 
@@ -135,7 +130,7 @@ def run(report: Report, name: str, target: str) -> None:
     key = f"{name}, {target}"
     with on(target) as backend, own_mesh():
         default = next(iter(policies))
-        steps = {p: step_on(training(policy), backend) for p, policy in policies.items()}
+        steps = {p: Step(*positional(training(policy)), backend) for p, policy in policies.items()}
         planned = steps[default]
         least, most = report.once(f"{key}, ends", ends, planned).values()
         for share, budget in between(least, most, BUDGETS).items():
@@ -155,13 +150,12 @@ def summary(report: Report) -> dict:
     ran = [r for r in report.results.values() if "gradient" in r]
     own = {k.replace(", policy ", ", at "): r for k, r in report.results.items() if "policy" in k}
     pairs = {k: (r, rows[k]) for k, r in own.items() if k in rows and rows[k]["found"]}
-    ratio = {
-        k: policy["seconds"] / plan["predicted_seconds"]
-        for k, (policy, plan) in pairs.items()
-        if policy["seconds"]
-    }
-    stacks = {k.rpartition(", ")[0] for k in ratio}
-    first = [next(v for k, v in ratio.items() if k.startswith(stack)) for stack in stacks]
+    timed = {k: pair for k, pair in pairs.items() if pair[0]["seconds"]}
+    ratio = {k: own["seconds"] / plan["predicted_seconds"] for k, (own, plan) in timed.items()}
+    first: dict[str, float] = {}
+    for key, value in ratio.items():
+        first.setdefault(key.rpartition(", ")[0], value)
+    mean = statistics.geometric_mean(first.values()) if first else None
     return {
         "steps": len({k.partition(", ")[0] for k in rows}),
         "budgets": len(rows),
@@ -174,9 +168,7 @@ def summary(report: Report) -> dict:
         "policies": len(ratio),
         "least ratio": min(ratio.values(), default=None),
         "slower": {k: v for k, v in ratio.items() if v < 1},
-        "geometric mean at the default policy's bytes": (
-            statistics.geometric_mean(first) if first else None
-        ),
+        "geometric mean at the default policy's bytes": mean,
     }
 
 
@@ -185,11 +177,8 @@ def summary(report: Report) -> dict:
 
 def statements(source: str, name: str) -> list[str]:
     """The lines of a function's body in a file's source, without its docstring."""
-    (found,) = (
-        node
-        for node in ast.parse(source).body
-        if isinstance(node, ast.FunctionDef) and node.name == name
-    )
+    nodes = ast.parse(source).body
+    (found,) = (n for n in nodes if isinstance(n, ast.FunctionDef) and n.name == name)
     first = found.body[ast.get_docstring(found) is not None].lineno
     return [line.strip() for line in source.splitlines()[first - 1 : found.end_lineno]]
 
@@ -218,55 +207,39 @@ def call_seconds(name: str) -> dict[str, float]:
 
 def first_step(name: str, budget: int | None) -> None:
     """Prints the seconds of a first call in this process; without a budget, under the own jit."""
-    made, jit = kept_of(name), stack_of(name)[2]
-    planned = functools.partial(jit, budget=budget, actions=jaxmem.plans.LOSSLESS)
-    training = made() if budget is None else made(jit=planned)
+    training = kept_of(name)() if budget is None else planned_of(name, budget)
     args, kwargs = training.arguments()
-    jax.block_until_ready(jax.tree.leaves((args, kwargs)))
-    start = time.perf_counter()
-    jax.block_until_ready(jax.tree.leaves(training.step(*args, **kwargs)))
-    print(json.dumps(time.perf_counter() - start))
+    print_first_call(training.step, args, kwargs)
 
 
 def first_steps(name: str) -> dict:
     budget = int(SHARE * nbytes(kept_of(name)()))
     seconds: dict = {way: [] for way in PROCESSES}
-    with tempfile.TemporaryDirectory() as cache:
+    with own_cache():
         for way in PROCESSES:
             given = None if way == OWN else budget
             program = f"from benchmarks.stacks import first_step; first_step({name!r}, {given})"
-            seconds[way].append(printed(program, XDG_CACHE_HOME=cache))
+            seconds[way].append(printed(program))
     return {"budget": budget, **seconds}
 
 
 COSTS = {"lines": lines_of, "call": call_seconds, "first step": first_steps}
 
 
-def cost(name: str, what: str):
-    return COSTS[what](name)
-
-
 def summary_of_jit(report: Report) -> dict:
     found: dict = {}
     for key, row in sorted(report.results.items()):
         name, what = key.split(", ")
-        of = found.setdefault(name, {})
+        told = found.setdefault(name, {})
         if what == "lines":
-            of["lines"] = len(row)
+            told |= {"lines": len(row)}
         elif what == "call":
-            of["microseconds of a call"] = 1e6 * row[OWN]
-            of["microseconds more"] = 1e6 * (row["jaxmem.jit"] - row[OWN])
+            own, ours = (1e6 * row[way] for way in (OWN, "jaxmem.jit"))
+            told |= {"microseconds of a call": own, "microseconds more": ours - own}
         else:
-            for way in (NOTHING, STORED):
-                of[f"first step, {way}"] = min(row[way]) / min(row[OWN])
+            ratios = {way: min(row[way]) / min(row[OWN]) for way in (NOTHING, STORED)}
+            told |= {f"first step, {way}": ratio for way, ratio in ratios.items()}
     return found
-
-
-# -- stacks_openpi
-
-
-def openpi_row(way: str, target: str) -> dict:
-    return row_for(way, target)[0]
 
 
 INSTALLED = [s for s, package in SCRIPTS.items() if importlib.util.find_spec(package)]
@@ -275,12 +248,12 @@ RESULTS = {
     "stacks": Benchmark([(n, t) for t in TARGETS for n in NAMES_OF_STEPS], run, summary),
     "stacks_jit": Benchmark(
         [(n, what) for what in COSTS for n in (SCRIPTS if what == "lines" else INSTALLED)],
-        row=cost,
+        row=lambda name, what: COSTS[what](name),
         summary=summary_of_jit,
     ),
     "stacks_openpi": Benchmark(
         [("lora", "rtx4090"), ("full", "h100-80gb"), ("lora", "l40s"), ("full", "l40s")],
-        row=openpi_row,
+        row=lambda way, target: row_for(way, target)[0],
     ),
 }
 

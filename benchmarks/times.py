@@ -36,28 +36,32 @@ stored, and under `jaxmem.jit` after another process planned the step. The budge
 bytes that the step takes under `jax.jit`.
 """
 
+import functools
 import itertools
-import json
 import os
 import pathlib
 import random
 import statistics
 import tempfile
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from scipy.stats import spearmanr
 
 import jaxmem
 from benchmarks.budgets import OVERRIDES, untagged
 from benchmarks.shared.assignments import different, drawn, solved, under
 from benchmarks.shared.baselines import baselines
-from benchmarks.shared.case import Case, Step, nano, on, printed
+from benchmarks.shared.case import Case, Step, nano, on
 from benchmarks.shared.released import NO_DROPOUT, OWN
-from benchmarks.shared.results import Benchmark, Report, measure, of_errors, say, spearman
+from benchmarks.shared.results import Benchmark, Report, measure, of_errors, say
+from benchmarks.shared.searches import own_cache, print_first_call, printed
 from benchmarks.shared.steps import local_step
-from benchmarks.shared.timing import in_turns
+from benchmarks.shared.timing import first_batch, in_turns
 from experiments.command.load import load
+from experiments.running.planning import unplanned
 from experiments.steps.step import abstract, init_state
 from jaxmem._core.actions import Action, Actions
 from jaxmem._core.database import Database, Timing
@@ -84,15 +88,16 @@ CASES = {"gpt_nano": "gpt_nano", "BERT": "Transformers, BERT", "ViT": "Transform
 def plans(made: Profile) -> dict[str, Actions]:
     """Assignments that differ, by name; everything kept first."""
     choices = ActionProblem(made).open_choices()
-    found = {a.value: under(made, a) for a in (Action.KEEP, Action.RECOMPUTE, Action.COMPRESS)}
+    found: dict = {
+        a.value: under(made, a) for a in (Action.KEEP, Action.RECOMPUTE, Action.COMPRESS)
+    }
     lossy = frozenset((*key, c) for key, cs in choices.items() for c in cs if c.action.compresses)
     for share in SHARES:
-        for name, refused in (("solved", frozenset()), ("lossless", lossy)):
-            actions = solved(made, share, refused=refused)
-            if actions is not None:
-                found[f"{name} {share}"] = actions
-        if share in GREEDY and (answer := solved(made, share, solver=greedy)) is not None:
-            found[f"greedy {share}"] = answer
+        found[f"solved {share}"] = solved(made, share)
+        found[f"lossless {share}"] = solved(made, share, refused=lossy)
+        if share in GREEDY:
+            found[f"greedy {share}"] = solved(made, share, solver=greedy)
+    found = {name: actions for name, actions in found.items() if actions is not None}
     found |= {b.name: b.actions for b in baselines(made) if b.exact and b.name != "keep_everything"}
     rng = random.Random(0)
     lossless = lambda open_: rng.choice([c for c in open_ if not c.action.compresses])
@@ -117,73 +122,64 @@ def in_rounds(report: Report, name: str) -> None:
     for plan, one in zip(chosen, compiled, strict=True):
         apart = [s / b for s, b in zip(rounds[plan], base, strict=True)]
         predicted = 1 + (evaluate(made, one.actions).seconds - kept) / least
-        measured = statistics.median(apart)
-        row = {
-            "predicted": predicted,
-            "measured": measured,
-            "quartiles": statistics.quantiles(apart, n=4)[::2],
-            "error": predicted / measured - 1,
-        }
-        report.add(f"{name}, {plan}", row)
+        row = errors(predicted, statistics.median(apart))
+        quartiles = statistics.quantiles(apart, n=4)[::2]
+        report.add(f"{name}, {plan}", row | {"quartiles": quartiles})
     jax.clear_caches()
 
 
+def errors(predicted: float, measured: float) -> dict[str, float]:
+    return {"predicted": predicted, "measured": measured, "error": predicted / measured - 1}
+
+
 def of_rows(rows: list[dict]) -> dict:
-    rank = spearman([r["predicted"] for r in rows], [r["measured"] for r in rows])
-    return {"plans": len(rows), "Spearman": rank} | of_errors(r["error"] for r in rows)
+    rank: Any = spearmanr([r["predicted"] for r in rows], [r["measured"] for r in rows])
+    found = {"plans": len(rows), "Spearman": float(rank.statistic)}
+    return found | of_errors(r["error"] for r in rows)
 
 
 def of_rounds(report: Report) -> dict:
     # The step that all are compared with is no plan.
     of = lambda name: [r for k, r in report.under(f"{name}, ").items() if k != BASE]
     rows = {name: of(name) for name in CASES}
-    return {name: of_rows(rows[name]) for name in CASES} | {
-        "all": of_rows([*itertools.chain(*rows.values())])
-    }
+    rows["all"] = [*itertools.chain(*rows.values())]
+    return {name: of_rows(own) for name, own in rows.items()}
 
 
 # -- placed_times
 
 PLACED = {"gpt_nano": [], "gpt_nano, 4 times as wide": ["model.width=512", "train.batch=4"]}
 MEMORY = (1.0, 0.8, 0.6, 0.45)  # shares of the bytes of everything on the device
+DECIDE = "actions", "states"
 ROUNDS = 11
 
 
-def within_memory(case: Case) -> dict[float, jaxmem.Plan]:
-    found: dict[float, jaxmem.Plan] = {}
-    for share in MEMORY:
-        budget = None if share == 1.0 else int(share * found[1.0].compiled_bytes)
+def within_memory(case: Case) -> dict[str, jaxmem.Plan]:
+    """A plan for each share of the memory, if there is one. The first is for all memory."""
+    whole = case.plan(None, decide=DECIDE)
+    found = {str(MEMORY[0]): whole}
+    for share in MEMORY[1:]:
         try:
-            found[share] = case.plan(budget, decide=("actions", "states"))
+            found[str(share)] = case.plan(int(share * whole.compiled_bytes), decide=DECIDE)
         except jaxmem.errors.BudgetError as error:
             print(f"{share}: {error}")
     return found
 
 
-def timed(config, plans: dict[float, jaxmem.Plan]) -> dict[float, float]:
-    """Seconds of the fastest step of each plan, of steps in turns."""
-    _, batch = abstract(config)
-    tokens = jax.numpy.zeros(batch.shape, batch.dtype)
-    fresh = jax.jit(lambda: init_state(config))
-    states = {str(share): plan.place(fresh()) for share, plan in plans.items()}
-    steps = {str(share): plan.step for share, plan in plans.items()}
-    seconds, _ = in_turns([steps], ROUNDS, states, {name: name for name in steps}, tokens)
-    return {share: min(seconds[str(share)]) for share in plans}
-
-
 def placed(model: str) -> dict:
     config = nano(*OWN, *NO_DROPOUT, "optimizer.clip=component", *PLACED[model])
     plans = within_memory(Case(config, on("local")))
-    seconds, found = timed(config, plans), {}
-    for share, plan in plans.items():
-        predicted = plan.predicted_seconds / plans[1.0].predicted_seconds
-        measured = seconds[share] / seconds[1.0]
-        found[str(share)] = {
-            "predicted": predicted,
-            "measured": measured,
-            "error": predicted / measured - 1,
-            "absolute": plan.predicted_seconds / seconds[share],
-        }
+    steps = {share: plan.step for share, plan in plans.items()}
+    fresh = jax.jit(lambda: init_state(config))
+    states = {share: plan.place(fresh()) for share, plan in plans.items()}
+    tokens = jnp.zeros_like(first_batch(config))
+    clock, _ = in_turns([steps], ROUNDS, states, tokens)
+    measured = {share: min(seconds) for share, seconds in clock.items()}
+    predicted = {share: plan.predicted_seconds for share, plan in plans.items()}
+    found, whole = {}, str(MEMORY[0])
+    for share in plans:
+        row = errors(predicted[share] / predicted[whole], measured[share] / measured[whole])
+        found[share] = row | {"absolute": predicted[share] / measured[share]}
     return found
 
 
@@ -252,10 +248,9 @@ def of_spread(report: Report) -> dict:
 
 def sessions(report: Report) -> None:
     jobs = pieces()
-    for number in range(SESSIONS):
-        for first in (True, False):
-            key = f"{'before' if first else 'beside'} others, {number}"
-            report.once(key, session, jobs, first)
+    for number, first in itertools.product(range(SESSIONS), (True, False)):
+        key = f"{'before' if first else 'beside'} others, {number}"
+        report.once(key, session, jobs, first)
 
 
 # -- jit_calls and jit_first_steps
@@ -284,17 +279,16 @@ def calls(arrays: int) -> dict:
     x = jnp.ones((2, 8))
     states = {way: [jnp.full((8, 8), 0.01) for _ in range(arrays)] for way in ways}
     least = dict.fromkeys(ways, float("inf"))
-    for _ in range(TURNS):
-        for way, function in ways.items():
-            weights, _ = function(states[way], x)
-            start = time.perf_counter()
-            for _ in range(CALLS):
-                weights, value = function(weights, x)
-            jax.block_until_ready(value)
-            least[way] = min(least[way], (time.perf_counter() - start) / CALLS)
-            states[way] = weights
-    more = 1e6 * (least["jaxmem.jit"] - least["jax.jit"])
-    return least | {"ratio": least["jaxmem.jit"] / least["jax.jit"], "more": more}
+    for _, (way, function) in itertools.product(range(TURNS), ways.items()):
+        weights, _ = function(states[way], x)
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            weights, value = function(weights, x)
+        jax.block_until_ready(value)
+        least[way] = min(least[way], (time.perf_counter() - start) / CALLS)
+        states[way] = weights
+    own, ours = least.values()
+    return least | {"ratio": ours / own, "more": 1e6 * (ours - own)}
 
 
 def gpt() -> tuple:
@@ -302,31 +296,26 @@ def gpt() -> tuple:
     return untagged(config), abstract(config)
 
 
-def unplanned() -> int:
+def half_of_unplanned() -> int:
     function, args = gpt()
-    found = jax.jit(function, donate_argnums=0).lower(*args).compile().memory_analysis()
-    assert found is not None
-    whole = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
-    return whole - found.alias_size_in_bytes
+    return unplanned(function, *args).compiled_bytes // 2
 
 
 def first_step(budget: int | None) -> None:
     """Prints the seconds of a first call in this process; None calls `jax.jit`."""
     function, args = gpt()
-    made = jax.jit if budget is None else lambda f, **k: jaxmem.jit(f, budget, **k)
+    jit = jax.jit if budget is None else functools.partial(jaxmem.jit, budget=budget)
     arrays = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), args)
-    start = time.perf_counter()
-    jax.block_until_ready(made(function, donate_argnums=0)(*arrays))
-    print(json.dumps(time.perf_counter() - start))
+    print_first_call(jit(function, donate_argnums=0), arrays, {})
 
 
 def first_steps(report: Report) -> None:
-    budget = report.once("budget", lambda: unplanned() // 2)
-    with tempfile.TemporaryDirectory() as cache:
+    budget = report.once("budget", half_of_unplanned)
+    with own_cache():
         for way in WAYS:
             given = None if way == "jax.jit" else budget
             program = f"from benchmarks.times import first_step; first_step({given})"
-            report.once(way, printed, program, XDG_CACHE_HOME=cache)
+            report.once(way, printed, program)
 
 
 def summary_of_calls(report: Report) -> dict:

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import jaxmem
 import jaxmem_kernels as jk
 from benchmarks.shared.devices import compiled
-from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.results import Benchmark, Report, known, measure
 from jaxmem import codecs
 from jaxmem._core.actions import Action, Choice
 from jaxmem._core.assignment import Assignment
@@ -61,9 +61,7 @@ BYTES = TpuRates(
 
 def moved(program) -> int:
     """Bytes that the operations of a compiled program read and write, in any memory."""
-    seconds = tpu_costs(program.as_text().replace("S(1)", ""), BYTES).seconds
-    assert seconds is not None
-    return round(seconds)
+    return round(known(tpu_costs(program.as_text().replace("S(1)", ""), BYTES).seconds))
 
 
 def alone(name: str, codec, shape: tuple[int, ...], dtype) -> dict:
@@ -78,9 +76,8 @@ def alone(name: str, codec, shape: tuple[int, ...], dtype) -> dict:
             decode = lambda *codes: codec.decode(codes, shape, dtype)
             encoded = tpus.compiled(codec.encode, [x], name, free=(False, True))
             decoded = tpus.compiled(decode, codes, name, free=(True, False))
-        held = encoded.memory_analysis()
-        assert held is not None
-        row[way] = {"padded": round(held.output_size_in_bytes / nbytes, 3)}
+        held = known(encoded.memory_analysis()).output_size_in_bytes
+        row[way] = {"padded": round(held / nbytes, 3)}
         for what, program in {"encode": encoded, "decode": decoded}.items():
             row[way][what] = {"passes": round(moved(program) / least, 2)}
     return row
@@ -111,11 +108,8 @@ def whole(name: str, choice: Choice) -> dict:
     weights = {"up": spec(LAYERS, WIDTH, 4 * WIDTH), "down": spec(LAYERS, 4 * WIDTH, WIDTH)}
     jitted = jax.jit(functools.partial(step, policy=policy), donate_argnums=0)
     found = compiled(name, jitted.trace(weights, spec(TOKENS, WIDTH)))
-    assert found.xla_seconds is not None
-    return {
-        "MiB": round(found.total_bytes / 2**20, 1),
-        "estimated_ms": round(1e3 * found.xla_seconds, 2),
-    }
+    milliseconds = round(1e3 * known(found.xla_seconds), 2)
+    return {"MiB": round(found.total_bytes / 2**20, 1), "estimated_ms": milliseconds}
 
 
 def steps(name: str) -> dict:

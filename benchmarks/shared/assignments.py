@@ -1,7 +1,7 @@
 """Assignments of every kind for a profile: one action for all tags, random ones, solved ones."""
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice
 from jaxmem._core.profile import Profile, Tag
@@ -49,7 +49,7 @@ def solved(profile: Profile, share: float, solver: Callable = solve, **given) ->
     return None if solution is None else solution.actions
 
 
-def plans(profile: Profile, seed: object, rooms: Iterable[float] = ROOMS) -> dict[str, Actions]:
+def plans(profile: Profile, seed: object) -> dict[str, Actions]:
     """One action for all tags, three random assignments and solved ones, by name."""
     found = {
         "keep everything": keep_everything(profile),
@@ -62,7 +62,7 @@ def plans(profile: Profile, seed: object, rooms: Iterable[float] = ROOMS) -> dic
             found[action.value] = actions
     for number in range(3):
         found[f"random {number}"] = drawn(profile, random.Random(f"{seed} {number}").choice)
-    for share in rooms:
+    for share in ROOMS:
         actions = solved(profile, share)
         if actions is not None:
             found[f"solved {share}"] = actions
@@ -75,6 +75,12 @@ def different(profile: Profile, found: Mapping[str, Actions]) -> dict[str, Actio
     for name, actions in found.items():
         unique.setdefault(repr(sorted(effective(profile, actions).items())), name)
     return {name: found[name] for name in unique.values()}
+
+
+def is_lossless(actions: Actions) -> bool:
+    """Whether nothing is stored in a codec, but in the codec of masks, which is exact."""
+    choices = (choice for tags in actions.values() for choice in tags.values())
+    return all(c.codec is None or c.codec.startswith("bit_mask") for c in choices)
 
 
 def show(actions: Actions) -> dict[str, dict[str, str]]:

@@ -30,41 +30,39 @@ DOTS = ("qkv", "mid", "up")  # products without batch dimensions that the backwa
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Baseline:
-    """`policy`: for `jax.checkpoint`. `actions`: the nearest assignment that the profile prices.
-
-    `exact`: whether the policy is those actions, or JAX's own that comes near them. `lossy`:
-    compresses.
-    """
+    """`actions`: the nearest assignment that the profile prices."""
 
     name: str
-    policy: Callable[..., object]
     actions: Actions
-    exact: bool = True
-    lossy: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Whether the policy is these actions, or JAX's own that comes near them."""
+        return self.name == "nothing_saveable" or self.name not in JAX_POLICIES
+
+    @property
+    def policy(self) -> Callable[..., object]:
+        """For `jax.checkpoint`."""
+        return JAX_POLICIES.get(self.name) or jaxmem.remat_policy(Assignment(self.actions))
 
 
 def baselines(profile: Profile) -> list[Baseline]:
     """The baselines that `profile` prices: those that offload, or use naive INT4, only if it was
     made with them.
     """
-    near = lambda name, *keep: Baseline(
-        name, JAX_POLICIES[name], keep_set(profile, *keep), exact=False
-    )
-    found = [
-        of_actions("keep_everything", keep_everything(profile)),
-        of_actions("keep_tags", keep_tags(profile)),
-        Baseline("nothing_saveable", JAX_POLICIES["nothing_saveable"], keep_set(profile, ())),
-        near("dots_with_no_batch_dims_saveable", DOTS),
-    ]
-    found += [of_actions(name, keep_set(profile, tags)) for name, tags in KEPT.items()]
+    found = {
+        "keep_everything": keep_everything(profile),
+        "keep_tags": keep_tags(profile),
+        "nothing_saveable": profile.everything_recomputed,
+        "dots_with_no_batch_dims_saveable": keep_set(profile, DOTS),
+    }
+    found |= {name: keep_set(profile, tags) for name, tags in KEPT.items()}
     if prices(profile, OFFLOAD):
-        found.append(near("offload_dot_with_no_batch_dims", DOTS, OFFLOAD))
-        found += [
-            of_actions(name, keep_set(profile, tags, OFFLOAD)) for name, tags in OFFLOADED.items()
-        ]
+        offloaded = {"offload_dot_with_no_batch_dims": DOTS} | OFFLOADED
+        found |= {name: keep_set(profile, tags, OFFLOAD) for name, tags in offloaded.items()}
     if prices(profile, Choice(Action.COMPRESS, NAIVE)):
-        found.append(of_actions("naive_int4_everywhere", every(profile, naive), lossy=True))
-    return found
+        found["naive_int4_everywhere"] = every(profile, naive)
+    return [Baseline(name, actions) for name, actions in found.items()]
 
 
 def compiler_of(case: Case, baseline: Baseline) -> StepCompiler:
@@ -85,10 +83,6 @@ def own_codec(tag) -> Choice:
 
 def kind_of(tag) -> str | None:
     return "mask" if tag.dtype == "bool" else tag.kind
-
-
-def of_actions(name: str, actions: Actions, lossy: bool = False) -> Baseline:
-    return Baseline(name, jaxmem.remat_policy(Assignment(actions)), actions, lossy=lossy)
 
 
 def keep_set(profile: Profile, tags: tuple[str, ...], choice: Choice = KEEP) -> Actions:

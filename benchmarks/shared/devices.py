@@ -5,6 +5,7 @@ divided states. Layers keep nothing in both, so that the two differ in the gradi
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,11 +14,9 @@ import optax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import jaxmem
 from experiments.config.text import Config
 from experiments.models import registry as models
-from experiments.models.split import whole
-from experiments.steps.accumulate import microbatches, released_step
+from experiments.steps.accumulate import released_step, summed_in_place
 from jaxmem._core.assignment import Assignment
 from jaxmem._model.states.shards import assembled, gathered, part_of, refilled, scattered, shards
 from jaxmem._model.states.store import fetch, put
@@ -55,12 +54,9 @@ def count(config: Config) -> int:
 def adama(config: Config, devices: int, divided: str, dtype=None):
     """(step, state's shapes, its specs): released, over so many devices."""
     step = released_step(config, PLAN, AXIS, dtype)
-    state = jax.eval_shape(step.init, parameters(config))
-    return (
-        step.data_parallel(mesh_of(devices), divided),
-        state,
-        step.specs(state[0], devices, divided),
-    )
+    params, moments = jax.eval_shape(step.init, parameters(config))
+    specs = step.specs(params, devices, divided)
+    return step.data_parallel(mesh_of(devices), divided), (params, moments), specs
 
 
 def accumulation(config: Config, devices: int, divided: str, dtype=None, gradients: str = "whole"):
@@ -70,56 +66,37 @@ def accumulation(config: Config, devices: int, divided: str, dtype=None, gradien
     `divided` as for `data_parallel`. Divided gradients are reduce-scattered a layer and microbatch
     at a time (ZeRO-2).
     """
-    tx, split, n = optax.scale_by_adam(), models.split(config), config.train.microbatches
-    params = parameters(config)
+    tx, n, params = optax.scale_by_adam(), config.train.microbatches, parameters(config)
+    state = params, jax.eval_shape(tx.init, params)
     parts = {k: shards(v, devices, AXIS, first=int(k == "blocks")) for k, v in params.items()}
     everywhere = jax.tree.map(lambda _: P(), params)
-    scalar: Any = P()
     of_moments = everywhere if divided == "nothing" else parts
+    scalar: Any = P()
     specs = (
         parts if divided == "states" else everywhere,
         optax.ScaleByAdamState(scalar, of_moments, of_moments),
     )
-    state = params, jax.eval_shape(tx.init, params)
 
     def whole_of(a, like):
-        return (
-            a
-            if a.shape == like.shape
-            else gathered(a if dtype is None else a.astype(dtype), like, AXIS)
-        )
+        """An array that every device has, or a divided one that is gathered."""
+        cast = a if dtype is None else a.astype(dtype)
+        return a if a.shape == like.shape else gathered(cast, like, AXIS)
+
+    def whole_layers(blocks):
+        leaves, structure = jax.tree.flatten(blocks)
+        like = jax.tree.leaves(params["blocks"])
+        return jax.tree.unflatten(structure, assembled(leaves, like, AXIS, dtype))
+
+    def add(total, gradient):
+        gradient = scattered(gradient, total, AXIS)
+        return jax.tree.map(lambda t, g: t + g.astype(jnp.float32) / n, total, gradient)
 
     def step(state, batch, key):
         held, moments = state
-        leaves, structure = jax.tree.flatten(held["blocks"])
-        stacked = assembled(leaves, jax.tree.leaves(params["blocks"]), AXIS, dtype)
-        rest = {k: jax.tree.map(whole_of, v, params[k]) for k, v in held.items() if k != "blocks"}
-        own = rest | {"blocks": jax.tree.unflatten(structure, stacked)}
-        outer, blocks = {k: v for k, v in own.items() if k != "blocks"}, own["blocks"]
+        own = _apart(held, whole_layers, lambda k, v: jax.tree.map(whole_of, v, params[k]))
         like = own if gradients == "whole" else moments.mu
-
-        def add(total, gradient):
-            gradient = scattered(gradient, total, AXIS)
-            return jax.tree.map(lambda t, g: t + g.astype(jnp.float32) / n, total, gradient)
-
-        def one(total, indexed):
-            index, part = indexed
-
-            def loss(outer, sums):
-                held = lambda layer, blocks, x, key, *shared: jaxmem.stack(
-                    layer, blocks, x, *shared, key=key, plan=PLAN, moments=sums, fold=add
-                )
-                return whole(split, held)(
-                    outer | {"blocks": blocks}, part, jax.random.fold_in(key, index)
-                )
-
-            value, (d_outer, sums) = jax.value_and_grad(loss, (0, 1))(outer, total["blocks"])
-            return add({k: v for k, v in total.items() if k != "blocks"}, d_outer) | {
-                "blocks": sums
-            }, value
-
         zero = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), like)
-        total, values = jax.lax.scan(one, zero, microbatches(batch, n))
+        total, values = summed_in_place(config, own, batch, key, add, zero, PLAN)
         if divided == "nothing":
             total = _reduced(total)
         elif gradients == "whole":
@@ -129,13 +106,9 @@ def accumulation(config: Config, devices: int, divided: str, dtype=None, gradien
 
         mine = jax.tree.map(lambda p, m: part_of(p, m, AXIS), held, moments.mu)
         new = jax.tree.map(lambda p, u: p - 1e-4 * u, mine, updates)
-        rest = {
-            k: jax.tree.map(lambda a, p: gathered(a, p, AXIS), new[k], held[k])
-            for k in held
-            if k != "blocks"
-        }
-        refilled_blocks = refilled(held["blocks"], new["blocks"], AXIS)
-        return (rest | {"blocks": refilled_blocks}, moments), jax.lax.pmean(values.mean(), AXIS)
+        refill = lambda blocks: refilled(held["blocks"], blocks, AXIS)
+        gather = lambda k, v: jax.tree.map(lambda a, p: gathered(a, p, AXIS), v, held[k])
+        return (_apart(new, refill, gather), moments), jax.lax.pmean(values.mean(), AXIS)
 
     mapped = jax.shard_map(
         step,
@@ -147,6 +120,11 @@ def accumulation(config: Config, devices: int, divided: str, dtype=None, gradien
     return mapped, state, specs
 
 
+def _apart(tree, of_layers: Callable, of_other: Callable):
+    """Parameters, the layers' by `of_layers(stacks)`, the others' by `of_other(name, them)`."""
+    return {k: of_layers(v) if k == "blocks" else of_other(k, v) for k, v in tree.items()}
+
+
 def _reduced(total):
     """The devices' mean, the layers' one after the other: XLA's all-reduce of whole stacks is not
     in place.
@@ -154,8 +132,8 @@ def _reduced(total):
     mean = lambda a: jax.lax.pmean(a, AXIS)
     one = lambda stacked, i: (put(stacked, jax.tree.map(mean, fetch(stacked, i)), i), None)
     layers = jnp.arange(jax.tree.leaves(total["blocks"])[0].shape[0])
-    blocks, _ = jax.lax.scan(one, total["blocks"], layers)
-    return {k: blocks if k == "blocks" else jax.tree.map(mean, v) for k, v in total.items()}
+    over = lambda blocks: jax.lax.scan(one, blocks, layers)[0]
+    return _apart(total, over, lambda _, v: jax.tree.map(mean, v))
 
 
 def mesh_of(devices: int) -> AbstractMesh:

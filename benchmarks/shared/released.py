@@ -25,27 +25,17 @@ MODELS = {
 }
 
 
-def config_of(model: str, microbatches: int, devices: int = 1, *more: str) -> Config:
-    """One of `MODELS`, with so many microbatches of 8 sequences on each device."""
+def config_of(model: str, microbatches: int) -> Config:
+    """One of `MODELS`, with so many microbatches of 8 sequences."""
     name, own = MODELS[model]
-    size = f"train.batch={8 * microbatches * devices}", f"train.microbatches={microbatches}"
-    return load(name, [*COMMON, *own, *size, *more])
-
-
-def step_of(config: Config, plan=None, axis: str | None = None, dtype: Any = jnp.bfloat16) -> Any:
-    return released_step(config, plan, axis_name=axis, dtype=dtype)
-
-
-def state_of(config: Config, step) -> Any:
-    """Shapes of parameters and moments, all on the device."""
-    return jax.eval_shape(lambda: step.init(registry.create(config, jax.random.key(0))))
+    size = f"train.batch={8 * microbatches}", f"train.microbatches={microbatches}"
+    return load(name, [*COMMON, *own, *size])
 
 
 def planned_step(config: Config, axis: str | None = None) -> tuple[Any, tuple]:
-    """What `jaxmem.plan` takes: `build` and the arguments' shapes."""
-    build = lambda plan: step_of(config, plan, axis)
-    return build, (state_of(config, build(None)), registry.batch_shape(config))
-
-
-def nbytes(tree) -> int:
-    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
+    """What `jaxmem.plan` takes: `build`, and the shapes of the state and of the batch. The state is
+    parameters and moments, all on the device.
+    """
+    build = lambda plan: released_step(config, plan, axis_name=axis, dtype=jnp.bfloat16)
+    first = lambda: build(None).init(registry.create(config, jax.random.key(0)))
+    return build, (jax.eval_shape(first), registry.batch_shape(config))

@@ -14,47 +14,33 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import jax
-from scipy.stats import spearmanr
 
 from benchmarks.shared.sources import Sources
 from jaxmem._core.files import read_json, write_json
 from jaxmem._core.versions import installed
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results"
+T = TypeVar("T")
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-pjrt", "libtpu", "flax", "optax", "pulp", "highspy")
-
-
-def parser(script: str, results: Iterable[str] = ()):
-    """Reads the command line of a script that writes `results`."""
-    found = argparse.ArgumentParser(
-        f"python -m benchmarks.{script}",
-        description=sys.modules["__main__"].__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    names = ", ".join(results) or script
-    found.add_argument("results", nargs="*", help=f"the results to write, default: all of {names}")
-    found.add_argument("--out", type=pathlib.Path, default=RESULTS, help="the folder of the files")
-    found.add_argument("--fresh", action="store_true", help="forget the results that are there")
-    return found
 
 
 class Report:
     """The rows of one result, read again by a run that continues an earlier run.
 
-    script: the script that writes the result; its own name by default.
+    script: the script that writes the result.
+    out: the folder of the result's file.
+    fresh: whether the results that are there are forgotten.
 
     Results of other versions are not continued. Results that are continued keep the commit that was
     recorded for the first of them, so that they are listed as stale if any of them is.
     """
 
-    def __init__(self, name: str, argv: Sequence[str] | None = None, script: str | None = None):
-        script = script or name
-        args = parser(script).parse_args(argv)
-        self.path = args.out / f"{name}.json"
+    def __init__(self, name: str, script: str, out: pathlib.Path = RESULTS, fresh: bool = False):
+        self.path = out / f"{name}.json"
         self.about: dict[str, Any] = {
             "command": f"python -m benchmarks.{script}" + ("" if script == name else f" {name}"),
             "versions": versions(),
@@ -65,14 +51,14 @@ class Report:
         # Seconds of the runs before; None if the file does not say.
         self.before, self.start = 0.0, time.perf_counter()
         self.sources = Sources().record(f"benchmarks/{script}.py")
-        if self.path.exists() and not args.fresh:
+        if self.path.exists() and not fresh:
             old = read_json(self.path)
             if old.get("versions") == self.about["versions"]:
                 self.results, self.before = old["results"], old.get("seconds")
                 self.sources = {key: old.get(key) for key in self.sources}
 
-    def has(self, key: str) -> bool:
-        return key in self.results
+    def has(self, *keys: str) -> bool:
+        return all(key in self.results for key in keys)
 
     def __getitem__(self, key: str):
         return self.results[key]
@@ -94,6 +80,11 @@ class Report:
         self.write()
         print(json.dumps(summary, indent=1))
 
+    def once_each(self, prefix: str, values: Mapping[str, Any], make: Callable, *args) -> None:
+        """`make(*args, value)` of each value, once. The key is the prefix and the value's name."""
+        for name, value in values.items():
+            self.once(f"{prefix}{name}", make, *args, value)
+
     def under(self, prefix: str) -> dict[str, Any]:
         """The results whose keys begin with a prefix, by the rest of their keys."""
         found = self.results.items()
@@ -113,8 +104,8 @@ class Benchmark:
 
     cases: the table of cases. A case is a tuple, or a single value.
     run: `run(report, *case)` measures a case and adds its rows.
-    row: `row(*case)` returns the one row of a case, whose key is the case's words between commas.
-      It replaces `run`.
+    row: `row(*case)` returns the one row of a case, whose key is the case's words, joined by
+      `joint`. It replaces `run`.
     summary: `summary(report)` summarises the rows and reads nothing else.
     of_case: `of_case(report, name)` summarises the rows of one case, as soon as it is measured. The
       name is the case's words. It replaces `summary`.
@@ -125,6 +116,7 @@ class Benchmark:
     summary: Callable[..., dict] | None = None
     row: Callable | None = None
     of_case: Callable[..., dict] | None = None
+    joint: str = ", "
 
     def summarised(self, report: Report, names: Iterable[str]) -> dict:
         """The summary of all rows, or of the named cases."""
@@ -140,7 +132,7 @@ class Benchmark:
             if self.run:
                 self.run(report, *words)
             elif self.row:
-                report.once(", ".join(map(str, words)), self.row, *words)
+                report.once(self.joint.join(map(str, words)), self.row, *words)
             done.append(" ".join(map(str, words)))
             if self.of_case:
                 report.summarise(self.summarised(report, done))
@@ -150,12 +142,21 @@ class Benchmark:
 
 def measure(script: str, benchmarks: Mapping[str, Benchmark]) -> None:
     """Measures the results that the command line names; all results of the script by default."""
-    reader = parser(script, benchmarks)
-    chosen = reader.parse_args().results
-    if unknown := [name for name in chosen if name not in benchmarks]:
-        reader.error(f"no result of this script: {', '.join(unknown)}")
-    for name in chosen or benchmarks:
-        benchmarks[name].write(Report(name, None, script))
+    reader = argparse.ArgumentParser(f"python -m benchmarks.{script}")
+    reader.description = sys.modules["__main__"].__doc__
+    reader.formatter_class = argparse.RawDescriptionHelpFormatter
+    reader.add_argument("results", nargs="*", choices=benchmarks, help="default: all results")
+    reader.add_argument("--out", type=pathlib.Path, default=RESULTS, help="the folder of the files")
+    reader.add_argument("--fresh", action="store_true", help="forget the results that are there")
+    args = reader.parse_args()
+    for name in args.results or benchmarks:
+        benchmarks[name].write(Report(name, script, args.out, args.fresh))
+
+
+def known(value: T | None) -> T:
+    """Returns `value`, which is not None in this case."""
+    assert value is not None
+    return value
 
 
 def of_errors(errors: Iterable[float]) -> dict[str, float]:
@@ -168,12 +169,6 @@ def of_errors(errors: Iterable[float]) -> dict[str, float]:
         "worst": sizes[-1],
         "median, with its sign": statistics.median(errors),
     }
-
-
-def spearman(one: Sequence[float], other: Sequence[float]) -> float:
-    """How far two orders agree: 1 where they are the same."""
-    found: Any = spearmanr(one, other)
-    return float(found.statistic)
 
 
 def versions() -> dict[str, str]:

@@ -2,7 +2,6 @@
 and moments divided over every chip (FSDP), one sequence of 1024 tokens for each of two a chip.
 """
 
-import math
 from typing import Any
 
 import jax
@@ -77,9 +76,3 @@ def build_and_arguments(devices: int):
         return step
 
     return build, (state, tokens)
-
-
-def count() -> int:
-    """Its parameters."""
-    _, ((params, _), _) = build_and_arguments(1)
-    return sum(math.prod(a.shape) for a in jax.tree.leaves(params))

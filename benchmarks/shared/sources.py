@@ -17,6 +17,8 @@ import re
 import subprocess
 from collections.abc import Iterator
 
+from tests.shared.sources import imports
+
 ROOT = pathlib.Path(__file__).parents[2]
 # The folder that holds each package.
 FOLDERS = {"jaxmem_kernels": "kernels"}
@@ -27,22 +29,17 @@ NAMED = re.compile(rf"\b(?:{'|'.join(FOLDERS)})(?:\.\w+)+")
 DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 
-def printed(root: pathlib.Path, *arguments: str, given: str = "") -> bytes | None:
+def git(root: pathlib.Path, *arguments: str, given: str = "") -> str | None:
     """What git prints; None without git, without a repository, or where the command fails."""
-    command = ["git", "-C", str(root), *arguments]
+    command, data = ["git", "-C", str(root), *arguments], given.encode()
     try:
-        return subprocess.run(command, input=given.encode(), capture_output=True, check=True).stdout
+        done = subprocess.run(command, input=data, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
+    return done.stdout.decode()
 
 
-def git(root: pathlib.Path, *arguments: str) -> str | None:
-    """What git prints, as text; None as for `printed`."""
-    found = printed(root, *arguments)
-    return None if found is None else found.decode()
-
-
-_parsed = functools.cache(ast.parse)
+_parsed, _names_in = functools.cache(ast.parse), functools.cache(imports)
 
 
 def _strings(tree: ast.Module) -> Iterator[str]:
@@ -78,24 +75,21 @@ class Sources:
 
     @functools.cached_property
     def _public(self) -> dict[str, str]:
-        """The module that defines a public name of jaxmem."""
-        tree = ast.parse(self._text("jaxmem/_public.py"))
-        found = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
-        return {
-            alias.name: f"jaxmem.{alias.name}" if node.module == "jaxmem" else str(node.module)
-            for node in found
-            for alias in node.names
-        }
+        """The dotted name of a public name of jaxmem, where it is defined."""
+        found = (one.module for one in imports(ast.parse(self._text("jaxmem/_public.py"))))
+        return {name.rpartition(".")[2]: name for name in found}
 
-    def _file(self, module: str) -> str | None:
-        """The path of a module of this repository."""
-        folder = FOLDERS.get(module.split(".")[0])
-        if folder is None:
-            return None
-        base = (self.root / folder).joinpath(*module.split("."))
-        for path in (base.with_suffix(".py"), base / "__init__.py"):
-            if path.is_file():
-                return path.relative_to(self.root).as_posix()
+    def _file(self, name: str) -> str | None:
+        """The path of the file that defines a dotted name of this repository."""
+        head, _, rest = name.partition(".")
+        public = self._public.get(rest.partition(".")[0]) if head == "jaxmem" else None
+        name, base = public or name, self.root / FOLDERS.get(head, "absent")
+        while name:
+            path = base / name.replace(".", "/")
+            for file in (path.with_suffix(".py"), path / "__init__.py"):
+                if file.is_file():
+                    return file.relative_to(self.root).as_posix()
+            name = name.rpartition(".")[0]
         return None
 
     @functools.cache  # noqa: B019 (as many as files)
@@ -104,7 +98,7 @@ class Sources:
         if not path.endswith(".py"):
             return frozenset()
         tree = _parsed(self._text(path))
-        found = {self._file(module) for module in self._named(tree)}
+        found = {self._file(one.module) for one in _names_in(tree)}
         for text in _strings(tree) if path.startswith("benchmarks/") else ():
             found |= {self._file(module) for module in NAMED.findall(text)}
             found |= {self._config(word) for word in re.findall(r"\w+", text)}
@@ -113,18 +107,6 @@ class Sources:
     def _config(self, name: str) -> str | None:
         path = f"configs/{name}.toml"
         return path if (self.root / path).exists() else None
-
-    def _named(self, tree: ast.Module) -> Iterator[str]:
-        """Modules that the imports of a file name."""
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names if alias.name != "jaxmem")
-            elif isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    yield str(node.module)
-                    yield f"{node.module}.{alias.name}"
-            elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "jaxmem":
-                yield self._public.get(node.attr, "")
 
     def imported(self, path: str) -> frozenset[str]:
         """Paths of the files that a file imports, itself and those that these import included."""
@@ -160,10 +142,9 @@ class Sources:
 
     def _read(self, blobs: set[str]) -> None:
         """Reads blobs in one process: a process for each would take most of a listing's time."""
-        named = {blob for blob in blobs - self._blobs.keys() if blob.strip("0")}
-        stream = io.BytesIO(
-            printed(self.root, "cat-file", "--batch", given="\n".join(named)) or b""
-        )
+        named = [blob for blob in blobs - self._blobs.keys() if blob.strip("0")]
+        found = git(self.root, "cat-file", "--batch", given="\n".join(named)) or ""
+        stream = io.BytesIO(found.encode())  # since git prints sizes in bytes
         while header := stream.readline().split():
             name, _, *size = header
             if size:  # a clone may lack the blob

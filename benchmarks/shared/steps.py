@@ -9,7 +9,12 @@ import jax
 
 import jaxmem
 from experiments.command.load import load
+from experiments.config.text import Config
+from experiments.running.planning import compile_candidate, unplanned
+from experiments.running.policies import Candidate
 from experiments.steps.step import abstract, make_step
+from jaxmem._core.actions import Actions
+from jaxmem._core.assignment import Assignment
 from tests.shared.foreign import flax_models, libraries, plain
 from tests.shared.foreign.size import Size
 
@@ -46,12 +51,15 @@ def of_config(name: str) -> tuple[Callable, tuple]:
     return functools.partial(make_step, config), abstract(config)
 
 
-def local_step(name: str) -> tuple[Callable, tuple]:
-    """The step of one of `MODELS` under `jaxmem.auto`, or of a config, in a size for this CPU."""
-    if name not in MODELS:
-        return of_config(name)
-    loss, params, rest = MODELS[name](SIZES["local"])
+def of_model(model: Callable, size: Size) -> tuple[Callable, tuple]:
+    """A model's step under `jaxmem.auto`, and the shapes of its arguments."""
+    loss, params, rest = model(size)
     return jaxmem.auto(step_of(loss)), shapes((params, *rest))
+
+
+def local_step(name: str) -> tuple[Callable, tuple]:
+    """The step of one of `MODELS`, or of a config, in a size for this CPU."""
+    return of_model(MODELS[name], SIZES["local"]) if name in MODELS else of_config(name)
 
 
 def step_of(loss: Callable) -> Callable:
@@ -66,9 +74,17 @@ def step_of(loss: Callable) -> Callable:
 
 
 def shapes(tree):
-    def shape(a):
-        if isinstance(a, jax.ShapeDtypeStruct):
-            return a
-        return jax.ShapeDtypeStruct(a.shape, a.dtype)
-
+    is_shape = lambda a: isinstance(a, jax.ShapeDtypeStruct)
+    shape = lambda a: a if is_shape(a) else jax.ShapeDtypeStruct(a.shape, a.dtype)
     return jax.tree.map(shape, tree)
+
+
+def compile_step(config: Config, policy):
+    """The step with its layers under a policy of `jax.checkpoint`."""
+    return compile_candidate(config, Candidate(policy))
+
+
+def compile_planned(config: Config, actions: Actions | None):
+    """The step under a plan; None is no plan."""
+    plan = None if actions is None else Assignment(actions)
+    return unplanned(make_step(config, plan), *abstract(config)).step

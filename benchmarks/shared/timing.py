@@ -1,5 +1,6 @@
 """Compiled steps timed in turns, so that what else the machine does falls on all of them alike."""
 
+import itertools
 import random
 import tempfile
 import time
@@ -9,9 +10,9 @@ import jax
 
 from benchmarks.shared.results import say
 from experiments.config.text import Config
-from experiments.data import text as data
 from experiments.gpu_check.measure import quartiles
-from experiments.steps.step import init_state
+from experiments.running.text import TEXT
+from experiments.steps.step import first_state
 
 Seconds = dict[str, list[float]]  # of each step by its name, a round after the other
 
@@ -29,25 +30,25 @@ def cache_compiles() -> None:
 
 
 def interleaved(
-    config: Config,
-    groups: Sequence[Mapping[str, Callable]],
-    rounds: int,
-    configs: Mapping[str, Config] | None = None,
+    config: Config, groups: Sequence[Mapping[str, Callable]], rounds: int
 ) -> tuple[Seconds, Seconds]:
-    """`in_turns` of a config's steps, from its first state, on real text. `configs`: of steps whose
-    state is not that of `config`.
-    """
-    form = lambda c: (c.optimizer.accumulation, c.optimizer.second_moment)  # of the state
-    way = {name: form((configs or {}).get(name, config)) for group in groups for name in group}
-    of_way = {form(c): c for c in (config, *(configs or {}).values())}
-    states = {w: jax.jit(init_state, static_argnums=0)(of_way[w]) for w in set(way.values())}
-    t = config.train
-    tokens = data.sample(data.read(None, t.sequence).train, 0, 1, t.batch, t.sequence)
-    return in_turns(groups, rounds, states, way, tokens)
+    """`in_turns` of a config's steps, which share one state, on real text."""
+    states, batch = {"shared": first_state(config)}, first_batch(config)
+    shared = {name: "shared" for group in groups for name in group}
+    return in_turns(groups, rounds, states, batch, shared)
+
+
+def first_batch(config: Config):
+    """The batch of a config's first step: real text."""
+    return TEXT.batch(config, TEXT.read(config), 1)
 
 
 def in_turns(
-    groups: Sequence[Mapping[str, Callable]], rounds: int, states: dict, of: Mapping, batch
+    groups: Sequence[Mapping[str, Callable]],
+    rounds: int,
+    states: dict,
+    batch,
+    state_of: Mapping[str, str] | None = None,
 ) -> tuple[Seconds, Seconds]:
     """Seconds of each step in each round, by the clock and of all cores' work, which other programs
     disturb less.
@@ -56,24 +57,26 @@ def in_turns(
     closely stands in one group, so that it runs within a second or two. Before the first round each
     step runs once.
 
-    states, of: the states by a key, and each step's key; a step's state is replaced by what it
-      returns.
+    states: by the names of the steps, or by the keys in `state_of`. A step's state is replaced by
+      what the step returns.
+    state_of: the key of each step's state, for steps that share a state.
     """
     steps = {name: step for group in groups for name, step in group.items()}
+    key_of = state_of or {name: name for name in steps}
     clock: Seconds = {name: [] for name in steps}
     cores: Seconds = {name: [] for name in steps}
     for name, step in steps.items():
-        states[of[name]], _ = step(states[of[name]], batch)
+        states[key_of[name]], _ = step(states[key_of[name]], batch)
     for number in range(rounds):
         rng = random.Random(number)
-        order = [
-            rng.sample(list(group), len(group)) for group in rng.sample(list(groups), len(groups))
-        ]
-        for name in (name for group in order for name in group):
+        shuffled = lambda many, rng=rng: rng.sample(list(many), len(many))
+        order = map(shuffled, shuffled(groups))
+        for name in itertools.chain(*order):
+            key = key_of[name]
             jax.block_until_ready(states)
             start, worked = time.perf_counter(), time.process_time()
-            states[of[name]], metrics = steps[name](states[of[name]], batch)
-            jax.block_until_ready((states[of[name]], metrics))
+            states[key], metrics = steps[name](states[key], batch)
+            jax.block_until_ready((states[key], metrics))
             clock[name].append(time.perf_counter() - start)
             cores[name].append(time.process_time() - worked)
         say(f"round {number + 1}/{rounds}: {sum(s[-1] for s in clock.values()):.1f} s")

@@ -37,35 +37,45 @@ def added_in_place(config: Config, plan=None) -> Update:
     """As `added_up`, but the backward adds each layer's gradient to the sum, so that memory never
     contains a second whole gradient.
     """
-    tx, split, n = optimizer(config), models.split(config), config.train.microbatches
+    tx, n = optimizer(config), config.train.microbatches
 
     def add(total, gradient):
         return jax.tree.map(lambda t, g: t + g / n, total, gradient)
 
     def update(params, moments, batch, key):
-        outer, blocks = {k: v for k, v in params.items() if k != "blocks"}, params["blocks"]
-
-        def one(total, indexed):
-            def loss(outer, sums, part, key):
-                held = lambda layer, blocks, x, key, *shared: jaxmem.stack(
-                    layer, blocks, x, *shared, key=key, plan=plan, moments=sums, fold=add
-                )
-                return whole(split, held)(outer | {"blocks": blocks}, part, key)
-
-            value, (d_outer, sums) = jax.value_and_grad(loss, (0, 1))(
-                outer, total["blocks"], *_microbatch(indexed, key)
-            )
-            rest = {k: v for k, v in total.items() if k != "blocks"}
-            return add(rest, d_outer) | {"blocks": sums}, value
-
-        grads, values = jax.lax.scan(
-            one, jax.tree.map(jnp.zeros_like, params), microbatches(batch, n)
-        )
+        zero = jax.tree.map(jnp.zeros_like, params)
+        grads, values = summed_in_place(config, params, batch, key, add, zero, plan)
         updates, moments = tx.update(grads, moments, params)
         found = {"loss": values.mean(), "grad_norm": optax.tree.norm(grads)}
         return optax.apply_updates(params, updates), moments, found
 
     return update
+
+
+def summed_in_place(config: Config, params, batch, key, add, zero, plan=None):
+    """Returns the sum of the microbatches' gradients, to which the backward adds each layer's
+    gradient, and the microbatches' losses.
+
+    add: `add(total, gradient)` of one layer's trees, or of the trees of the other parameters.
+    zero: the first value of the sum.
+    """
+    split = models.split(config)
+    outer, blocks = {k: v for k, v in params.items() if k != "blocks"}, params["blocks"]
+
+    def one(total, indexed):
+        def loss(outer, sums, part, key):
+            held = lambda layer, blocks, x, key, *shared: jaxmem.stack(
+                layer, blocks, x, *shared, key=key, plan=plan, moments=sums, fold=add
+            )
+            return whole(split, held)(outer | {"blocks": blocks}, part, key)
+
+        value, (d_outer, sums) = jax.value_and_grad(loss, (0, 1))(
+            outer, total["blocks"], *_microbatch(indexed, key)
+        )
+        rest = {k: v for k, v in total.items() if k != "blocks"}
+        return add(rest, d_outer) | {"blocks": sums}, value
+
+    return jax.lax.scan(one, zero, microbatches(batch, config.train.microbatches))
 
 
 def by_multi_steps(config: Config, loss) -> Update:

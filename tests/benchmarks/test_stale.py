@@ -140,7 +140,7 @@ def test_a_record_says_whether_sources_differ_from_the_commit(root, path):
 def test_results_that_are_gone_on_with_keep_their_commit(tmp_path, recorded):
     """The file would otherwise say that its first results are of today's sources."""
     out = tmp_path / "walk.json"
-    Report("walk", ["--out", str(tmp_path)], script="estimates").add("one", 1)
+    Report("walk", "estimates", tmp_path).add("one", 1)
     new = written(out)
     assert new["commit"] == Sources().record("benchmarks/estimates.py")["commit"]
     assert new["seconds"] >= 0
@@ -148,7 +148,7 @@ def test_results_that_are_gone_on_with_keep_their_commit(tmp_path, recorded):
     old = {k: v for k, v in new.items() if k not in (*of_first, "seconds")}
     more = of_first | {"seconds": 1000.0} if recorded else {}
     out.write_text(json.dumps(old | more), encoding="utf-8")
-    Report("walk", ["--out", str(tmp_path)], script="estimates").add("two", 2)
+    Report("walk", "estimates", tmp_path).add("two", 2)
     found = written(out)
     assert found["results"] == {"one": 1, "two": 2}
     assert found["commit"] == more.get("commit")

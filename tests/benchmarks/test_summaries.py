@@ -42,7 +42,7 @@ def summarised(name: str, found: dict, tmp_path: pathlib.Path) -> dict:
     path = Sources().script_of(name)
     assert path is not None
     script = pathlib.Path(path).stem
-    report = Report(name, ["--out", str(tmp_path)], script=script)
+    report = Report(name, script, tmp_path)
     report.results = found["results"]
     # A case that was not measured yet has no summary.
     benchmark = importlib.import_module(f"benchmarks.{script}").RESULTS[name]

@@ -18,7 +18,7 @@ def test_each_step_runs_once_in_each_round_with_the_state_that_it_returned():
     groups = [{"a": step("a"), "b": step("b")}, {"c": step("c")}]
     states = {"shared": jnp.float32(0), "own": jnp.float32(0)}
     of = {"a": "shared", "b": "shared", "c": "own"}
-    clock, cores = in_turns(groups, 3, states, of, jnp.float32(1))
+    clock, cores = in_turns(groups, 3, states, jnp.float32(1), of)
     assert (float(states["shared"]), float(states["own"])) == (8, 4)
     assert ran[:3] == ["a", "b", "c"]
     for start in (3, 6, 9):

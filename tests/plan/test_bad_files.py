@@ -2,29 +2,13 @@
 before anything is compiled or written.
 """
 
-import pathlib
-
 import pytest
 
 import jaxmem
-from experiments import train
-from jaxmem import cli
-from tests.shared.bad import mistakes, no_files
-from tests.shared.bad_plans import bad_plans, full
+from tests.shared.bad import mistakes, no_files, refusal
+from tests.shared.bad_plans import FILE, READERS, bad_plans, full
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
-
-FILE = "mine.json"
-# How plans' files are read: by a program's function, and a line.
-WAYS = {
-    "show": (cli.main, ["show", FILE]),
-    "json": (cli.main, ["show", FILE, "--json"]),
-    "diff": (cli.main, ["diff", "whole.json", FILE]),
-    "report": (cli.main, ["report", FILE]),
-    "verify": (cli.main, ["verify", FILE, "absent:step"]),
-    "explain": (cli.main, ["explain", "absent:step", "--plan", FILE]),
-    "train": (train.main, ["gpt_nano", f"plan.path={FILE}", "--out", "new/out"]),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -41,20 +25,19 @@ def all_bad(tmp_path_factory):
 
 
 # Every so many of them; benchmarks/faults.py tries all.
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", READERS)
 def test_bad_plans_are_refused(way, all_bad):
-    first = list(WAYS).index(way)
-    chosen, (main, line) = all_bad[first :: 5 * len(WAYS)], WAYS[way]
+    first = list(READERS).index(way)
+    chosen, (main, line) = all_bad[first :: 5 * len(READERS)], READERS[way]
     assert len({bad.content for bad in chosen}) >= 90
     for bad in chosen:
-        pathlib.Path(FILE).write_bytes(bad.content)
-        assert mistakes(main, line, FILE, bad.key) == [], bad
+        assert refusal(bad, main, line, FILE) == [], bad
     assert len({bad.kind for bad in chosen}) >= 7
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", READERS)
 def test_what_is_no_file_is_refused(way, tmp_path):
-    main, line = WAYS[way]
+    main, line = READERS[way]
     for what, path in no_files(tmp_path, ".json").items():
         if way == "report" and what in ("a folder", "below a file"):
             continue  # a folder may be a run's, and beside a plan there must be room for the page

@@ -57,6 +57,12 @@ def no_files(folder: pathlib.Path, ending: str) -> dict[str, str]:
     return {name: str(path) for name, path in paths.items()}
 
 
+def refusal(bad: Bad, main: Callable, line: Sequence[str], file: str) -> list[str]:
+    """Writes a bad file, and returns the errors in a command's refusal of the file: `mistakes`."""
+    pathlib.Path(file).write_bytes(bad.content)
+    return mistakes(main, line, file, bad.key)
+
+
 def mistakes(main: Callable[[Sequence[str]], int], line: Sequence[str], *named: str) -> list[str]:
     """Returns the errors in a command's refusal of its line. A correct refusal ends with exit code
     2 and a message that names all of `named`, compiles nothing, and writes no file here.

@@ -4,8 +4,10 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 
+from experiments import train, train_glue, train_images
 from tests.shared.bad import Bad, unreadable
 
+PROGRAMS = {"train": train, "train_glue": train_glue, "train_images": train_images}
 Config = dict[str, dict[str, str]]  # section -> key -> a value as TOML writes it
 
 NO_NUMBER = ("true", '"8"', "[8]", "{ a = 8 }", "1979-05-27", '""')
@@ -123,6 +125,11 @@ NEEDED = {  # keys that have no default
     "train_glue": (*_TEXT, "data.task", "data.path"),
     "train_images": ("model.depth", "model.classes", "model.stem", *_SHARED),
 }
+
+
+def trainer_of(text: str) -> str:
+    """The program of `PROGRAMS` that a shipped config is for, by its header."""
+    return next(name for name in reversed(PROGRAMS) if f"experiments.{name} " in text)
 
 
 def leaves(trainer: str) -> Mapping[str, tuple[str, ...]]:

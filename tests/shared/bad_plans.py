@@ -3,9 +3,11 @@
 import copy
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from experiments import train
+from jaxmem import cli
 from jaxmem._core.actions import OFFLOAD
 from jaxmem._model.states.places import HOST, Places
 from jaxmem._result.plan.plan import Plan
@@ -30,6 +32,17 @@ OPTIONAL = {
     "compiler_options", "notes", "rows", "points", "measured", "count", "actions",
 }  # fmt: skip
 NULLS = {"places", "lanes", "microbatches", "batch", "divided", "kind", "codec", "actions"}
+FILE = "mine.json"
+# How plans' files are read: by a program's function, and a line.
+READERS: dict[str, tuple[Callable, list[str]]] = {
+    "show": (cli.main, ["show", FILE]),
+    "json": (cli.main, ["show", FILE, "--json"]),
+    "diff": (cli.main, ["diff", "whole.json", FILE]),
+    "report": (cli.main, ["report", FILE]),
+    "verify": (cli.main, ["verify", FILE, "absent:step"]),
+    "explain": (cli.main, ["explain", "absent:step", "--plan", FILE]),
+    "train": (train.main, ["gpt_nano", f"plan.path={FILE}", "--out", "new/out"]),
+}
 
 
 def full() -> Plan:

@@ -8,12 +8,19 @@ import pytest
 
 from experiments import plan, train, train_glue, train_images
 from experiments.command.load import FOLDER, load
-from tests.shared.bad import mistakes, no_files
-from tests.shared.bad_configs import bad_configs, leaves, parsed, with_value, written
+from tests.shared.bad import mistakes, no_files, refusal
+from tests.shared.bad_configs import (
+    PROGRAMS,
+    bad_configs,
+    leaves,
+    parsed,
+    trainer_of,
+    with_value,
+    written,
+)
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
 
-PROGRAMS = {"train": train, "train_glue": train_glue, "train_images": train_images}
 FILE = "mine.toml"
 
 
@@ -39,9 +46,8 @@ def test_bad_configs_are_refused(name, trainer, every):
     chosen = list(bad_configs((FOLDER / f"{name}.toml").read_text("utf-8"), trainer))[::every]
     assert len({bad.content for bad in chosen}) >= 100
     for bad in chosen:
-        pathlib.Path(FILE).write_bytes(bad.content)
         line = [FILE, "--out", "new/out"]
-        assert mistakes(PROGRAMS[trainer].main, line, FILE, bad.key) == [], bad
+        assert refusal(bad, PROGRAMS[trainer].main, line, FILE) == [], bad
         kinds.add(bad.kind)
     assert len(kinds) >= 10
 
@@ -65,7 +71,7 @@ def test_a_setting_on_top_is_named_beside_the_file():
 def test_shipped_configs_are_taken_as_they_are_written_here(path):
     """So that a refused one is refused for its one mistake. Each says how to run it."""
     text = path.read_text("utf-8")
-    trainer = next(name for name in reversed(SCHEMAS) if f"experiments.{name} " in text)
+    trainer = trainer_of(text)
     config, schema = parsed(text), SCHEMAS[trainer]
     pathlib.Path(FILE).write_bytes(written(config))
     want = load(str(path), (), schema)

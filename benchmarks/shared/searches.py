@@ -1,0 +1,82 @@
+"""Budgets that divide a range, statistics of their rows, and the surroundings of a search: an empty
+history, an empty cache, a separate process.
+"""
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+
+from jaxmem._planner.search.history import History
+
+
+def between(least: int, most: int, count: int) -> dict[str, int]:
+    """`count` budgets that divide a range evenly, its ends left out, by their share of it."""
+    parts = count + 1
+    return {f"{i}/{parts}": least + (most - least) * i // parts for i in range(1, parts)}
+
+
+def from_to(low: int, high: int, count: int) -> list[int]:
+    """`count` budgets that divide a range evenly, its ends among them."""
+    return [low + (high - low) * i // (count - 1) for i in range(count)]
+
+
+def of_rows(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What the rows of `Step.attempt` come to."""
+    rows = list(rows)
+    found = [row for row in rows if row["found"]]
+    of = lambda key: [row[key] for row in found]
+    return {
+        "budgets": len(rows),
+        "found": len(found),
+        "within": sum(row["compiled_bytes"] <= row["budget"] for row in found),
+        "most compiles": max(of("compiles")),
+        "median compiles": statistics.median(of("compiles")),
+        "median share of budget": statistics.median(of("share_of_budget")),
+        "median prediction error": statistics.median(of("prediction_error")),
+        "largest prediction error": max(of("prediction_error")),
+    }
+
+
+@contextlib.contextmanager
+def forgetting(cold: bool = True) -> Iterator[None]:
+    """While the statement runs, searches recall no earlier compile, unless `cold` is false."""
+    kept = mock.patch.object(History, "recall", return_value=[])
+    with kept if cold else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def own_cache() -> Iterator[None]:
+    """While the statement runs, this process has a cache folder of its own, which begins empty."""
+    folder = tempfile.TemporaryDirectory()
+    with folder as name, mock.patch.dict("os.environ", XDG_CACHE_HOME=name):
+        yield
+
+
+def printed(program: str, *arguments: str, **environment: str) -> Any:
+    """The JSON in the last line that a Python program prints, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def print_first_call(function: Callable, args: tuple, kwargs: dict) -> None:
+    """Prints the seconds of a function's first call, for `printed` in another process."""
+    jax.block_until_ready(jax.tree.leaves((args, kwargs)))
+    start = time.perf_counter()
+    jax.block_until_ready(jax.tree.leaves(function(*args, **kwargs)))
+    print(json.dumps(time.perf_counter() - start))
