@@ -41,7 +41,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("default")
 
 
-# Tests of details that take about a second or more. CI runs them after `make test`.
+# Tests of details that take about half a second or more. CI runs them after `make test`.
 COSTLY = frozenset((pathlib.Path(__file__).parent / "costly.txt").read_text("utf-8").split())
 MEASURED, RUN = Local.times, Local.run
 
