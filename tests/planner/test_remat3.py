@@ -105,7 +105,9 @@ def compiled(build, args, plan, target="local"):
 
 
 def assert_equal_steps(off, on, args):
-    """Equal gradients, of which none is zero. The steps donate the first of `args`."""
+    """Asserts that two steps return equal gradients, and that no gradient is zero. Each step
+    donates the first argument, so each step gets a copy.
+    """
     off, on = (step(*jax.tree.map(jnp.copy, args)) for step in (off, on))
     close(on, off, 1e-12)
     assert all(np.abs(leaf).min(axis=-1).max() > 0 for leaf in jax.tree.leaves(off))
@@ -115,14 +117,14 @@ def assert_equal_steps(off, on, args):
 def test_plans_are_equal(step):
     build, p, x = STEPS[step]()
     least, most = (compiled(build, (p, x), plan)[0] for plan in (Assignment.nothing(), kept()))
-    half = (least + most) // 2
-    assert least < half < most
-    make = lambda: jaxmem.plan(build, p, x, budget=half, actions="lossless")
+    budget = (least + 3 * most) // 4
+    assert least < budget < most
+    make = lambda: jaxmem.plan(build, p, x, budget=budget, actions="lossless")
     off, on = both(make)
     assert on.actions == off.actions
-    assert {c.action for c in on.actions["block"].values()} <= {KEEP.action, RECOMPUTE.action}
+    assert {c.action for c in on.actions["block"].values()} == {KEEP.action, RECOMPUTE.action}
     assert on.compiled_bytes == pytest.approx(off.compiled_bytes, rel=0.01)
-    assert on.compiled_bytes <= half
+    assert on.compiled_bytes <= budget
     assert_equal_steps(off.step, on.step, (p, x))
 
 
