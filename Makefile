@@ -105,7 +105,7 @@ wheel: $(VENV)/.installed  ## build the wheel; import it with nothing else insta
 	(cd "$$there" && venv/bin/python -W error -c "import jaxmem, jaxmem_kernels; print(jaxmem.__file__)"); \
 	$$install "$$wheel[$(EXTRAS)]"; \
 	cp -r pyproject.toml README.md docs tests experiments benchmarks examples configs "$$there"; rm "$$there/tests/test_architecture.py"; \
-	cd "$$there" && venv/bin/python -m pytest -m "core and not slow" -o pythonpath=. $(ARGS)
+	cd "$$there" && venv/bin/python -m pytest -n auto --dist worksteal -m "core and not slow" -o pythonpath=. $(ARGS)
 
 # Does PYTHON name an interpreter of this machine?
 present:
