@@ -25,6 +25,11 @@ INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check -c constraint
 # The deviceless wheels without a GPU make JAX print a traceback at start unless it is told to stay on the CPU.
 JAX_PLATFORMS ?= $(if $(shell command -v nvidia-smi),,cpu)
 export JAX_PLATFORMS
+# REMAT3=1 runs JAX's next checkpoint and derivative rules, from JAX 0.12 on.
+ifdef REMAT3
+export JAX_REMAT3 = 1
+export JAX_CUSTOM_VJP3 = 1
+endif
 # Where Python is told to keep no compiled files, each process of the tests would rewrite every assert again.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -2,6 +2,7 @@
 `JAX_PLATFORMS` change these settings.
 """
 
+import contextlib
 import gc
 import importlib.metadata
 import os
@@ -30,6 +31,7 @@ import hypothesis
 import jax
 import pytest
 
+from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._target.compile.backend import Local
 from jaxmem._target.compile.protocol import Backend, Pricing
 from jaxmem._target.deviceless.compiler import Compiler
@@ -108,6 +110,14 @@ def numerics(request):
     set_numerics(x64=not defaults, promotion="standard" if standard else "strict")
     yield
     set_numerics(x64=True, promotion="strict")
+
+
+@pytest.fixture(autouse=True)
+def checkpoint(request):
+    """Applies the marker `todays_checkpoint`."""
+    reads = request.node.get_closest_marker("todays_checkpoint")
+    with todays_checkpoint() if reads else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -110,7 +110,7 @@ def is_whole(ctx) -> bool:
     return getattr(axes, "num_devices", None) == 1
 
 
-def asks(ctx) -> bool:
+def calls_our_rule(ctx) -> bool:
     """Whether XLA's partitioner will call our partitioning rule.
 
     The partitioner does not call the rule in exported programs, nor for mesh axes that an enclosing
@@ -129,7 +129,7 @@ def asks(ctx) -> bool:
 
 
 def mesh_sizes(ctx) -> tuple[int, ...]:
-    """Returns the sizes of the mesh axes. `asks` must be true for the context."""
+    """Returns the sizes of the mesh axes. `calls_our_rule` must be true for the context."""
     return tuple(ctx.module_context.axis_context.abstract_mesh.shape.values())
 
 

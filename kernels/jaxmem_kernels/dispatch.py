@@ -122,7 +122,7 @@ def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[
         at, whole = capability.of(ctx), capability.is_whole(ctx)
         possible = (
             at is not None
-            and (whole or capability.asks(ctx))
+            and (whole or capability.calls_our_rule(ctx))
             and kernel.takes(*ctx.avals_in, **params)
         )
         if not (possible and capability.wants_kernels() and adapter.is_there()):

@@ -15,7 +15,7 @@ from jaxmem_kernels.rounding import (
     inverse,
     offset_of,
     round_stochastic,
-    scale_beside,
+    scale_around_offset,
     scale_of,
     wide_dtype,
 )
@@ -90,7 +90,7 @@ def quantize_offset(x, *, group: int, scale: str, stochastic: bool, seed: int = 
     high, low = jnp.max(b, (-2, -1), initial=-jnp.inf), jnp.min(b, (-2, -1), initial=jnp.inf)
     finite = greatest(b, (-2, -1)) < jnp.inf  # false for NaN too
     o = jnp.where(finite, offset_of(high, low, scale), jnp.nan)
-    s = jnp.where(finite, scale_beside(o, high, low, scale), jnp.nan)
+    s = jnp.where(finite, scale_around_offset(o, high, low, scale), jnp.nan)
     return (
         _codes(b - o[..., None, None], b, s[..., None, None], stochastic, seed),
         s,

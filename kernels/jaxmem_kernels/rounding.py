@@ -96,7 +96,7 @@ def offset_of(high, low, dtype):
     return jnp.where((jnp.abs(near) < LEAST_OFFSET) | far, 0, near)
 
 
-def scale_beside(offset, high, low, dtype):
+def scale_around_offset(offset, high, low, dtype):
     """Returns the scale that is stored with a stored offset, of EXACT_DIGITS: the least scale with
     which codes -8 to 7 cover `low` to `high`.
     """

@@ -26,7 +26,7 @@ from jaxmem.errors import JaxmemWarning
 from tests.shared import mapped, occurrences
 from tests.shared.audit import audit
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.todays_checkpoint]
 KINDS = mapped.wholly, mapped.partly, mapped.by_tensor, mapped.summed, mapped.ring, mapped.ruled
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 BATCH, SEQUENCE, WIDTH = mapped.X

@@ -19,6 +19,7 @@ from jaxmem.errors import JaxmemWarning
 from tests.shared import models
 
 pytestmark = [
+    pytest.mark.todays_checkpoint,
     pytest.mark.core,
     pytest.mark.jax_defaults,
 ]

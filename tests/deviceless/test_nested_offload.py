@@ -14,6 +14,7 @@ import jaxmem
 from jaxmem._core.actions import ALL, Action
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile
+from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.protocol import Pricing
 from jaxmem._target.devices.target import Target
@@ -76,7 +77,8 @@ SINGLE = ("scan, block", "block, scan")
 )
 def test_a_plan_leaves_out_what_a_loop_in_a_loop_offloads(layout, target, offloads):
     build, args = step_of(layout)
-    _, traced = trace(build, Assignment.nothing(), args)
+    with todays_checkpoint():
+        _, traced = trace(build, Assignment.nothing(), args)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", JaxmemWarning)
         made = profile(traced.jaxpr, Pricing(Target.parse(target)), Allowed(ALL, ALL))

@@ -10,6 +10,7 @@ from jaxmem._core.actions import KEEP, RECOMPUTE, Action, Choice
 from jaxmem._core.assignment import Assignment
 from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.profile.profile import block_classes
+from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._planner.explain.explain import explain
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._result.memory.explanation import Explanation, Part
@@ -43,7 +44,8 @@ STEP = BUILD, {
 def plan_of(step, choices, target="local") -> Plan:
     """A plan with these choices for the one block, and no predictions."""
     build, *args = step
-    blocks = block_classes(trace(build, Assignment.nothing(), tuple(args))[1].jaxpr)
+    with todays_checkpoint():
+        blocks = block_classes(trace(build, Assignment.nothing(), tuple(args))[1].jaxpr)
     nothing = Bytes(0, 0, 0)
     return Plan(
         actions={"block": choices}, budget_bytes=1, predicted_bytes=0, compiled_bytes=0,

@@ -14,6 +14,7 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.profile.profile import block_classes
 from jaxmem._model.states.places import HOST, Places
+from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._trace.step import trace
@@ -40,7 +41,8 @@ BATCH = jax.ShapeDtypeStruct((4, 17), jnp.int32)
 
 def plan(places=PLACES, **changes):
     """The layers that stream are recomputed, the others keep what is tagged."""
-    found = trace(build, Assignment.nothing(), (shapes(), BATCH))[1]
+    with todays_checkpoint():
+        found = trace(build, Assignment.nothing(), (shapes(), BATCH))[1]
     both = lambda choice: {"in": choice, "up": choice}
     actions = {"block[0:2]": both(KEEP), "block[2:6]": both(RECOMPUTE)}
     made = {

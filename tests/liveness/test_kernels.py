@@ -92,6 +92,7 @@ def test_a_barrier_holds_back_what_is_read_behind_it():
     assert set(barrier.writes) <= set(behind.reads)
 
 
+@pytest.mark.todays_checkpoint
 def test_a_checkpoint_of_the_backward_waits_for_its_cotangents():
     layer = jax.checkpoint(lambda x, w: jnp.tanh(x @ w))
     loss = lambda x, w: layer(layer(x, w), w).sum()

@@ -209,6 +209,7 @@ def losses():
     return {name: loss(policy) for name, policy in policies.items()}
 
 
+@pytest.mark.todays_checkpoint
 def test_walks_tell_what_compiled_steps_take():
     weights = (jnp.ones((LAYERS, WIDTH, 4 * WIDTH)), jnp.ones((LAYERS, 4 * WIDTH, WIDTH)))
     x = jnp.ones((512, WIDTH))

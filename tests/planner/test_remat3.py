@@ -9,7 +9,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
-from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Choice
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database
 from jaxmem._planner.search.compile import StepCompiler
@@ -21,9 +21,11 @@ from tests.shared.remat3 import both
 
 pytestmark = [
     pytest.mark.core,
+    pytest.mark.todays_checkpoint,
     pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="the option is refused before 0.12"),
 ]
 WIDTH = 16
+CODES = Choice("compress", "grouped_symmetric(group=16,scale=bfloat16)")
 
 
 def named(x, p, key):
@@ -153,6 +155,7 @@ FIXED = {
     "keep": kept(),
     "recompute": Assignment.nothing(),
     "offload": Assignment({"block": {"up": OFFLOAD, "act": OFFLOAD}}),
+    "compress": Assignment({"block": {"up": CODES, "act": CODES}}),
 }
 
 
@@ -164,6 +167,18 @@ def test_bytes_and_gradients_are_equal(step, plan):
     assert on[0] == pytest.approx(off[0], rel=0.01)
     assert on[1] == off[1]
     assert_equal_steps(off[2], on[2], (p, x))
+
+
+@pytest.mark.slow
+@each_step
+@pytest.mark.parametrize("target", ["h200", "v5e"])
+@pytest.mark.parametrize("plan", FIXED)
+def test_bytes_without_the_device_are_equal(step, target, plan):
+    build, p, x = STEPS[step]()
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.float32), (p, x))
+    off, on = both(lambda: compiled(build, shapes, FIXED[plan], target))
+    assert on[0] == pytest.approx(off[0], rel=0.01)
+    assert on[1] == off[1]
 
 
 @each_step

@@ -10,13 +10,14 @@ NEXT = ("jax_remat3", "jax_custom_vjp3")
 @contextlib.contextmanager
 def options(*names: str):
     """JAX's options of these names are on."""
+    before = {name: getattr(jax.config, name) for name in names}
     for name in names:
         jax.config.update(name, True)
     try:
         yield
     finally:
-        for name in names:
-            jax.config.update(name, False)
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def both(make):

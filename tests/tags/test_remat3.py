@@ -3,6 +3,7 @@ with the option off and with the option on.
 """
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +22,11 @@ from jaxmem.errors import TagError
 from tests.shared import models, outlier_layers
 from tests.shared.compare import close
 from tests.shared.outlier_layers import tracked
-from tests.shared.remat3 import options
+from tests.shared.remat3 import both, options
 
 pytestmark = [
     pytest.mark.core,
+    pytest.mark.todays_checkpoint,
     pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="the option is refused before 0.12"),
 ]
 ACTIONS = ("keep", "recompute", "offload", "compress", "compress_offload")
@@ -192,31 +194,56 @@ def named(x, p, key):
     return x + jnp.sin(checkpoint_name(jnp.sin(x @ p["a"]), "h"))
 
 
-@pytest.mark.parametrize("choice", [KEEP, RECOMPUTE, OFFLOAD], ids=str)
+CODES = [Choice(action, models.CODEC["in"]) for action in ("compress", "compress_offload")]
+
+
+@pytest.mark.parametrize("choice", [KEEP, RECOMPUTE, OFFLOAD, *CODES], ids=str)
 def test_checkpoint_name_values_are_tags(choice):
     make = lambda: jax.grad(
         models.scanned(jaxmem.remat_policy(Assignment({"block": {"h": choice}})), named)
     )
     off, on = off_and_on(make, *inputs())
     close(on, off, 1e-12)
+    assert np.abs(off["a"]).max() > 0
 
 
-def test_codes_of_checkpoint_name_values_are_refused():
-    codec = Choice("compress", models.CODEC["in"])
-    stored = jaxmem.remat_policy(Assignment({"block": {"h": codec}}))
-    with options("jax_remat3"), pytest.raises(TagError, match=r"no codes for checkpoint_name"):
+@pytest.mark.parametrize("choice", CODES, ids=str)
+def test_codes_of_checkpoint_name_values_are_stored(choice):
+    def make():
+        stored = jaxmem.remat_policy(Assignment({"block": {"h": choice}}))
+        return jax.make_jaxpr(jax.grad(models.scanned(stored, named)))(*inputs())
+
+    off, on = both(make)
+    memories = lambda program: sorted(set(re.findall(r"u8(?:<host>)?\[[0-9,]+\]", str(program))))
+    assert memories(on) == memories(off) != []
+
+
+@pytest.fixture
+def rule_of_jax(monkeypatch):
+    """JAX's rule for values of `checkpoint_name`, as in a process that compresses nothing."""
+    from jaxmem._model.tags import hijax
+
+    with options("jax_remat3"):
+        names = hijax._names()
+    monkeypatch.setattr(names, "remat", getattr(names.remat, "__wrapped__", names.remat))
+
+
+def test_a_policy_from_before_the_option_takes_no_codes_of_names(rule_of_jax):
+    stored = jaxmem.remat_policy(Assignment({"block": {"h": CODES[0]}}))
+    with options("jax_remat3"), pytest.raises(TagError, match=r"made before the option jax_remat3"):
         jax.grad(models.scanned(stored, named))(*inputs())
 
 
-def test_complex_values_are_stored():
+@pytest.mark.parametrize("name", [jaxmem.tag, checkpoint_name])
+def test_complex_values_are_stored(name):
     w = jax.random.normal(jax.random.key(0), (2, 4, 4), jnp.complex128)
 
     def make(stored):
-        block = lambda w: jnp.tanh(jaxmem.tag(jnp.exp(w[0] @ w[1]), "powers")) @ w[1]
+        block = lambda w: jnp.tanh(name(jnp.exp(w[0] @ w[1]), "powers")) @ w[1]
         block = jax.checkpoint(block, policy=stored)
         return jax.grad(lambda w: (jnp.abs(block(w)) ** 2).sum())
 
-    for action in (KEEP, RECOMPUTE, OFFLOAD):
+    for action in (OFFLOAD, KEEP, RECOMPUTE):  # a policy that offloads lets others store names
         stored = jaxmem.remat_policy(Assignment({"block": {"powers": action}}))
         off, on = off_and_on(functools.partial(make, stored), w)
         close(on, off, 1e-12)

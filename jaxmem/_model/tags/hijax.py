@@ -18,24 +18,27 @@ JAX 0.12.0.1 offers less to policies under this option than without it:
   Every other operation is recomputed, and a `while` loop with all that it contains. JAX compares a
   policy with `everything_saveable` by identity. Therefore no policy of jaxmem can keep every tensor
   of a block, and `for_jax` returns `everything_saveable` itself.
-- The rule of `checkpoint_name` saves, offloads or recomputes a value, and takes no codes. JAX does
-  not export the class of these values.
+- JAX's rule of `checkpoint_name` saves, offloads or recomputes a value, and takes no codes. Once a
+  policy compresses or offloads, `let_names_be_encoded` replaces the rule, as `primitive.py` does
+  without this option. JAX exports neither the class of these values nor a registry of rules. So
+  the class is taken from a trace, and the rule is set on the class.
 - A `jax.custom_jvp` function is recomputed as a whole, and so is a `jax.custom_vjp` function
   without the option `jax_custom_vjp3`. No policy is asked about tags inside them. Therefore
   `SelfTagged` is a `HiPrim` of its own, and `tagging` requires both options.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.experimental.hijax
 import jax.numpy as jnp
-from jax.ad_checkpoint import Offloadable, Saveable
+from jax.ad_checkpoint import Offloadable, Saveable, checkpoint_name
 
-from jaxmem._model.tags.combined import answer
+from jaxmem._model.tags.combined import answer, parts
 from jaxmem._model.tags.implementation import Offloaded, called, divided_as
-from jaxmem._model.tags.primitive import tag_p
+from jaxmem._model.tags.primitive import name_p, tag_p
 from jaxmem.errors import TagError
 
 _hijax: Any = jax.experimental.hijax  # JAX before 0.12, which never runs this file, lacks its names
@@ -62,36 +65,7 @@ class HijaxTag(_Linear):
         return x
 
     def remat(self, trace, x):
-        value, codes, decode = self.divided(trace, x)
-        if decode is None:
-            return value, (), lambda _, x: self(x)
-        return value, codes, lambda codes, x: _relinked(decode(codes), self(x))
-
-    def divided(self, trace, x):
-        """Returns the forward's value, the stored arrays, and the function of the stored arrays
-        that makes the backward's value; None for the function if the tag is recomputed.
-        """
-        (aval,), name = self.in_avals, self.params["name"]
-        if trace.policy is None:  # JAX's form of `nothing_saveable`
-            return self(x), (), None
-        verdict = answer(trace.policy, tag_p, aval, **self.params)
-        if isinstance(verdict, Offloadable):  # from a user's policy
-            verdict = Offloaded(verdict)
-        if hasattr(verdict, "encode"):
-            encode = called(lambda x: tuple(verdict.encode(x)), f"{name}_encode")
-            decode = called(
-                lambda codes: divided_as(aval, verdict.decode(codes, aval.shape, aval.dtype)),
-                f"{name}_decode",
-            )
-            try:
-                codes = encode(x)
-            except TagError as error:
-                raise TagError(f"tag {name!r}: {error}") from error
-            return self(x), codes, decode
-        if verdict is Saveable or verdict is True:
-            kept = _at_own_precision(self(x))
-            return kept, kept, lambda kept: kept
-        return self(x), (), None
+        return _remat(self, trace, x, tag_p)
 
     def lin(self, nzs_in, x):
         return self(x), None, nzs_in[0]
@@ -101,6 +75,81 @@ class HijaxTag(_Linear):
 
     def batch(self, axis_data, args, dims):
         return bind(args[0], **self.params), dims[0]
+
+
+def _remat(primitive, trace, x, asked):
+    """The rule `remat` of an identity that names a value.
+
+    primitive: the identity, a `HiPrim` with the parameter `name`.
+    asked: the primitive of the other implementation, about which the policy is asked.
+    """
+    value, codes, decode = _divided(primitive, trace, x, asked)
+    if decode is None:
+        return value, (), lambda _, x: primitive(x)
+    return value, codes, lambda codes, x: _relinked(decode(codes), primitive(x))
+
+
+def _divided(primitive, trace, x, asked):
+    """Returns the forward's value, the stored arrays, and the function of the stored arrays that
+    makes the backward's value; None for the function if the value is recomputed. Arguments as for
+    `_remat`.
+    """
+    (aval,), name = primitive.in_avals, primitive.params["name"]
+    if trace.policy is None:  # JAX's form of `nothing_saveable`
+        return primitive(x), (), None
+    verdict = answer(trace.policy, asked, aval, **primitive.params)
+    if isinstance(verdict, Offloadable):  # from a user's policy, or from `Policy` on a named value
+        verdict = Offloaded(verdict)
+    if hasattr(verdict, "encode"):
+        encode = called(lambda x: tuple(verdict.encode(x)), f"{name}_encode")
+        decode = called(
+            lambda codes: divided_as(aval, verdict.decode(codes, aval.shape, aval.dtype)),
+            f"{name}_decode",
+        )
+        try:
+            codes = encode(x)
+        except TagError as error:
+            raise TagError(f"tag {name!r}: {error}") from error
+        return primitive(x), codes, decode
+    if verdict is Saveable or verdict is True:
+        kept = _at_own_precision(primitive(x))
+        return kept, kept, lambda kept: kept
+    return primitive(x), (), None
+
+
+@functools.cache
+def _names() -> Any:
+    """Returns the class of the values of `checkpoint_name`, from a trace under the option."""
+    (equation,) = jax.make_jaxpr(lambda x: checkpoint_name(x, "x"))(0.0).eqns
+    (found,) = (type(p) for p in equation.params.values() if isinstance(p, _hijax.HiPrim))
+    return found
+
+
+def let_names_be_encoded() -> None:
+    """Lets the tag's rule serve a value of `checkpoint_name` if the value is complex, which JAX's
+    rule does not store, if the policy encodes the value, or if the policy is a combination: JAX's
+    own combinations accept no policy that offloads.
+    """
+    if names_are_encoded():
+        return
+    of_jax = _names().remat
+
+    @functools.wraps(of_jax)
+    def remat(primitive, trace, x):
+        policy, aval = trace.policy, primitive.in_avals[0]
+        is_ours = policy is not None and (
+            jnp.issubdtype(aval.dtype, jnp.complexfloating)
+            or len(parts(policy)) > 1
+            or hasattr(answer(policy, name_p, aval, **primitive.params), "encode")
+        )
+        return _remat(primitive, trace, x, name_p) if is_ours else of_jax(primitive, trace, x)
+
+    _names().remat = remat
+
+
+def names_are_encoded() -> bool:
+    """Whether the tag's rule serves values of `checkpoint_name`."""
+    return hasattr(_names().remat, "__wrapped__")
 
 
 def bind(x, *, name: str, kind: str | None, codec: str | None):
@@ -152,7 +201,7 @@ class SelfTagged(_Linear):
 
     def remat(self, trace, x):
         tangent = self.params["tangent"]
-        value, codes, decode = self.params["tag"].divided(trace, self(x))
+        value, codes, decode = _divided(self.params["tag"], trace, self(x), tag_p)
         if decode is None:
             return value, (), lambda _, x: self(x)
         return value, codes, lambda codes, x: _derived(decode(codes), x, tangent)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._model.tags.implementation import is_hijax
-from jaxmem._model.tags.tag import tag, tag_params
+from jaxmem._model.tags.tag import implementation, tag, tag_params
 
 
 def wide(dtype) -> jnp.dtype:
@@ -27,9 +27,8 @@ def self_tagged(forward: Callable, tangent: Callable) -> Callable:
 
     def call(x, name: str, kind: str | None = None, codec: str | None = None):
         if is_hijax():
-            from jaxmem._model.tags.hijax import self_tagged_by
-
-            return self_tagged_by(forward, of_value(tangent), x, **tag_params(name, kind, codec))
+            params = tag_params(name, kind, codec)
+            return implementation().self_tagged_by(forward, of_value(tangent), x, **params)
         return tagged_within(forward, tangent, lambda y: tag(y, name, kind=kind, codec=codec))(x)
 
     return call

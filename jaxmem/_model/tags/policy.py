@@ -18,8 +18,9 @@ from jaxmem._core.assignment import Assignment, Decisions
 from jaxmem._core.groups import group_label
 from jaxmem._model.states import places
 from jaxmem._model.tags.implementation import is_hijax, is_remat3
-from jaxmem._model.tags.primitive import let_names_be_encoded, name_p, names_are_encoded, tag_p
+from jaxmem._model.tags.primitive import let_names_be_encoded, name_p, tag_p
 from jaxmem._model.tags.storage import Storage
+from jaxmem._model.tags.tag import implementation
 from jaxmem.errors import TagError
 
 
@@ -56,7 +57,8 @@ class Policy:
         self._content = block, choices, layers
         actions = {choice.action for _, choice in choices or ()}
         if any(action.encodes or action.offloads for action in actions):
-            let_names_be_encoded()
+            let_names_be_encoded()  # steps are read in traces with today's checkpoint
+            implementation().let_names_be_encoded()
 
     @property
     def block(self) -> str:
@@ -93,17 +95,14 @@ class Policy:
             return _verdict(choice)
         if primitive is not name_p:
             return False
-        if choice.action.encodes and is_hijax():
+        is_encoded = implementation().names_are_encoded()
+        if choice.action.encodes and not is_encoded:
             raise TagError(
-                f"remat_policy: checkpoint_name names a value {params['name']!r}, and the plan says"
-                f" {choice}; expected keep, recompute or offload, since under the option jax_remat3"
-                " JAX stores no codes for checkpoint_name: name the value by jaxmem.tag"
+                f"remat_policy: checkpoint_name names a value {params['name']!r}, the plan says"
+                f" {choice}, and the policy was made before the option jax_remat3 was turned on;"
+                " expected a policy that is made after it: call remat_policy again"
             )
-        if (
-            choice.action.stores
-            and _is_complex(primitive, avals, params)
-            and (is_hijax() or not names_are_encoded())
-        ):
+        if choice.action.stores and _is_complex(primitive, avals, params) and not is_encoded:
             raise TagError(
                 f"remat_policy: checkpoint_name calls a value {params['name']!r} that is"
                 f" {avals[0].dtype}, and the plan says {choice}; expected a real one, since"

@@ -35,6 +35,7 @@ batching.primitive_batchers[tag_p] = lambda args, dims, **params: (
     tag_p.bind(args[0], **params),
     dims[0],
 )
+bind = tag_p.bind
 
 
 def _name_primitive() -> Primitive:

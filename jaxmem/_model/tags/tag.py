@@ -1,10 +1,12 @@
 """`jaxmem.tag`, which names a tensor of a block."""
 
+from typing import Any
+
 import jax.numpy as jnp
 
 from jaxmem._model.codecs.registry import default_for, parse
+from jaxmem._model.tags import primitive
 from jaxmem._model.tags.implementation import is_hijax
-from jaxmem._model.tags.primitive import tag_p
 from jaxmem.errors import TagError
 
 
@@ -26,11 +28,16 @@ def tag(x, name: str, *, kind: str | None = None, codec: str | None = None):
     """
     params = tag_params(name, kind, codec)
     x = jnp.asarray(x)
-    if is_hijax():
-        from jaxmem._model.tags.hijax import bind  # JAX before 0.12 lacks what the file imports
+    return implementation().bind(x, **params)
 
-        return bind(x, **params)
-    return tag_p.bind(x, **params)
+
+def implementation() -> Any:
+    """Returns the file that implements tags, for the options that are on."""
+    if not is_hijax():
+        return primitive
+    from jaxmem._model.tags import hijax  # JAX before 0.12 lacks what the file imports
+
+    return hijax
 
 
 def tag_params(name: str, kind: str | None, codec: str | None) -> dict:

@@ -15,7 +15,7 @@ flat and its last group is short.
 import triton
 import triton.language as tl
 
-from jaxmem_kernels.gpu.rounding import greatest_of, noise, offset_of, scale_beside, scale_of
+from jaxmem_kernels.gpu.rounding import greatest_of, noise, offset_of, scale_around_offset, scale_of
 
 # 1.5 · 2^23. A float32 of this size has no fraction: adding SHIFT rounds to the nearest integer,
 # which is then in the sum's lowest bits.
@@ -65,7 +65,7 @@ def encode_offset(
     finite = greatest_of(low, high) < float("inf")  # false for NaN too
     BF16: tl.constexpr = offsets.dtype.element_ty == tl.bfloat16
     offset = tl.where(finite, offset_of(most, least, BF16), float("nan"))
-    s = tl.where(finite, scale_beside(offset, most, least, BF16), float("nan"))
+    s = tl.where(finite, scale_around_offset(offset, most, least, BF16), float("nan"))
     r, o = tl.arange(0, R), offset[:, None]
     tl.store(
         offsets + first + r, offset.to(offsets.dtype.element_ty), mask=r < tl.cdiv(n, G) - first

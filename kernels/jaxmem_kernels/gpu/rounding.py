@@ -45,8 +45,8 @@ def offset_of(high, low, BF16: tl.constexpr):
 
 
 @triton.jit
-def scale_beside(offset, high, low, BF16: tl.constexpr):
-    """`rounding.scale_beside`. BF16: the scale is stored as bfloat16, else float32."""
+def scale_around_offset(offset, high, low, BF16: tl.constexpr):
+    """`rounding.scale_around_offset`. BF16: the scale is stored as bfloat16, else float32."""
     above, below = (high * 0.5 - offset * 0.5) * (2 / 7), (offset * 0.5 - low * 0.5) * 0.25
     return _rounded_up(tl.maximum(above, below), BF16, SPARE)
 

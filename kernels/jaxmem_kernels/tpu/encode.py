@@ -79,7 +79,7 @@ def encode_offset(x, codes, scales, offsets, kept, beside, *, tiles: Tiles, scal
             least = jnp.min(jnp.minimum(low, high), 1, keepdims=True)
             finite = rounding.greatest(low, high) < jnp.inf  # false for NaN too
             o = jnp.where(finite, rounding.offset_of(most, least, scale), jnp.nan)
-            s = jnp.where(finite, rounding.scale_beside(o, most, least, scale), jnp.nan)
+            s = jnp.where(finite, rounding.scale_around_offset(o, most, least, scale), jnp.nan)
             by = rounding.inverse(s)
             # The random bits come from x itself.
             pair = (low - o) * by, (high - o) * by

@@ -51,8 +51,8 @@ def offset_of(high, low, scale: str):
     return jnp.where((jnp.abs(near) < LEAST_OFFSET) | far, 0.0, near)
 
 
-def scale_beside(offset, high, low, scale: str):
-    """`rounding.scale_beside`, as float32."""
+def scale_around_offset(offset, high, low, scale: str):
+    """`rounding.scale_around_offset`, as float32."""
     above, below = (high * 0.5 - offset * 0.5) * (2 / 7), (offset * 0.5 - low * 0.5) * 0.25
     return _rounded_up(jnp.maximum(above, below), scale, SPARE)
 
