@@ -18,6 +18,7 @@ from jax.extend.core import JaxprEqn as JaxprEqn
 from jax.extend.core import Literal as Literal
 from jax.extend.core import Var as Var
 from jax.extend.core import jaxpr_as_fun as as_function
+from jax.ref import AbstractRef
 
 from jaxmem._trace.primitives import CALLS
 from jaxmem._trace.vary import as_mapped
@@ -26,6 +27,11 @@ from jaxmem._trace.vary import as_mapped
 def nbytes(aval) -> int:
     """Bytes of an array by its dtype's item size, which is a whole byte for int4 too."""
     return math.prod(aval.shape) * aval.dtype.itemsize
+
+
+def is_reference(aval) -> bool:
+    """Whether an aval is the type of a `jax.Ref`."""
+    return isinstance(aval, AbstractRef)
 
 
 def per_device(size: int, shards: int) -> int:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxmem._trace.jaxpr import equations
+from jaxmem._trace.jaxpr import equations, is_reference
 from jaxmem._trace.vary import as_mapped
 
 
@@ -50,7 +50,12 @@ class Job:
     @functools.cached_property
     def jaxpr(self) -> Any:
         """The function's trace."""
-        return jax.make_jaxpr(self.function)(*self.specs)
+        return jax.make_jaxpr(self._run)(*self.specs)
+
+    def _run(self, *arrays):
+        """The function's results. A `jax.Ref` among its arguments is made from an array."""
+        pairs = zip(arrays, self.avals)
+        return self.function(*(jax.new_ref(a) if is_reference(t) else a for a, t in pairs))
 
     @functools.cached_property
     def _mapped(self) -> list:
@@ -82,8 +87,8 @@ class Job:
         devices from this argument, and leaves the division of the others to XLA.
         """
         if (mesh := self.mesh) is None:
-            return jax.jit(self.function).trace(*self.specs)
-        function, manual = self.function, {*mesh.manual_axes}
+            return jax.jit(self._run).trace(*self.specs)
+        function, manual = self._run, {*mesh.manual_axes}
         if manual:  # of a shard_map around the layer: each of its devices has the piece's arguments
             mesh = mesh.update(axis_types=tuple(_freed(kind) for kind in mesh.axis_types))
         if devices is not None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
-from jaxmem._cost.blocks.policies import refuse_ambiguous, saved_names
+from jaxmem._cost.blocks.policies import refuse_ambiguous, saved_names, warn_of_writes
 from jaxmem._model.tags.named import (
     forward_names,
     holds_tag,
@@ -35,6 +35,7 @@ from jaxmem._trace.jaxpr import (
     Var,
     as_scan,
     call_body,
+    is_reference,
     subjaxprs,
 )
 from jaxmem._trace.primitives import INDICES, VIEWS
@@ -121,6 +122,7 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
     Raises TagError for a checkpoint whose policy hides a jaxmem policy, or combines several.
     """
     refuse_ambiguous(jaxpr)
+    warn_of_writes(jaxpr)
     instances: list[Instance] = []
     plain_labels: set[str] = set()
     names = forward_names(jaxpr)
@@ -134,7 +136,8 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
         sharded: whether a `shard_map` is among them.
         """
         origin = dict.fromkeys(jaxpr.constvars, "free") | origin
-        here = lambda v: "free" if isinstance(v, Literal) else origin.get(v, "local")
+        free = lambda v: isinstance(v, Literal) or is_reference(v.aval)
+        here = lambda v: "free" if free(v) else origin.get(v, "local")
         # By variable: the equation that makes it, the first one that reads it, and how many blocks
         # read it.
         defined = {o: i for i, e in enumerate(jaxpr.eqns) for o in e.outvars}

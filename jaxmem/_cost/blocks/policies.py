@@ -11,10 +11,11 @@ That is not needed, and a step without policies as it is written, as under `jaxm
 import functools
 from collections.abc import Callable, Iterable, Iterator
 
+from jaxmem._core.warn import warn
 from jaxmem._model.tags.combined import parts
 from jaxmem._model.tags.named import is_block, is_tag, policies_of
 from jaxmem._model.tags.policy import Policy
-from jaxmem._trace.jaxpr import Jaxpr, JaxprEqn, equations, line_of
+from jaxmem._trace.jaxpr import Jaxpr, JaxprEqn, equations, is_reference, line_of, subjaxprs
 from jaxmem._trace.primitives import REMAT
 from jaxmem.errors import StepError, TagError
 
@@ -87,6 +88,44 @@ def refuse_ambiguous(jaxpr: Jaxpr) -> None:
                     " lost. Expected jaxmem.remat_policy(plan) itself, or"
                     " jax.checkpoint_policies.save_from_both_policies of it and another policy"
                 )
+
+
+def warn_of_writes(jaxpr: Jaxpr) -> None:
+    """Warns of blocks that write a `jax.Ref` from outside the block. JAX repeats the write where
+    the backward recomputes the block, unless the reference is of the kind "no_grad_no_remat".
+    """
+    writing = [e for e in _checkpoints(jaxpr) if is_block(e) and _writes(e)]
+    if writing:
+        warn(
+            f"plan: the block at {_source_lines(writing)[0]} writes a jax.Ref that is made outside"
+            " of the block, and jax.checkpoint repeats the write in the backward, so that the value"
+            " may depend on the plan; make the reference by jax.new_ref(value,"
+            " kind='no_grad_no_remat'), or write it outside of the block"
+        )
+
+
+def _writes(block: JaxprEqn) -> bool:
+    """Whether the backward repeats a write of the block to a reference from outside."""
+    written = _written(block.params["jaxpr"])
+    return any(
+        i in written and v.aval.kind != "no_grad_no_remat"
+        for i, v in enumerate(block.invars)
+        if is_reference(v.aval)
+    )
+
+
+def _written(jaxpr: Jaxpr) -> set[int]:
+    """The positions of the inputs that are references, and that an equation of any depth writes."""
+    written = set()
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in ("swap", "addupdate"):
+            written.add(eqn.invars[0])
+        for inner in subjaxprs(eqn):
+            # A call's operands are its body's inputs; a conditional has one more, first.
+            pairs = zip(reversed(eqn.invars), reversed(range(len(inner.invars))))
+            inside = _written(inner)
+            written |= {v for v, i in pairs if i in inside and is_reference(v.aval)}
+    return {i for i, v in enumerate(jaxpr.invars) if v in written}
 
 
 def _cause(policies: set[Policy]) -> str:

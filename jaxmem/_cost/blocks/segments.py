@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jaxmem._cost.blocks.find import Instance
 from jaxmem._model.tags.named import is_tag
-from jaxmem._trace.jaxpr import JaxprEqn, Literal, matmul_flops, nbytes
+from jaxmem._trace.jaxpr import JaxprEqn, Literal, is_reference, matmul_flops, nbytes
 from jaxmem._trace.job import Job
 from jaxmem._trace.primitives import VIEWS
 from jaxmem._trace.rewrite import Node, leading_to, run
@@ -61,7 +61,7 @@ def graph_of(instance: Instance) -> BlockGraph:
     forward, backward = flat.nodes[: instance.boundary], flat.nodes[instance.boundary :]
     made = {o for e in forward for o in e.outputs}
     inputs = set(flat.inputs) - instance.cotangents
-    readable = made | inputs
+    readable = {v for v in made | inputs if not is_reference(flat.avals[v])}
     needed = {v for e in backward for v in e.reads if v in readable}
     # A value of the forward may also be returned as a gradient, with no equation between.
     needed |= {v for v in flat.outputs if isinstance(v, int) and v in made}
@@ -120,7 +120,8 @@ def segments(graph: BlockGraph, axes: Mapping[str, int]) -> Iterator[tuple[Job, 
     constants = flat.constants
     for members in partition(graph):
         equations = [graph.equations[i] for i in members]
-        inside = {o for e in equations for o in e.outputs}
+        made = {o for e in equations for o in e.outputs}
+        inside = {v for v in made if not is_reference(flat.avals[v])}
         others = [e for i, e in enumerate(graph.equations) if i not in set(members)]
         # Values are written to memory for readers in other segments, and for readers in the
         # backward that need them there; the backward's other readers fuse with this segment
@@ -128,7 +129,7 @@ def segments(graph: BlockGraph, axes: Mapping[str, int]) -> Iterator[tuple[Job, 
         read_outside = {v for e in others for v in e.reads} | graph.materialized
         outputs = [v for v in sorted(inside) if v in read_outside]
         fused = [v for v in sorted(inside) if v in graph.needed and v not in outputs]
-        inputs = sorted({v for e in equations for v in e.reads} - inside - set(constants))
+        inputs = sorted({v for e in equations for v in e.reads} - made - set(constants))
 
         # The loop's variables are bound as defaults: the function runs when they have changed.
         def function(*arrays, equations=equations, inputs=inputs, outputs=outputs, fused=fused):

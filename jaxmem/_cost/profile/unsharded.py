@@ -20,10 +20,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import AbstractValue
-from jax.ref import AbstractRef
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from jaxmem._trace.jaxpr import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, body
+from jaxmem._trace.jaxpr import (
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    body,
+    is_reference,
+)
 from jaxmem._trace.vary import Mapped, as_mapped
 
 # They return their operand, divided otherwise.
@@ -112,16 +119,12 @@ class _Unsharded:
     def _plain(self, aval):
         """A type that names no axis that divides it."""
         typed = getattr(aval, "sharding", None)
-        if not isinstance(typed, NamedSharding) or typed.mesh.empty or _is_reference(aval):
+        # A reference has the sharding of its array.
+        if not isinstance(typed, NamedSharding) or typed.mesh.empty or is_reference(aval):
             return aval
         if self._mesh is None:
             return aval.update(sharding=None)
         return aval.update(sharding=NamedSharding(self._mesh, PartitionSpec(*[None] * aval.ndim)))
-
-
-def _is_reference(aval) -> bool:
-    """Whether it is the type of a `jax.Ref`, which has the sharding of its array."""
-    return isinstance(aval, AbstractRef)
 
 
 def _automatic(mesh) -> AbstractMesh:

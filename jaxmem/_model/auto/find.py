@@ -201,7 +201,8 @@ def with_bodies(node: Node, bodies: Mapping[range, Callable]) -> Node:
         if len(group) == turns:
             return array
         first = turns - group.stop if backward else group.start
-        return array[first : first + len(group)]
+        # JAX 0.10 adds no gradient to a `jax.Ref` through a slice without strides, as indexing is.
+        return jax.lax.slice_in_dim(array, first, first + len(group))
 
     def call(*operands):
         carried, sliced = operands[consts : consts + carry], operands[consts + carry :]

@@ -183,5 +183,5 @@ def _why_not(node: Node) -> str:
     if flops(node) == 0:
         return "its turns hold no matrix product"
     if uses_references(node):
-        return "its turns read or write a jax.Ref, which no block may"
+        return "its turns read, write or make a jax.Ref, which no block of jaxmem.auto may"
     return "it has one turn" if node.eqn.params["length"] < 2 else "its blocks are planned already"

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
-from jax.ref import AbstractRef
 
 from jaxmem._model.tags.primitive import name_p, tag_p
-from jaxmem._trace.jaxpr import Literal, matmul_flops
+from jaxmem._trace.jaxpr import Literal, inside, is_reference, matmul_flops
 from jaxmem._trace.primitives import COSTLY, RANDOM, TAGS, VIEWS
 from jaxmem._trace.rewrite import Node, Program
 
@@ -127,8 +126,12 @@ def flops(node: Node) -> float:
 
 
 def uses_references(node: Node) -> bool:
-    """Whether a node reads or writes a `jax.Ref`, which no block may."""
-    return any(isinstance(v.aval, AbstractRef) for v in node.eqn.invars)
+    """Whether a node reads or writes a `jax.Ref`, or is a loop whose iterations make one: no block
+    may. The references inside a Pallas kernel are the kernel's own.
+    """
+    loop = inside(node.eqn, lambda e: e.primitive.name != "pallas_call")
+    eqns = (node.eqn, *loop) if node.primitive == "scan" else (node.eqn,)
+    return any(is_reference(v.aval) for eqn in eqns for v in eqn.invars)
 
 
 def is_inexact(aval) -> bool:
