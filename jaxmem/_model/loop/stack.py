@@ -8,6 +8,12 @@ With `moments`, the new moments are returned as the gradient with respect to the
 `jax.grad` serves embedding, stack and head, and no second interface is needed. The price is that
 moments must be floating point, as gradients are.
 
+The alternative is JAX's own backward of a scan: an identity on each layer's parameters, whose
+`jax.custom_vjp` rule folds the gradient into a `jax.Ref`. It gives the bits of this backward, and
+on an H200 its bytes (`tests/stack/test_references.py`). It can replace the loops of `Loops` and the
+pullback of a layer for states on the device, and it serves layers outside a stack. It is not used
+yet: streamed states would need references in host memory.
+
 A layer is folded into as a batch of one: `folded_at` maps the fold over an axis of length 1. XLA
 updates a slice of a stack in place, as it reads the slice, only if neither a reshape nor a product
 with a number that is no array stands between reading and writing. Otherwise XLA copies the layer
