@@ -50,7 +50,7 @@ test-costly: $(VENV)/.installed  ## the tests that tests/costly.txt names
 	$(PYTEST) -m "costly and not slow" $(ARGS)
 
 test-core: $(VENV)/.installed
-	$(PYTEST) -m "core and not slow" $(ARGS)
+	$(PYTEST) -m "core and not slow$(if $(REMAT3), and not costly)" $(ARGS)
 
 test-slow: $(VENV)/.installed-docs  ## the slow tests alone
 	XLA_FLAGS="$$XLA_FLAGS" $(PYTEST) -m slow $(ARGS)

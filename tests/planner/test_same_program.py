@@ -209,6 +209,7 @@ def test_what_fits_as_written_and_is_no_slower_otherwise_is_left_so():
 
 
 @pytest.mark.core
+@pytest.mark.todays_checkpoint
 def test_assignments_that_leave_a_step_and_that_keep_everything_differ_in_checkpoints():
     own = functools.partial(loss, "scan", POLICIES["full"])
     w, x = (jax.tree.map(lambda a: jnp.ones(a.shape) * 0.01, arg) for arg in shapes())

@@ -22,7 +22,7 @@ from jaxmem._trace.step import trace
 from tests.shared import models
 from tests.shared.profiles import block
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.todays_checkpoint]
 LOSSY, BITS = (
     Choice("compress", codec)
     for codec in ("grouped_symmetric(group=64,scale=bfloat16)", "bit_mask()")

@@ -16,7 +16,7 @@ from jaxmem._target.compile.timing import measure_all
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.job import Job
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.todays_checkpoint]
 QUIET, DISTURBED = BUSY / 2, 2 * BUSY
 
 

@@ -90,6 +90,9 @@ def refuse_ambiguous(jaxpr: Jaxpr) -> None:
                 )
 
 
+_ONCE = "no_grad_no_remat"  # the kind of a reference that JAX writes in the forward alone
+
+
 def warn_of_writes(jaxpr: Jaxpr) -> None:
     """Warns of blocks that write a `jax.Ref` from outside the block. JAX repeats the write where
     the backward recomputes the block, unless the reference is of the kind "no_grad_no_remat".
@@ -107,11 +110,8 @@ def warn_of_writes(jaxpr: Jaxpr) -> None:
 def _writes(block: JaxprEqn) -> bool:
     """Whether the backward repeats a write of the block to a reference from outside."""
     written = _written(block.params["jaxpr"])
-    return any(
-        i in written and v.aval.kind != "no_grad_no_remat"
-        for i, v in enumerate(block.invars)
-        if is_reference(v.aval)
-    )
+    kinds = [getattr(v.aval, "kind", None) for v in block.invars]
+    return any(is_reference(block.invars[i].aval) and kinds[i] != _ONCE for i in written)
 
 
 def _written(jaxpr: Jaxpr) -> set[int]:

@@ -29,6 +29,7 @@ from jaxmem._trace.jaxpr import (
     Literal,
     Var,
     body,
+    hijax_params,
     is_reference,
 )
 from jaxmem._trace.vary import Mapped, as_mapped
@@ -78,8 +79,9 @@ class _Unsharded:
             mapped = dataclasses.replace(mapped, mesh=_automatic(mapped.mesh))
             params = params | {"mesh": mapped.mesh, "jaxpr": _Unsharded(mapped).jaxpr(mapped.jaxpr)}
         else:
-            kernel = eqn.primitive.name == "pallas_call"  # whose program knows no mesh
-            own = lambda k, v: v if kernel and body(v) is not None else self._param(k, v)
+            # A kernel's program knows no mesh. A `HiPrim` is no equation that can be changed.
+            whole = eqn.primitive.name == "pallas_call" or hijax_params(eqn)
+            own = lambda k, v: v if whole and body(v) is not None else self._param(k, v)
             params = {k: own(k, v) for k, v in params.items()}
         made = eqn.replace(
             invars=[self._read(v) for v in eqn.invars],
