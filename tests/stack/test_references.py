@@ -110,3 +110,14 @@ def test_a_gpu_stores_no_more_than_for_the_stack():
     assert nbytes[1] == pytest.approx(nbytes[0], rel=0.005)
     arguments_bytes = sum(4 * a.size for a in jax.tree.leaves(shapes))
     assert nbytes[1] < arguments_bytes + gradients / 2, "the gradients are never there at once"
+
+
+def test_a_reference_forgets_the_memory_of_its_array():
+    """Therefore states that stream from host memory cannot be references. When this fails, they
+    can be tried.
+    """
+
+    def read(x):
+        return jax.new_ref(jax.device_put(x, jax.memory.Space.Host))[...]
+
+    assert "<host>" not in str(jax.make_jaxpr(read)(jnp.ones(3)).out_avals[0])
