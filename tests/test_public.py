@@ -11,12 +11,6 @@ from jaxmem.errors import JaxmemWarning
 
 pytestmark = pytest.mark.core
 
-# Every name that version 0.1 had at the top.
-OF_0_1 = [
-    "BudgetError", "LOSSLESS", "Plan", "Target", "adama", "adamaw_a", "codecs",
-    "compress_residuals", "errors", "explain", "layers", "ops", "plan", "released_step",
-    "remat_policy", "scale_by_adama", "softmax", "stack", "tag", "verify",
-]  # fmt: skip
 MOVED = {
     "BudgetError": "jaxmem.errors",
     "LOSSLESS": "jaxmem.plans",
@@ -24,12 +18,6 @@ MOVED = {
     "compress_residuals": "jaxmem.ops",
     "softmax": "jaxmem.ops",
 }
-
-
-@pytest.mark.parametrize("name", [name for name in OF_0_1 if name not in MOVED])
-def test_a_name_stays(name):
-    assert getattr(jaxmem, name) is not None
-    assert name in dir(jaxmem)
 
 
 @pytest.mark.parametrize(("name", "address"), MOVED.items())

@@ -55,9 +55,6 @@ def no_gradient():
         return lambda w, x: block(x, w)
     return build, shape(32, 32), shape(8, 32)
 def no_step(): return (lambda plan: 3), shape(4)
-def nothing(): pass
-def a_build_alone(): return build
-def a_list(): return [build, shape(4)]
 def an_empty_tuple(): return ()
 def strings(): return "build", 3
 def twice():
@@ -106,10 +103,6 @@ def step_branches():
 def step_exits():
     def step(w, x):
         sys.exit(7)  # step_exits
-    return with_step(step)
-def step_asserts():
-    def step(w, x):
-        assert w.shape == (5,)  # step_asserts
     return with_step(step)
 def talks():
     print("reading data")

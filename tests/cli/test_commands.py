@@ -109,14 +109,15 @@ def test_a_step_as_it_is_is_planned_verified_and_explained(folder, capsys):
     assert "called none of jax.grad" in capsys.readouterr().err
 
 
-def test_microbatches_and_codecs_are_the_planners(folder, capsys, monkeypatch):
+def test_options_are_the_planners(folder, capsys, monkeypatch):
     given = {}
     monkeypatch.setattr(
         "jaxmem._cli.steps.make_plan", lambda *_, **named: given.update(named) or plan()
     )
-    line = "plan steps:tiny --microbatches '1, 2,4'"
+    line = "plan steps:tiny --microbatches '1, 2,4' --actions Lossless --target h200:8"
     line += " --codecs 'bit_mask; naive_per_token(scale=float32)' --codecs grouped_symmetric"
-    assert run(f"{line} --actions Lossless --target h200") == 0
+    line += " --batch fastest --sizes '8, 16' --decide actions,states,sharding"
+    assert run(line) == 0
     assert given["fresh"] is False
     assert given["microbatches"] == [1, 2, 4]
     assert given["codecs"] == [
@@ -125,18 +126,13 @@ def test_microbatches_and_codecs_are_the_planners(folder, capsys, monkeypatch):
         "grouped_symmetric(group=64,scale=bfloat16)",
     ]
     assert given["actions"] == "Lossless"
-    assert given["target"] == "h200"
-    assert run("plan steps:tiny --fresh") == 0
+    assert given["target"] == "h200:8"
+    assert (given["batch"], given["sizes"]) == ("fastest", [8, 16])
+    assert given["decide"] == ["actions", "states", "sharding"]
+    assert run("plan steps:tiny --fresh --batch max --sizes 8:4097:8") == 0
     assert given["fresh"] is True
-
-
-def test_a_number_of_microbatches_is_chosen_and_a_codec_used(folder, capsys):
-    line = "plan steps:small --microbatches 1,2 --codecs grouped_symmetric(group=32) --budget 300KB"
-    assert run(f"{line} --actions compress,recompute --json") == 0
-    made = json.loads(capsys.readouterr().out)
-    assert made["microbatches"] in (1, 2)
-    codecs = {choice.get("codec") for choice in made["actions"]["block"].values()}
-    assert codecs <= {"grouped_symmetric(group=32,scale=bfloat16)", None}
+    assert given["sizes"] == range(8, 4097, 8)
+    assert tuple(given["decide"]) == ("actions",)
 
 
 def test_a_size_is_chosen_and_its_plan_verified_and_explained(folder, capsys):
@@ -150,19 +146,6 @@ def test_a_size_is_chosen_and_its_plan_verified_and_explained(folder, capsys):
     assert json.loads(capsys.readouterr().out)["compiled_bytes"] == made.compiled_bytes
     assert run("explain steps:rows --plan sized.json --json") == 0
     assert json.loads(capsys.readouterr().out)["total_bytes"] == made.compiled_bytes
-
-
-def test_decisions_and_sizes_are_the_planners(folder, monkeypatch):
-    given = {}
-    made = lambda *_, **named: given.update(named) or plan()
-    monkeypatch.setattr("jaxmem._cli.steps.make_plan", made)
-    line = "plan steps:tiny --batch fastest --sizes '8, 16'"
-    assert run(f"{line} --decide actions,states,sharding --target h200:8") == 0
-    assert (given["batch"], given["sizes"]) == ("fastest", [8, 16])
-    assert given["decide"] == ["actions", "states", "sharding"]
-    assert run("plan steps:tiny --batch max --sizes 8:4097:8") == 0
-    assert given["sizes"] == range(8, 4097, 8)
-    assert tuple(given["decide"]) == ("actions",)
 
 
 def test_a_frontier_is_printed_and_written(folder, capsys):
@@ -241,11 +224,6 @@ def test_the_version_is_the_packages(capsys):
     assert capsys.readouterr().out.startswith(f"jaxmem {version} (jax {metadata.version('jax')}, ")
     assert jaxmem.__version__ == version
     assert "__version__" in dir(jaxmem)
-
-
-def test_python_dash_m():
-    command = [sys.executable, "-m", "jaxmem", "targets"]
-    assert "h200" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 WITHOUT_JAX = """

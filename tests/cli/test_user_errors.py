@@ -45,7 +45,6 @@ def told(line: str, capsys) -> str:
         ("step_raises", "cannot be traced .*: ValueError: bad step", "step"),
         ("step_branches", r"cannot be traced .*: TracerBoolConversionError: .*\n(.*\n)+.*", "step"),
         ("step_exits", r"called sys.exit\(7\);.*", "step"),
-        ("step_asserts", "cannot be traced .*: AssertionError", "step"),
         ("misnamed_tag", "tag: `name` is 3; expected a non-empty string.*", "<lambda>"),
     ],
 )
@@ -66,7 +65,6 @@ def test_an_error_of_the_function_the_build_or_the_step(
         ("broken", "importing it raised ModuleNotFoundError: .*nothing_of_this_name", "broken", 2),
         ("broken.py", "importing it raised ModuleNotFoundError: .*nothing_of", "broken", 2),
         ("syntax", "importing it raised SyntaxError: invalid syntax", "syntax", 2),
-        ("syntax.py", "importing it raised SyntaxError: invalid syntax", "syntax", 2),
         ("uses_syntax", "importing it raised SyntaxError: invalid syntax", "syntax", 2),
         (
             "ends",

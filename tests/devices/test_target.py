@@ -99,12 +99,6 @@ def test_local_cpu_is_this_machine():
     assert str(target) == "local"
 
 
-def test_what_a_program_may_use_has_one_name():
-    names = {field.name for field in dataclasses.fields(Target)}
-    assert "usable_bytes" in names
-    assert not hasattr(Target.parse("h200"), "memory_bytes")
-
-
 class FakeGpu:
     platform, device_kind = "gpu", "NVIDIA H200"
     client = type("Client", (), {"platform_version": "PJRT C API cuda 13000"})()

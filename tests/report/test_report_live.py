@@ -11,7 +11,6 @@ import pytest
 from jaxmem import plans
 from jaxmem._result.memory.live import Live
 from jaxmem._train.report.memory import live_figure
-from jaxmem.errors import PlanFileError
 from tests.shared.explanations import MIB, made_explanation, made_live
 from tests.shared.report_pages import HOSTILE, check, made, page_of, write_run
 
@@ -95,13 +94,6 @@ def test_what_moves_to_host_memory_and_back_stands_in_a_table(tmp_path):
     ]
     plans.report(made(), tmp_path / "page.html", explained=made_explanation(transfers=()))
     assert "To host memory and back" not in (tmp_path / "page.html").read_text()
-
-
-def test_a_broken_file_is_named(tmp_path):
-    folder = write_run(tmp_path / "run", made())
-    (tmp_path / "run" / "explained.json").write_text('{"total_bytes": "many"}')
-    with pytest.raises(PlanFileError, match=r"explained.json', field `total_bytes`: got 'many'"):
-        page_of(tmp_path, folder)
 
 
 def test_a_step_of_no_bytes(tmp_path):

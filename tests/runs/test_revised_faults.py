@@ -212,6 +212,7 @@ def test_planning_ends_with_the_training(plan):
         ({"budget": 3}, "got budget="),
         ({"measure": 3.0}, "got measure="),
         ({"every": True}, "`every` is True"),
+        ({"every": 0}, "`every` is 0; expected a number of steps"),
     ],
 )
 def test_arguments_that_are_not_a_rectifiers(plan, wrong, message):

@@ -35,13 +35,6 @@ STATES = {
         lambda s, b: ({"w": s["w"] + b, "n": s["n"] + 1}, {"loss": b}),
         lambda: {"w": jnp.zeros(3), "n": 0},
     ),
-    "an array of a weak type": (
-        lambda s, b: (
-            {"w": s["w"] * s["by"] + b.astype(jnp.bfloat16), "by": s["by"]},
-            {"loss": jnp.sum(s["w"]).astype(jnp.float32)},
-        ),
-        lambda: {"w": jnp.ones(3, jnp.bfloat16), "by": jnp.asarray(1.01)},
-    ),
     "arrays of a weak type": (
         lambda s, b: (
             {"w": s["w"] * s["by"] + b.astype(jnp.bfloat16), "by": s["by"] * 1.01},

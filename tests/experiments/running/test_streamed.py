@@ -12,7 +12,7 @@ import pytest
 from experiments import train
 from experiments.command.load import load
 from experiments.running import planning
-from experiments.running.planning import new_plan, prepare
+from experiments.running.planning import prepare
 from experiments.steps.step import abstract
 from jaxmem._target.devices.support import host_loop_fault
 from jaxmem._target.devices.target import Target
@@ -95,13 +95,6 @@ def check_plan(plan, config):
     here = [a for a in leaves if a.sharding.memory_kind != "pinned_host"]
     assert plan.host_bytes >= size(there)
     assert size(here) <= plan.parts.arguments < size(leaves)
-
-
-@pytest.mark.slow
-def test_states_that_stream_count_in_a_plan():
-    small = "model.layers=2", "train.microbatches=1", "train.batch=4", "plan.actions=lossless"
-    config = config_of("gpt", *small, "states.persist=0", "plan.budget=3MB")
-    check_plan(new_plan(config), config)
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="XLA:CPU copies host stacks")
