@@ -35,11 +35,6 @@ def untagged_loss(params, x):
     return (jax.lax.scan(untagged, x, params)[0] ** 2).mean()
 def whole(params, x):
     return params - jax.grad(untagged_loss)(params, x)
-def checkpointed(params, x):
-    def loss(params):
-        return (jax.lax.scan(jax.checkpoint(untagged), x, params)[0] ** 2).mean()
-    return params - jax.grad(loss)(params)
-def own(): return checkpointed, shape(4, 32, 32), shape(256, 32)
 def a_step(): return whole, shape(4, 32, 32), shape(256, 32)
 def a_loss(): return untagged_loss, shape(4, 32, 32), shape(256, 32)
 def small(): return build, shape(4, 32, 32), shape(256, 32)
@@ -48,27 +43,12 @@ def tiny(): return build, shape(2, 8, 8), shape(16, 8)
 def one_number(): return alone, shape(2, 8, 8), shape(16, 8)
 def wrong_shapes(): return build, shape(4, 32, 32), shape(256, 33)
 def no_arguments(): return (build,)
-def no_block(): return (lambda plan: lambda w, x: w - x.mean()), shape(4), shape(4)
-def no_gradient():
-    def build(plan):
-        block = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan))
-        return lambda w, x: block(x, w)
-    return build, shape(32, 32), shape(8, 32)
 def no_step(): return (lambda plan: 3), shape(4)
 def an_empty_tuple(): return ()
 def strings(): return "build", 3
-def twice():
-    def two(x, w):
-        h = jnp.sin(jaxmem.tag(x @ w, "h", codec="channelwise_symmetric()"))
-        return jnp.sin(jaxmem.tag(h, "h", codec="grouped_symmetric()"))
-    def build(plan):
-        block = jax.checkpoint(two, policy=jaxmem.remat_policy(plan))
-        return lambda w, x: w - jax.grad(lambda w: block(x, w).sum())(w)
-    return build, shape(32, 32), shape(8, 32)
 def with_step(step): return (lambda plan: step), shape(4), shape(4)
 
 def takes_no_plan(): return (lambda: 3), shape(4)
-def takes_too_much(): return (lambda plan, data: 3), shape(4)
 def misnamed_tag(): return with_step(lambda w, x: jaxmem.tag(x, 3))  # misnamed_tag
 def raises(): raise RuntimeError("no data here")  # raises
 def opens(): open("absent.bin")  # opens

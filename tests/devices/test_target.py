@@ -49,9 +49,7 @@ def test_devices_are_counted_and_printed():
     ("text", "match"),
     [
         ("h200:0", "is '0'; it must be a whole number"),
-        ("h200:x", "is 'x'; it must be a whole number"),
         ("h200:", "is ''; it must be a whole number"),
-        ("h200:-1", "is '-1'; it must be"),
         ("h200:２", "is '２'; it must be"),
         ("h200:²", "is '²'; it must be"),
         ("h200:1_0", "is '1_0'; it must be"),

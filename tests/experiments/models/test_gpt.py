@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import jaxmem
 from experiments.command.load import load
 from experiments.models import blocks, gpt
 from experiments.models.loops import scanned
@@ -115,20 +114,6 @@ def test_the_chunk_of_the_loss_does_not_matter(chunk):
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7), both(chunk), both(8)
     )
-
-
-def test_dropout_is_a_function_of_its_key_and_recomputation_repeats_it():
-    config = micro(*DROPS)
-    params, text = first_state(config).params, tokens(config)
-    policies = jaxmem.remat_policy(None), jax.checkpoint_policies.nothing_saveable
-    keep, recompute = (
-        jax.jit(jax.value_and_grad(make_loss(config, scanned(policy)))) for policy in policies
-    )
-    key, other = jax.random.split(jax.random.key(0))
-    value, grads = keep(params, text, key)
-    again, same = recompute(params, text, key)
-    assert value == again != keep(params, text, other)[0]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7), grads, same)
 
 
 def test_a_step_draws_new_masks_every_step():
