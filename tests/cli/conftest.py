@@ -36,7 +36,6 @@ def untagged_loss(params, x):
 def whole(params, x):
     return params - jax.grad(untagged_loss)(params, x)
 def a_step(): return whole, shape(4, 32, 32), shape(256, 32)
-def a_loss(): return untagged_loss, shape(4, 32, 32), shape(256, 32)
 def small(): return build, shape(4, 32, 32), shape(256, 32)
 def rows(): return build, shape(4, 32, 32), lambda n: shape(n, 32)
 def tiny(): return build, shape(2, 8, 8), shape(16, 8)

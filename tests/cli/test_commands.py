@@ -105,8 +105,6 @@ def test_a_step_as_it_is_is_planned_verified_and_explained(folder, capsys):
     assert layers["count"] == 4
     assert {"in", "linear"} <= {tag["name"] for tag in layers["tags"]}
     assert all("steps.py:" in tag["place"] for tag in layers["tags"] if tag["name"] != "in")
-    assert run("plan steps:a_loss --auto") == 2
-    assert "called none of jax.grad" in capsys.readouterr().err
 
 
 def test_options_are_the_planners(folder, capsys, monkeypatch):

@@ -90,10 +90,8 @@ def compiled(name: str, function, *arguments, capability: int) -> dict:
         ]
     return {
         "kernel": name,
-        "capability": capability,
         "spilled": sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr))),
         "local": len(re.findall(r"\b(?:LDL|STL)\b", text)),
-        "registers": int(re.search(r"Used (\d+) registers", done.stderr)[1]),  # pyright: ignore[reportOptionalSubscript]
         "loads": widths["LDG"],
         "stores": widths["STG"],
     }

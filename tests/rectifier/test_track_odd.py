@@ -14,20 +14,6 @@ from tests.shared.outlier_layers import batch, build, loss_of, oracle, parameter
 pytestmark = pytest.mark.core
 
 
-def test_a_tensor_that_only_recomputation_reads_is_counted():
-    """What another tag stands for is read by no backward, and may be compressed all the same."""
-
-    def of(plan):
-        def layer(x, p):
-            h = jaxmem.tag(x @ p["up"], "h", kind="linear")
-            return jaxmem.tag(h @ p["down"] + x, "out", kind="residual")
-
-        return jax.grad(loss_of(plan, layer))
-
-    found = tracked(of, {k: v for k, v in parameters().items() if k != "gain"}, batch())
-    assert {one.tag for one in found} == {"h", "out"}
-
-
 def test_a_gradient_of_each_example_has_tensors_of_its_own():
     def of(plan):
         loss = loss_of(plan)
@@ -59,18 +45,29 @@ def test_codecs_that_were_asked_for_say_what_is_counted():
         Tracker(build, (parameters(), batch()), dict.fromkeys(kinds, "grouped_symmetric()"))
 
 
-def test_tensors_of_several_widths_and_empty_ones():
-    def of(plan):
-        def layer(x, p):
-            h = jaxmem.tag(jnp.sin(x @ p["up"]), "h", kind="linear")
-            empty = jaxmem.tag(x[..., :0], "empty", kind="norm").sum()
-            return x + jaxmem.tag(jnp.sin(h @ p["down"]), "h", kind="linear") + empty
+def read_by_recomputation_alone(x, p):
+    """What another tag stands for is read by no backward, and may be compressed all the same."""
+    h = jaxmem.tag(x @ p["up"], "h", kind="linear")
+    return jaxmem.tag(h @ p["down"] + x, "out", kind="residual")
 
-        return jax.grad(loss_of(plan, layer))
 
-    found = tracked(of, {k: v for k, v in parameters().items() if k != "gain"}, batch())
-    widths = {(one.tag, one.channels) for one in found}
-    assert widths == {("h", layers.HIDDEN), ("h", layers.WIDTH), ("empty", 0)}
+def of_several_widths(x, p):
+    h = jaxmem.tag(jnp.sin(x @ p["up"]), "h", kind="linear")
+    empty = jaxmem.tag(x[..., :0], "empty", kind="norm").sum()
+    return x + jaxmem.tag(jnp.sin(h @ p["down"]), "h", kind="linear") + empty
+
+
+@pytest.mark.parametrize(
+    ("layer", "widths"),
+    [
+        (read_by_recomputation_alone, {("h", layers.HIDDEN), ("out", layers.WIDTH)}),
+        (of_several_widths, {("h", layers.HIDDEN), ("h", layers.WIDTH), ("empty", 0)}),
+    ],
+)
+def test_every_tensor_is_counted(layer, widths):
+    p = {k: v for k, v in parameters().items() if k != "gain"}
+    found = tracked(lambda plan: jax.grad(loss_of(plan, layer)), p, batch())
+    assert {(one.tag, one.channels) for one in found} == widths
 
 
 def test_callbacks_are_made_once():

@@ -127,7 +127,7 @@ OF_FILES = [
     ("explain steps:tiny --plan local.json --out local.json", "--out: 'local.json' is the plan"),
     ("explain steps:tiny --out steps.py", "--out: 'steps.py' is the step's own code"),
     ("explain steps:tiny --beside", "--beside: everything kept stands beside a plan"),
-    ("explain steps:tiny --plan local.json", "another model|was made for"),
+    ("explain steps:tiny --plan local.json", "explain: .*for another model: its `fingerprint` is"),
     ("report absent", "cannot read 'absent'"),
     ("report folder", "'folder' holds none of plan.json"),
     ("report plan.json absent.json", "cannot read 'absent.json'"),

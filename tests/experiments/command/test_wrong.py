@@ -106,6 +106,7 @@ TEXT = [
     ("plan.codecs=5", "plan.codecs: got 5; allowed: a text or a list of texts or a section"),
 ]
 PAIRS = [
+    ("model.kind=bert", "model.vocab=260", "sample.length=5", "sample.length: got 5; allowed with"),
     ("model.attention=fused", "model.attention_dropout=0.1", "model.attention_dropout: got 0.1"),
     ("optimizer.name=lion", "optimizer.accumulation=adama", "optimizer.name: got 'lion'; allowed"),
     ("remat.policy=every_k", "remat.every_k=9", "got 9; allowed: at most model.layers, "),

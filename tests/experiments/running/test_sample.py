@@ -6,7 +6,6 @@ import pytest
 
 from experiments import train
 from experiments.command.load import load
-from experiments.errors import InputError
 from experiments.running.sample import sample
 from experiments.steps.step import first_state
 
@@ -56,7 +55,3 @@ def test_a_model_that_sees_what_comes_has_none():
     kind = "model.kind=bert", "model.vocab=260"
     assert load("gpt_nano", kind).sampled == 0
     assert load("gpt_nano").sampled == 200
-    with pytest.raises(
-        InputError, match=r"sample\.length: got 5; allowed with model\.kind = 'bert'"
-    ):
-        load("gpt_nano", (*kind, "sample.length=5"))
