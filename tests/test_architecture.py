@@ -329,19 +329,12 @@ def test_no_package_bears_the_name_of_a_public_function():
     ("source", "name", "top"),
     [
         ("import jax._src.core", "jax._src.core", True),
-        ("from jax import extend as e", "jax.extend", True),
         ("import jax as j\nj.extend.core.Var", "jax.extend.core.Var", True),
         (
             "import jaxmem\ndef f(): return jaxmem._result.plan.plan.x",
             "jaxmem._result.plan.plan.x",
             False,
         ),
-        (
-            "def f():\n from jaxmem._result.plan.plan import plan",
-            "jaxmem._result.plan.plan.plan",
-            False,
-        ),
-        ("class A:\n import jax", "jax", True),
         ("if TYPE_CHECKING:\n import jax\nelse:\n import numpy", "jax", None),
         ("if TYPE_CHECKING:\n import jax\nelse:\n import numpy", "numpy", True),
     ],

@@ -166,22 +166,25 @@ def parent_environment(**changes):
     } | changes
 
 
-def test_what_a_tpus_machine_says_of_itself_is_not_passed_on():
-    given = {
-        "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1",
-        "TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.2",
-        "MEGASCALE_NUM_SLICES": "2",
-        "TPU_LIBRARY_PATH": "/opt/libtpu.so",
-        "LIBTPU_INIT_ARGS": "--a=1",
-    }
-    passed = child_environment(given)
-    assert passed["TPU_WORKER_HOSTNAMES"] == "localhost"
-    assert {name: passed.get(name) for name in given if name != "TPU_WORKER_HOSTNAMES"} == {
-        "TPU_CHIPS_PER_HOST_BOUNDS": None,
-        "MEGASCALE_NUM_SLICES": None,
-        "TPU_LIBRARY_PATH": "/opt/libtpu.so",
-        "LIBTPU_INIT_ARGS": "--a=1",
-    }
+# Variables of a user's process, and those of a compiling process. What a TPU's machine says of
+# itself is not passed on, nor are flags for the user's devices.
+PASSED = {
+    "TPU_CHIPS_PER_HOST_BOUNDS": ("2,2,1", None),
+    "TPU_WORKER_HOSTNAMES": ("10.0.0.1,10.0.0.2", "localhost"),
+    "MEGASCALE_NUM_SLICES": ("2", None),
+    "TPU_LIBRARY_PATH": ("/opt/libtpu.so", "/opt/libtpu.so"),
+    "LIBTPU_INIT_ARGS": ("--a=1", "--a=1"),
+    "XLA_FLAGS": ("--xla_gpu_a=/a --xla_force_host_platform_device_count=8", "--xla_gpu_a=/a"),
+    "JAX_PLATFORMS": ("cuda", "cpu"),
+    "HOME": ("/home", "/home"),
+}
+
+
+def test_what_is_passed_on_to_a_compiling_process():
+    given = {name: value for name, (value, _) in PASSED.items()}
+    passed = child_environment(given | {"PYTHONPATH": "/mine"})
+    assert {name: passed.get(name) for name in PASSED} == {n: b for n, (_, b) in PASSED.items()}
+    assert passed["PYTHONPATH"].endswith(":/mine")
 
 
 def test_the_plugins_complaint_about_a_missing_driver_is_dropped():

@@ -3,7 +3,6 @@ import dataclasses
 import jax
 import pytest
 
-from jaxmem._target.deviceless.process import child_environment
 from jaxmem._target.devices.chips import chip_of_kind
 from jaxmem._target.devices.gpus import GPUS, target_config
 from jaxmem._target.devices.target import Target, host_memory_bytes
@@ -130,14 +129,3 @@ def test_host_memory_is_the_least_limit(tmp_path, files, expected):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     assert host_memory_bytes(str(tmp_path)) == expected
-
-
-def test_child_environment_drops_the_users_xla_flags():
-    flags = "--xla_gpu_cuda_data_dir=/cuda --xla_force_host_platform_device_count=8"
-    child = child_environment(
-        {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cuda", "PYTHONPATH": "/mine", "HOME": "/home"}
-    )
-    assert child["XLA_FLAGS"] == "--xla_gpu_cuda_data_dir=/cuda"
-    assert child["JAX_PLATFORMS"] == "cpu"
-    assert child["HOME"] == "/home"
-    assert child["PYTHONPATH"].endswith(":/mine")
