@@ -4,6 +4,7 @@ import html.parser
 import json
 import re
 
+from jaxmem import plans
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Action, Choice
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes, Point, Row
@@ -60,6 +61,14 @@ def write_run(folder, plan=None, losses=None, **summary):
 def page_of(tmp_path, *runs):
     out = tmp_path / "page.html"
     assert report_runs(list(runs), out) == str(out)
+    text = out.read_text()
+    check(text)
+    return text
+
+
+def page_of_plan(tmp_path, plan=None, **given):
+    out = tmp_path / "page of a plan" / "page.html"
+    plans.report(plan or made(), out, **given)
     text = out.read_text()
     check(text)
     return text
