@@ -59,18 +59,9 @@ def chained():
         raises()
     except RuntimeError as error:
         raise ValueError("from below") from error  # chained
-def build_raises():
-    def build(plan):
-        return {}["missing"]  # build_raises
-    return build, shape(4)
-def build_type_error():
-    def build(plan):
-        return len(3)  # build_type_error
-    return build, shape(4)
-def build_exits():
-    def build(plan):
-        sys.exit()  # build_exits
-    return build, shape(4)
+def build_raises(): return (lambda plan: {}["missing"]), shape(4)  # build_raises
+def build_type_error(): return (lambda plan: len(3)), shape(4)  # build_type_error
+def build_exits(): return (lambda plan: sys.exit()), shape(4)  # build_exits
 def step_raises():
     def step(w, x):
         raise ValueError("bad step")  # step_raises
@@ -79,10 +70,7 @@ def step_branches():
     def step(w, x):
         return w if x.sum() > 0 else x  # step_branches
     return with_step(step)
-def step_exits():
-    def step(w, x):
-        sys.exit(7)  # step_exits
-    return with_step(step)
+def step_exits(): return with_step(lambda w, x: sys.exit(7))  # step_exits
 def talks():
     print("reading data")
     return tiny()
