@@ -17,6 +17,7 @@ import jaxmem
 from jaxmem.cli import main, parser
 from tests.shared.marks import slow
 
+pytestmark = pytest.mark.jax_defaults
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 DIFFS = re.findall(r"## (\w+)[^\n]*\n\n```diff\n(.*?)```", (DOCS / "adopting.md").read_text(), re.S)
 
@@ -43,7 +44,6 @@ def run(name: str) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
 def test_a_policy_of_ones_own_is_priced(capsys):
     """The example of plans.md, with the model of the README that has tags, for this machine."""
     readme = (DOCS.parent / "README.md").read_text("utf-8")
@@ -65,7 +65,6 @@ def test_every_way_is_shown():
 
 
 @pytest.mark.core
-@pytest.mark.jax_defaults
 @pytest.mark.parametrize(("name", "diff"), [DIFFS[0], *(slow(*d) for d in DIFFS[1:])])
 def test_five_changed_lines_plan_a_model(name, diff):
     assert all(line[:1] in " +-" for line in diff.splitlines())
@@ -78,7 +77,6 @@ def test_five_changed_lines_plan_a_model(name, diff):
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
 def test_the_tutorial_is_shown_as_it_runs(capsys):
     found = run("tutorial.md")
     assert found["plan"].compiled_bytes <= 16 * 2**20 < found["plan"].baseline_bytes / 2
@@ -89,7 +87,6 @@ def test_the_tutorial_is_shown_as_it_runs(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
 def test_the_stack_is_shown_as_it_runs():
     found = run("stack.md")
     assert found["plan"].compiled_bytes <= 80e6
@@ -100,7 +97,6 @@ def test_the_stack_is_shown_as_it_runs():
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
 def test_auto_is_shown_as_it_runs():
     found = run("auto.md")
     assert found["plan"].compiled_bytes <= found["plan"].budget_bytes < found["plan"].baseline_bytes
@@ -109,7 +105,6 @@ def test_auto_is_shown_as_it_runs():
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
 @pytest.mark.filterwarnings("default")  # Transformers says that its Flax models are deprecated
 def test_models_of_libraries_are_shown_as_they_run():
     found = run("libraries.md")
@@ -120,7 +115,6 @@ def test_models_of_libraries_are_shown_as_they_run():
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
 def test_a_decoder_is_planned_for_a_slice_of_tpus_as_shown(tmp_path, monkeypatch):
     """Then the plan's step runs on this CPU, with the same tags on less of everything."""
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -148,7 +142,6 @@ def test_a_decoder_is_planned_for_a_slice_of_tpus_as_shown(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
 def test_adama_is_shown_as_it_runs():
     found = run("adama.md")
     assert found["plan"].microbatches == 1, "everything fits"
@@ -158,7 +151,6 @@ def test_adama_is_shown_as_it_runs():
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
 def test_the_rectifier_is_shown_as_it_runs():
     found = run("rectifier.md")
     assert found["rectifier"].counts["block"].keys() == {"hidden"}
@@ -240,7 +232,6 @@ def train(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
 def test_the_commands_are_shown_as_they_run(train, tmp_path, capsys):
     blocks = re.findall(r"```\n(jaxmem.*?)```", train, re.S)
     lines = [line for block in blocks for line in block.splitlines()]
@@ -254,7 +245,6 @@ def test_the_commands_are_shown_as_they_run(train, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
 def test_a_plan_of_the_laptop_runs_elsewhere_as_shown(train, tmp_path):
     """Elsewhere is this CPU, on which the step must fit as it does on the GPU."""
     found = run("troubleshooting.md")
