@@ -166,15 +166,16 @@ def parent_environment(**changes):
     } | changes
 
 
+CUDA = "--xla_gpu_cuda_data_dir=/cuda"
 # Variables of a user's process, and those of a compiling process. What a TPU's machine says of
-# itself is not passed on, nor are flags for the user's devices.
+# itself is not passed on, nor are flags of the user's but CUDA's folder.
 PASSED = {
     "TPU_CHIPS_PER_HOST_BOUNDS": ("2,2,1", None),
     "TPU_WORKER_HOSTNAMES": ("10.0.0.1,10.0.0.2", "localhost"),
     "MEGASCALE_NUM_SLICES": ("2", None),
     "TPU_LIBRARY_PATH": ("/opt/libtpu.so", "/opt/libtpu.so"),
     "LIBTPU_INIT_ARGS": ("--a=1", "--a=1"),
-    "XLA_FLAGS": ("--xla_gpu_a=/a --xla_force_host_platform_device_count=8", "--xla_gpu_a=/a"),
+    "XLA_FLAGS": (f"{CUDA} --xla_force_host_platform_device_count=8", CUDA),
     "JAX_PLATFORMS": ("cuda", "cpu"),
     "HOME": ("/home", "/home"),
 }
