@@ -42,6 +42,7 @@ LIBRARY = table("| Room")
 # Public modules, which only users, `_public`, `_cli` and the package itself import.
 FACES = ("codecs", "layers", "ops", "plans", "runs", "cli", "_public", "__main__")
 ABOVE = ("_cli", *FACES)  # may import everything of the library
+BELOW = {"errors": ()} | {name: may for name, may in LIBRARY.items() if name not in ABOVE}
 KERNELS = {"_trace", "_model", "_target"}  # rooms that use jaxmem_kernels
 
 EXPERIMENTS = table("| Package of `experiments/`")
@@ -137,33 +138,21 @@ def test_the_table_itself_has_no_circle():
     assert circles({name: set(may) for name, may in EXPERIMENTS.items()}) == []
 
 
-def test_no_arrow_goes_against_the_table():
-    wrong = []
-    for module in in_package("jaxmem"):
-        here = room(module)
-        if here in ABOVE or module == "jaxmem":
-            continue
-        allowed = {here, "errors", *LIBRARY.get(here, ())}
-        wrong += [
-            f"{module} imports {file}"
-            for file in sorted(dependencies(module))
-            if within(file, "jaxmem") and room(file) not in allowed
-        ]
-    assert wrong == []
-
-
-def test_experiments_go_one_way():
-    wrong = []
-    for module in in_package("experiments"):
-        here = room(module)
-        if here not in EXPERIMENTS:
-            continue
-        wrong += [
-            f"{module} imports {file}"
-            for file in sorted(dependencies(module))
-            if within(file, "experiments")
-            and room(file) not in {"", here, "errors", *EXPERIMENTS[here]}
-        ]
+@pytest.mark.parametrize(
+    ("package", "rooms", "open_to_all"),
+    [
+        ("jaxmem", BELOW, {"errors"}),
+        ("experiments", EXPERIMENTS, {"", "errors"}),
+    ],
+)
+def test_no_arrow_goes_against_the_table(package, rooms, open_to_all):
+    wrong = [
+        f"{module} imports {file}"
+        for module in in_package(package)
+        for file in sorted(dependencies(module))
+        if room(module) in rooms and within(file, package)
+        if room(file) not in {room(module), *open_to_all, *rooms[room(module)]}
+    ]
     assert wrong == []
 
 
@@ -246,18 +235,23 @@ def test_an_action_is_added_in_the_few_files_that_the_guide_lists():
     assert not names_an_action(ast.parse("choice.action.offloads and Action(name).encodes"))
 
 
-def test_kernels_never_import_jaxmem():
-    above = ("jaxmem", "experiments", "benchmarks", "tests")
-    assert violations(in_package("jaxmem_kernels"), lambda name: within(name, *above)) == []
+@pytest.mark.parametrize(
+    ("package", "above"),
+    [
+        ("jaxmem_kernels", ("jaxmem", "experiments", "benchmarks", "tests")),
+        ("jaxmem", ("experiments", "benchmarks", "tests", "pydantic")),
+        ("experiments", ("jaxmem_kernels", "kernels", "benchmarks", "tests")),
+    ],
+)
+def test_a_package_imports_nothing_that_is_above_it(package, above):
+    assert violations(in_package(package), lambda name: within(name, *above)) == []
+
+
+def test_few_rooms_use_kernels():
     users = {
         room(m) for m in in_package("jaxmem") if dependencies(m) & {*in_package("jaxmem_kernels")}
     }
     assert users <= KERNELS
-
-
-def test_the_library_never_imports_what_is_built_on_it():
-    above = ("experiments", "benchmarks", "tests", "pydantic")
-    assert violations(in_package("jaxmem"), lambda name: within(name, *above)) == []
 
 
 def test_optional_packages_stay_where_they_belong():
@@ -275,11 +269,6 @@ def test_optional_packages_stay_where_they_belong():
 
 def test_users_of_the_library_import_only_its_public_names():
     assert violations(in_package("experiments"), private) == []
-
-
-def test_experiments_import_neither_kernels_nor_benchmarks_nor_tests():
-    others = ("jaxmem_kernels", "kernels", "benchmarks", "tests")
-    assert violations(in_package("experiments"), lambda name: within(name, *others)) == []
 
 
 def test_benchmarks_import_of_the_tests_only_what_they_share():
@@ -304,18 +293,8 @@ def test_files_are_short():
 
 
 def test_code_is_counted_without_comments_and_docstrings():
-    body = ["return (", "x", ")"]  # its parentheses are code
-    lines = [
-        '"""A page."""',
-        "",
-        "x = 1  # one",
-        "# two",
-        "def f():",
-        '    """Says.',
-        "",
-        '    """',
-    ]
-    source = "\n".join([*lines, *(f"    {line}" for line in body), ""])
+    source = '"""A page."""\n\nx = 1  # one\n# two\ndef f():\n    """Says.\n\n    """\n'
+    source += "    return (\n    x\n    )\n"  # its parentheses are code
     assert sizes.code_lines(source) == 5
 
 
@@ -350,19 +329,12 @@ def test_no_package_bears_the_name_of_a_public_function():
     ("source", "name", "top"),
     [
         ("import jax._src.core", "jax._src.core", True),
-        ("from jax import extend as e", "jax.extend", True),
         ("import jax as j\nj.extend.core.Var", "jax.extend.core.Var", True),
         (
             "import jaxmem\ndef f(): return jaxmem._result.plan.plan.x",
             "jaxmem._result.plan.plan.x",
             False,
         ),
-        (
-            "def f():\n from jaxmem._result.plan.plan import plan",
-            "jaxmem._result.plan.plan.plan",
-            False,
-        ),
-        ("class A:\n import jax", "jax", True),
         ("if TYPE_CHECKING:\n import jax\nelse:\n import numpy", "jax", None),
         ("if TYPE_CHECKING:\n import jax\nelse:\n import numpy", "numpy", True),
     ],
@@ -375,12 +347,8 @@ def test_imports_are_found(source, name, top):
     ("name", "is_private"),
     [
         ("jaxmem", False),
-        ("jaxmem.plan", False),
         ("jaxmem.codecs.parse", False),
         ("jaxmem._result.plan.plan", True),
-    ]
-    + [
-        ("jaxmem._result.plan.plan.plan", True),
         ("jaxmem.codecs._table", True),
         ("jaxmem.secret", True),
         ("jax._src", False),

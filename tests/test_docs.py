@@ -17,8 +17,16 @@ import jaxmem
 from jaxmem.cli import main, parser
 from tests.shared.marks import slow
 
+pytestmark = pytest.mark.jax_defaults
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 DIFFS = re.findall(r"## (\w+)[^\n]*\n\n```diff\n(.*?)```", (DOCS / "adopting.md").read_text(), re.S)
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, tmp_path_factory, monkeypatch):
+    """Programs run in a folder of their own, with an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.chdir(tmp_path)
 
 
 def side(diff: str, gone: str) -> str:
@@ -36,7 +44,6 @@ def run(name: str) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
 def test_a_policy_of_ones_own_is_priced(capsys):
     """The example of plans.md, with the model of the README that has tags, for this machine."""
     readme = (DOCS.parent / "README.md").read_text("utf-8")
@@ -58,10 +65,8 @@ def test_every_way_is_shown():
 
 
 @pytest.mark.core
-@pytest.mark.jax_defaults
 @pytest.mark.parametrize(("name", "diff"), [DIFFS[0], *(slow(*d) for d in DIFFS[1:])])
-def test_five_changed_lines_plan_a_model(name, diff, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_five_changed_lines_plan_a_model(name, diff):
     assert all(line[:1] in " +-" for line in diff.splitlines())
     assert sum(line.startswith("+") for line in diff.splitlines()) <= 5
     before, after = {}, {}
@@ -72,10 +77,7 @@ def test_five_changed_lines_plan_a_model(name, diff, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
-def test_the_tutorial_is_shown_as_it_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+def test_the_tutorial_is_shown_as_it_runs(capsys):
     found = run("tutorial.md")
     assert found["plan"].compiled_bytes <= 16 * 2**20 < found["plan"].baseline_bytes / 2
     assert found["losses"][-1] < found["losses"][0] - 2, "it learns"
@@ -85,9 +87,7 @@ def test_the_tutorial_is_shown_as_it_runs(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
-def test_the_stack_is_shown_as_it_runs(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_the_stack_is_shown_as_it_runs():
     found = run("stack.md")
     assert found["plan"].compiled_bytes <= 80e6
     (m, v) = found["moments"]["w"]
@@ -97,9 +97,7 @@ def test_the_stack_is_shown_as_it_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
-def test_auto_is_shown_as_it_runs(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_auto_is_shown_as_it_runs():
     found = run("auto.md")
     assert found["plan"].compiled_bytes <= found["plan"].budget_bytes < found["plan"].baseline_bytes
     _, value = found["plan"].step(found["state"], found["tokens"])
@@ -107,11 +105,8 @@ def test_auto_is_shown_as_it_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
 @pytest.mark.filterwarnings("default")  # Transformers says that its Flax models are deprecated
-def test_models_of_libraries_are_shown_as_they_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+def test_models_of_libraries_are_shown_as_they_run():
     found = run("libraries.md")
     loaded = jaxmem.Plan.load("gpt2.json")
     assert loaded.compiled_bytes <= 400 * 2**20 < loaded.baseline_bytes / 2
@@ -120,11 +115,8 @@ def test_models_of_libraries_are_shown_as_they_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
 def test_a_decoder_is_planned_for_a_slice_of_tpus_as_shown(tmp_path, monkeypatch):
     """Then the plan's step runs on this CPU, with the same tags on less of everything."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     page = (DOCS / "tpu.md").read_text("utf-8")
     program, laptop, device = re.findall(r"```python\n(.*?)```", page, re.S)
@@ -150,9 +142,7 @@ def test_a_decoder_is_planned_for_a_slice_of_tpus_as_shown(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
-def test_adama_is_shown_as_it_runs(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_adama_is_shown_as_it_runs():
     found = run("adama.md")
     assert found["plan"].microbatches == 1, "everything fits"
     # One state goes through all of them: plain, planned, split twice, and over devices.
@@ -161,13 +151,10 @@ def test_adama_is_shown_as_it_runs(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
-def test_the_rectifier_is_shown_as_it_runs(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+def test_the_rectifier_is_shown_as_it_runs():
     found = run("rectifier.md")
     assert found["rectifier"].counts["block"].keys() == {"hidden"}
-    read = jaxmem.runs.read(tmp_path / "runs" / "revised")
+    read = jaxmem.runs.read("runs/revised")
     assert [one.step for one in read.outliers] == [1, 2, 4, 8, 16]
     assert read.decisions
     assert read.plan.actions == found["rectifier"].plan.actions
@@ -236,8 +223,6 @@ def test_every_subcommand_and_option_is_explained():
 @pytest.fixture
 def train(tmp_path, monkeypatch):
     """The program of the command's page as the module `train` of the current folder."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     page = (DOCS / "command.md").read_text("utf-8")
     (program,) = re.findall(r"```python\n# train.py\n(.*?)```", page, re.S)
@@ -247,7 +232,6 @@ def train(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
 def test_the_commands_are_shown_as_they_run(train, tmp_path, capsys):
     blocks = re.findall(r"```\n(jaxmem.*?)```", train, re.S)
     lines = [line for block in blocks for line in block.splitlines()]
@@ -261,7 +245,6 @@ def test_the_commands_are_shown_as_they_run(train, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.jax_defaults
 def test_a_plan_of_the_laptop_runs_elsewhere_as_shown(train, tmp_path):
     """Elsewhere is this CPU, on which the step must fit as it does on the GPU."""
     found = run("troubleshooting.md")

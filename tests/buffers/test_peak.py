@@ -15,7 +15,7 @@ from jaxmem.errors import StepError
 
 pytestmark = pytest.mark.core
 
-F32, U8 = 11, 6
+F32 = 11
 ENTRY, BODY = 1, 2
 
 

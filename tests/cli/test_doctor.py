@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxmem._cli.doctor import absent, combinations, release, settings
+from jaxmem._cli.doctor import absent, combinations, settings
 from jaxmem._target.deviceless import wheels
 from tests.shared.command import run
 
@@ -70,4 +70,3 @@ def test_the_doctor_is_content_with_what_goes_together():
     assert {c.level for c in settings({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, gpu=True)} == {
         "note"
     }
-    assert release("0.11.2.dev3") == (0, 11, 2)

@@ -9,15 +9,10 @@ import sys
 import pytest
 
 import jaxmem
-from tests.shared.command import listing, run
+from tests.shared.command import Terminal, listing, run
 from tests.shared.plans import WHY, plan
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 class Gone(io.StringIO):
@@ -85,10 +80,11 @@ def test_a_plan_is_written_after_it_was_shown(planned, capsys):
     assert (planned / "new" / "plan.html").read_text().startswith("<!DOCTYPE html>")
 
 
-def test_a_plan_that_cannot_be_written_after_all_was_shown(planned, capsys, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
+
+def test_a_plan_that_cannot_be_written_after_all_was_shown(planned, capsys, monkeypatch):
     monkeypatch.setattr("os.fsync", full)
     before = listing(planned)
     assert run("plan steps:tiny --out a.json --report a.html") == 2
@@ -101,9 +97,6 @@ def test_a_plan_that_cannot_be_written_after_all_was_shown(planned, capsys, monk
 
 
 def test_a_report_that_cannot_be_written_takes_no_plan_with_it(planned, capsys, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     monkeypatch.setattr("jaxmem._train.report.report.write_whole", full)
     assert run("plan steps:tiny --report a.html --out a.json") == 2
     assert "--report: 'a.html' could not be written" in capsys.readouterr().err

@@ -22,22 +22,15 @@ READ = {
     "2kB": 2000,
     "12GiB": 12 * 2**30,
     "12Gi": 12 * 2**30,
-    "12gib": 12 * 2**30,
     "12G": 12 * 10**9,
-    "12 GB": 12 * 10**9,
     "3 GB": 3 * 10**9,
     "800mb": 800 * 10**6,
-    "800m": 800 * 10**6,
     "2T": 2 * 10**12,
     "2TiB": 2**41,
-    "1k": 1000,
-    "1ki": 1024,
     "7b": 7,
-    "7 B": 7,
     ".5MiB": 2**19,
     "1.GB": 10**9,
     "1e6": 10**6,
-    "1E6": 10**6,
     "1.5e9": 1_500_000_000,
     "1e3 kB": 10**6,
     "1e-3GB": 10**6,
@@ -114,7 +107,6 @@ def test_refused_values(value):
     [
         ("12 gigs", "did you mean '12GiB' or '12GB'?"),
         ("12GX", "did you mean '12GiB' or '12GB'?"),
-        ("1.5 tera", "did you mean '1.5TiB' or '1.5TB'?"),
         ("1,000,000", "did you mean '1_000_000'?"),
         ("1'000'000", "did you mean '1_000_000'?"),
         ("12,5GB", "did you mean '12.5GB'?"),
@@ -122,9 +114,7 @@ def test_refused_values(value):
         ("１２GiB", "did you mean '12GiB'?"),
         ("９０％", "did you mean '90%'?"),
         ("101%", "more than all of the usable memory"),
-        ("250 %", "more than all of the usable memory"),
         ("0", "less than a byte"),
-        ("0.4", "less than a byte"),
         (0, "less than a byte"),
         (-1, "less than a byte"),
         ("1e999", "more than 8388608.0 TiB"),
@@ -142,12 +132,6 @@ def test_what_was_meant_is_suggested(text, hint):
 def test_nothing_is_suggested_without_an_idea(text):
     with pytest.raises(BudgetError, match=r"^`plan.budget` is [^?]*; expected"):
         parse_budget(text, 1000, "plan.budget")
-
-
-def test_what_12g_means_is_said():
-    said = r'"12GiB" \(2\^30 bytes each\), "12GB" or "12G" \(both 10\^9 each\)'
-    with pytest.raises(BudgetError, match=said):
-        parse_budget("all of it", 1000)
 
 
 @hypothesis.given(

@@ -173,12 +173,10 @@ def view(path: pathlib.Path) -> None:
 
 DAMAGE = {
     "text": lambda p: p.write_text("no database\n" * 1000),
-    "a short text": lambda p: p.write_text("none" * 50),
     "a header alone": lambda p: overwrite(p, 16, b"\0" * 4000),
     "cut within a page": lambda p: p.write_bytes(p.read_bytes()[:5000]),
     "cut between pages": lambda p: p.write_bytes(p.read_bytes()[: 3 * 4096]),
     "pages of zeros": lambda p: overwrite(p, 4096, b"\0" * 5 * 4096),
-    "pages of ones": lambda p: overwrite(p, 4096, b"\xff" * 5 * 4096),
     "a folder": lambda p: in_place_of(p, pathlib.Path.mkdir),
     "a folder with a file": lambda p: in_place_of(p, folder_with_a_file),
     "a newer version": lambda p: rows(p, "PRAGMA user_version = 99"),

@@ -96,13 +96,6 @@ def test_a_folder_that_cannot_be_entered(path, said, monkeypatch):
     assert len(said()) == 1
 
 
-def test_a_folder_that_cannot_be_made(folder, said):
-    folder.chmod(0o555)
-    with without_rights():
-        assert use(folder / "more" / "profile.sqlite") == {}
-    assert len(said()) == 1
-
-
 def test_a_file_in_the_place_of_the_folder(folder, said):
     (folder / "cache").write_text("mine")
     assert use(folder / "cache" / "profile.sqlite") == {}

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -55,24 +54,6 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path):
                 process.stdout.readline()
             process.kill()
         assert path.read_text() in ("a" * 200_000, "b" * 200_000)
-
-
-def test_readers_beside_a_writer_see_whole_files(tmp_path):
-    path, seen = tmp_path / "file", set()
-    write_whole(path, "a" * 100_000)
-    done = threading.Event()
-
-    def read():
-        while not done.is_set():
-            seen.add(path.read_text())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for i in range(40):
-        write_whole(path, "ab"[i % 2] * 100_000)
-    done.set()
-    reader.join()
-    assert seen <= {"a" * 100_000, "b" * 100_000}
 
 
 def test_json_holds_no_nan_and_is_read_with_an_error_that_can_be_told(tmp_path):

@@ -103,20 +103,10 @@ def test_what_is_explained_adds_up(v5e):
     rows = 65536  # of so many no stack fits into a core
     shapes = [jax.ShapeDtypeStruct((n, WIDTH), jnp.bfloat16) for n in (LAYERS, rows)]
     blob, donated = export_flat(jax.jit(scaled, donate_argnums=0).trace(*shapes), "tpu")
-    adds_up(v5e, blob, donated, (LAYERS, rows, WIDTH))
-
-
-@pytest.mark.slow
-def test_what_is_explained_of_tagged_products_adds_up(v5e):
-    blob, donated = exported({"in": KEEP, "up": KEEP}, rows=65536)
-    adds_up(v5e, blob, donated, (LAYERS, 65536, 4 * WIDTH))
-
-
-def adds_up(compiler, blob, donated, stack):
-    read, peak = compiler.explain(blob, donated=donated)
+    read, peak = v5e.explain(blob, donated=donated)
     held = sum(h.bytes for h in peak.held if not h.host)
     assert 0 <= read.total_bytes - held < 16 * 1024, "scalar constants are all that is left out"
-    assert any((h.dtype, h.shape) == ("bf16", stack) for h in peak.held)
+    assert any((h.dtype, h.shape) == ("bf16", (LAYERS, rows, WIDTH)) for h in peak.held)
     assert peak.history.lives
 
 

@@ -3,7 +3,6 @@ import dataclasses
 import jax
 import pytest
 
-from jaxmem._target.deviceless.process import child_environment
 from jaxmem._target.devices.chips import chip_of_kind
 from jaxmem._target.devices.gpus import GPUS, target_config
 from jaxmem._target.devices.target import Target, host_memory_bytes
@@ -49,9 +48,7 @@ def test_devices_are_counted_and_printed():
     ("text", "match"),
     [
         ("h200:0", "is '0'; it must be a whole number"),
-        ("h200:x", "is 'x'; it must be a whole number"),
         ("h200:", "is ''; it must be a whole number"),
-        ("h200:-1", "is '-1'; it must be"),
         ("h200:２", "is '２'; it must be"),
         ("h200:²", "is '²'; it must be"),
         ("h200:1_0", "is '1_0'; it must be"),
@@ -99,12 +96,6 @@ def test_local_cpu_is_this_machine():
     assert str(target) == "local"
 
 
-def test_what_a_program_may_use_has_one_name():
-    names = {field.name for field in dataclasses.fields(Target)}
-    assert "usable_bytes" in names
-    assert not hasattr(Target.parse("h200"), "memory_bytes")
-
-
 class FakeGpu:
     platform, device_kind = "gpu", "NVIDIA H200"
     client = type("Client", (), {"platform_version": "PJRT C API cuda 13000"})()
@@ -138,14 +129,3 @@ def test_host_memory_is_the_least_limit(tmp_path, files, expected):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     assert host_memory_bytes(str(tmp_path)) == expected
-
-
-def test_child_environment_drops_the_users_xla_flags():
-    flags = "--xla_gpu_cuda_data_dir=/cuda --xla_force_host_platform_device_count=8"
-    child = child_environment(
-        {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cuda", "PYTHONPATH": "/mine", "HOME": "/home"}
-    )
-    assert child["XLA_FLAGS"] == "--xla_gpu_cuda_data_dir=/cuda"
-    assert child["JAX_PLATFORMS"] == "cpu"
-    assert child["HOME"] == "/home"
-    assert child["PYTHONPATH"].endswith(":/mine")

@@ -23,6 +23,15 @@ def programs(tmp_path_factory):
     return tmp_path_factory.mktemp("programs")
 
 
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    """The setting of a text that a small model learns."""
+    path = tmp_path_factory.mktemp("data") / "text.py"
+    lines = (f"def function_{i}(x):\n    return x + {i * i}\n\n" for i in range(400))
+    path.write_text("".join(lines))
+    return f"data.path={path}"
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quickly(quick_compiles, programs):
     settings = CHEAP | {"jax_compilation_cache_dir": str(programs)}

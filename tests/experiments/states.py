@@ -5,6 +5,7 @@ what a named policy saves.
 import contextlib
 import functools
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import numpy as np
 from experiments.models import registry as models
 from experiments.models.loops import scanned
 from experiments.running import policies
-from experiments.steps.step import State, abstract, init_state, make_loss
+from experiments.steps.step import State, abstract, init_state, make_loss, make_step
 
 FIXED = {"scale": np.ones, "bias": np.zeros, "mean": np.zeros, "variance": np.ones}
 
@@ -39,6 +40,20 @@ def first_state(config, seed: int = 0, shaken: float = 0.0) -> State:
     zeros = jax.tree.map(lambda a: jnp.asarray(np.zeros(a.shape, a.dtype)), shapes)
     key = jnp.asarray(np.arange(1, 1 + shapes.key.size, dtype=np.uint32))
     return State(params, zeros.moments, zeros.step, key)
+
+
+def tokens(config, seed: int = 0):
+    """Random bytes of a batch, as the model's data."""
+    shape = config.train.batch, config.train.sequence + 1
+    return np.random.default_rng(seed).integers(0, 256, shape).astype(np.int32)
+
+
+def tags(config) -> dict[str, str]:
+    """The kind of each tag in the traced step, by name."""
+    text = str(jax.make_jaxpr(make_step(config))(*abstract(config)))
+    of = lambda key, tag: re.search(rf"{key}=(\w+)", tag)[1]
+    found = re.findall(r"jaxmem_tag\[[^\]]*\]", text)
+    return {of("name", tag): of("kind", tag) for tag in found}
 
 
 def saved_by_policy(config) -> int:

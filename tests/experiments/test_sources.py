@@ -3,28 +3,21 @@ scripts and what they share, and every text says its encoding.
 """
 
 import ast
-import pathlib
 import re
 
 import pytest
 
-pytestmark = pytest.mark.core
+from tests.shared.sources import PATHS, in_package, tree_of
 
-ROOT = pathlib.Path(__file__).parents[2]
-SOURCES = {
-    str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
-    for folder in ("experiments", "benchmarks")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-}
+pytestmark = pytest.mark.core
 
 
 def test_benchmarks_are_scripts_and_what_they_share():
-    scripts = [p for p in SOURCES if re.fullmatch(r"benchmarks/[a-z]\w*\.py", p)]
+    scripts = [m for m in in_package("benchmarks") if re.fullmatch(r"benchmarks\.[a-z]\w*", m)]
+    scripts.remove("benchmarks.shared")
     assert len(scripts) > 10
-    assert all(
-        f"python -m {p[:-3].replace('/', '.')}" in ast.get_docstring(SOURCES[p]) for p in scripts
-    )
-    assert all("__main__" in (ROOT / p).read_text(encoding="utf-8") for p in scripts)
+    assert all(f"python -m {m}" in ast.get_docstring(tree_of(m)) for m in scripts)
+    assert all("__main__" in PATHS[m].read_text("utf-8") for m in scripts)
 
 
 def texts(tree: ast.Module):
@@ -52,9 +45,9 @@ def texts(tree: ast.Module):
 
 def test_texts_say_their_encoding():
     without = [
-        f"{path}:{line}"
-        for path, tree in SOURCES.items()
-        for line, keywords in texts(tree)
+        f"{module}:{line}"
+        for module in in_package("experiments") + in_package("benchmarks")
+        for line, keywords in texts(tree_of(module))
         if "encoding" not in keywords
     ]
     assert without == []

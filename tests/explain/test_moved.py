@@ -14,7 +14,6 @@ from jaxmem._target.hlo.transfers import Transfer
 from tests.explain.test_explain import STEP, UP_BYTES, plan_of
 
 pytestmark = pytest.mark.jax_defaults
-LAYERS, WIDTH = 6, 128
 
 
 def transfer(argument, nbytes, runs=1, to_host=False, how="dma", in_loop=True, products=0, op=""):

@@ -20,6 +20,7 @@ from jaxmem._target.compile.backend import backend_for
 from jaxmem._trace.step import trace
 from jaxmem.errors import PlanFileError, StepError, TargetError
 from jaxmem.plans import Target
+from tests.explain.test_explain import add_up
 from tests.shared import plans, tiny_lm
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
@@ -55,11 +56,6 @@ def plan(places=PLACES, **changes):
 
 def nbytes(tree) -> int:
     return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
-
-
-def add_up(found) -> None:
-    assert sum(part.bytes for part in found.parts) == found.total_bytes
-    assert sum(part.bytes for part in found.host_parts) == found.host_bytes
 
 
 def names(parts) -> str:

@@ -23,8 +23,9 @@ from unittest import mock
 
 import jaxmem
 from benchmarks.shared.steps import MODELS, of_config, shapes, step_of
-from jaxmem._core.actions import ALL, Action, Choice
-from jaxmem._core.profile import BlockClass, Equation, Option, Profile, Tag
+from jaxmem._core.actions import ALL, Action
+from jaxmem._core.profile import Profile
+from jaxmem._core.reader import Reader
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.solve.problem import ActionProblem
@@ -62,14 +63,12 @@ class Case(NamedTuple):
     options: dict[str, Any]
 
 
-def foreign(name: str) -> tuple:
-    loss, params, rest = MODELS[name](SIZE)
+def foreign(name: str, size: Size = SIZE) -> tuple:
+    loss, params, rest = MODELS[name](size)
     return jaxmem.auto(step_of(loss)), *shapes((params, *rest))
 
 
-def larger(name: str) -> tuple:
-    loss, params, rest = MODELS[name](LARGER)
-    return jaxmem.auto(step_of(loss)), *shapes((params, *rest))
+larger = functools.partial(foreign, size=LARGER)
 
 
 def ours(name: str) -> tuple:
@@ -144,31 +143,11 @@ def as_data(made: Profile) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(made, dict_factory=pairs)))
 
 
-def as_profile(data: dict[str, Any]) -> Profile:
-    def option(o):
-        choice = Choice(Action(o["choice"]["action"]), o["choice"]["codec"])
-        return Option(**o | {"choice": choice})
-
-    def tag(t):
-        return Tag(**t | {"shape": tuple(t["shape"]), "options": tuple(map(option, t["options"]))})
-
-    def equation(e):
-        return Equation(**e | {"inputs": tuple(e["inputs"]), "outputs": tuple(e["outputs"])})
-
-    def block(b):
-        fields = {key: tuple(v) if isinstance(v, list) else v for key, v in b.items()}
-        fields["equations"] = tuple(map(equation, b["equations"]))
-        return BlockClass(**fields | {"tags": tuple(map(tag, b["tags"]))})
-
-    fields = {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
-    return Profile(**fields | {"blocks": tuple(map(block, data["blocks"]))})
-
-
 def solved(data: dict[str, Any]) -> list[dict[str, Any]]:
     """What the solver answers to a profile: the fastest assignment within each share of what is
     saved of everything, and the one of least bytes.
     """
-    made = as_profile(data)
+    made = Reader().read(Profile, data)
     kept = sum(block.layers * block.everything_bytes for block in made.blocks)
     problems = [ActionProblem(made, int(share * kept)) for share in SHARES]
     answers = [*map(solve, problems), least_bytes(ActionProblem(made))]

@@ -86,16 +86,18 @@ LOOP = f"""
 """
 
 
+TURNING = (
+    "%zero = s32[]{:T(128)} constant(0)",
+    f"%init = (s32[]{{:T(128)}}, f32[256,512]{TILES}) tuple(%zero, %p)",
+    f"ROOT %r = (s32[]{{:T(128)}}, f32[256,512]{TILES}) while(%init), condition=%condition,"
+    " body=%body",
+)
+
+
 def test_loops_turn_as_often_as_their_condition_says():
-    loop = (
-        "%zero = s32[]{:T(128)} constant(0)",
-        f"%init = (s32[]{{:T(128)}}, f32[256,512]{TILES}) tuple(%zero, %p)",
-        f"ROOT %r = (s32[]{{:T(128)}}, f32[256,512]{TILES}) while(%init), condition=%condition,"
-        " body=%body",
-    )
-    assert seconds(P, *loop, more=LOOP) == pytest.approx(12 * 2 * MATRIX / 1e9)
+    assert seconds(P, *TURNING, more=LOOP) == pytest.approx(12 * 2 * MATRIX / 1e9)
     endless = LOOP.replace("constant(12)", "parameter(1)")
-    assert seconds(P, *loop, more=endless) == pytest.approx(2 * MATRIX / 1e9), "once"
+    assert seconds(P, *TURNING, more=endless) == pytest.approx(2 * MATRIX / 1e9), "once"
 
 
 COPY = (
@@ -213,13 +215,7 @@ def test_elements_of_tuples_may_be_written_with_their_number():
     """As libtpu 0.0.48 does, where others take them by instructions of their own."""
     newer = LOOP.replace("compare(%at, %bound)", "compare(%c#0, %bound)")
     newer = newer.replace("negate(%x)", "negate(%s#1)")
-    loop = (
-        "%zero = s32[]{:T(128)} constant(0)",
-        f"%init = (s32[]{{:T(128)}}, f32[256,512]{TILES}) tuple(%zero, %p)",
-        f"ROOT %r = (s32[]{{:T(128)}}, f32[256,512]{TILES}) while(%init), condition=%condition,"
-        " body=%body",
-    )
-    assert seconds(P, *loop, more=newer) == pytest.approx(12 * 2 * MATRIX / 1e9)
+    assert seconds(P, *TURNING, more=newer) == pytest.approx(12 * 2 * MATRIX / 1e9)
 
 
 KERNEL = f'ROOT %r = f32[256,512]{TILES} custom-call(%p, %q), custom_call_target="tpu_custom_call"'

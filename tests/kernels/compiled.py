@@ -8,6 +8,7 @@ FOLDER takes what the compiler leaves. A line of JSON a kernel: bytes spilled, a
 loads and stores move.
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -89,10 +90,8 @@ def compiled(name: str, function, *arguments, capability: int) -> dict:
         ]
     return {
         "kernel": name,
-        "capability": capability,
         "spilled": sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr))),
         "local": len(re.findall(r"\b(?:LDL|STL)\b", text)),
-        "registers": int(re.search(r"Used (\d+) registers", done.stderr)[1]),  # pyright: ignore[reportOptionalSubscript]
         "loads": widths["LDG"],
         "stores": widths["STG"],
     }
@@ -100,19 +99,12 @@ def compiled(name: str, function, *arguments, capability: int) -> dict:
 
 def main() -> None:
     os.environ["JAX_TRITON_DUMP_DIR"] = str(FOLDER)  # read when the first kernel is lowered
-    for capability in map(int, sys.argv[2:]):
-        for name, (function, *arguments) in cases("bfloat16", False).items():
-            row = compiled(name, function, *arguments, capability=capability)
-            print(json.dumps(row | {"case": f"{name} sm_{capability} bfloat16"}), flush=True)
-        for name, (function, *arguments) in (
-            cases("float32", True).items() if len(sys.argv) > 3 else ()
-        ):
-            if name != "pack":
+    ways = [("bfloat16", False), ("float32", True)][: 2 if len(sys.argv) > 3 else 1]
+    for capability, way in itertools.product(map(int, sys.argv[2:]), ways):
+        for name, (function, *arguments) in cases(*way).items():
+            if name != "pack" or way == ways[0]:
                 row = compiled(name, function, *arguments, capability=capability)
-                print(
-                    json.dumps(row | {"case": f"{name} sm_{capability} float32 stochastic"}),
-                    flush=True,
-                )
+                print(json.dumps(row | {"case": f"{name} sm_{capability} {way}"}), flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jaxmem_kernels import bits, int4
 from jaxmem_kernels.gpu import launch
-from tests.kernels.values import equal, hard
+from tests.kernels.values import channel_scales, equal, hard
 
 assert interpreter.call is launch.adapter.call
 SHAPES = {"(33, 3, 128)": 64, "(3, 4096)": 2048, "(67, 48)": 16, "(5003,)": 64, "(8191,)": 256}
@@ -52,13 +52,7 @@ def of_int4(shape: str, dtype: str, scale: str, stochastic: bool, seed: int) -> 
     both("dequantize_offset", case, both("quantize_offset", case, (x,), **how), **back)
     if shape in FLAT:
         return
-    channels = (
-        jnp.abs(jnp.nan_to_num(x.astype(jnp.float32), posinf=1, neginf=1)).max(
-            tuple(range(x.ndim - 1))
-        )
-        / 8
-    )
-    scales = channels.at[:3].set(jnp.array([0, jnp.nan, 1e30])).astype(scale)
+    scales = channel_scales(x, scale)
     codes = both("quantize_by", case, (x, scales), group=group, stochastic=stochastic, seed=seed)
     both("dequantize_by", case, (*codes, scales), **back)
     slots = (

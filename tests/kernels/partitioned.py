@@ -16,8 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem_kernels as jk
 from jaxmem import codecs
-from jaxmem._target.deviceless.gpu import devices as devices_of
-from jaxmem._target.devices.gpus import GPUS, target_config
+from tests.shared import deviceless
 
 SHAPE = (8, 512, 2048)
 SPECS = {
@@ -62,10 +61,7 @@ def collectives(text: str) -> list[int]:
 
 
 def main() -> None:
-    devices = np.array(devices_of({"config": target_config(GPUS["h200"]), "count": 8})).reshape(
-        2, 4
-    )
-    mesh = Mesh(devices, ("data", "model"))
+    mesh = Mesh(np.array(deviceless.devices(count=8)).reshape(2, 4), ("data", "model"))
     for number, codec in enumerate(CODECS):
         if sys.argv[1:] == ["awkward"]:
             for shape, spec in AWKWARD.items():

@@ -9,7 +9,7 @@ import pytest
 import jaxmem_kernels as jk
 from jaxmem_kernels import bits, int4
 from jaxmem_kernels.tpu import blocks, launch
-from tests.kernels.values import equal, hard
+from tests.kernels.values import channel_scales, equal, hard
 
 # The group of each shape. The shapes have: several blocks of columns; a part of a tile of tokens;
 # narrow rows, as of heads, which are stored transposed; two batch axes; wide groups; narrow groups;
@@ -83,9 +83,7 @@ def test_groups_with_an_offset(case):
 
 def test_channels_with_scales(case):
     x, how, back = case
-    scales = jnp.abs(jnp.nan_to_num(x.astype(jnp.float32), posinf=1, neginf=1))
-    scales = scales.max(tuple(range(x.ndim - 1))) / 8
-    scales = scales.at[:3].set(jnp.array([0, jnp.nan, 1e30], jnp.float32)).astype(how.pop("scale"))
+    scales = channel_scales(x, how.pop("scale"))
     codes = both("quantize_by", (x, scales), **how)
     both("dequantize_by", (*codes, scales), **back)
 

@@ -47,6 +47,13 @@ def hard(shape, dtype, group: int):
         return jnp.asarray(x).astype(dtype)
 
 
+def channel_scales(x, dtype):
+    """Scales of the channels; some are 0, NaN, and greater than all values."""
+    scales = jnp.abs(jnp.nan_to_num(x.astype(jnp.float32), posinf=1, neginf=1))
+    scales = scales.max(tuple(range(x.ndim - 1))) / 8
+    return scales.at[:3].set(jnp.array([0, jnp.nan, 1e30], jnp.float32)).astype(dtype)
+
+
 def equal(kernel, reference) -> bool:
     """Bit for bit, except that one NaN is as good as another."""
     pairs = zip(kernel, reference if isinstance(reference, tuple) else (reference,), strict=True)

@@ -1,7 +1,7 @@
-"""Run by test_created.py on several CPU devices, of this process or of several: states that are
-made a layer at a time, each device's part, beside the same states made whole and divided then.
+"""Run by test_created.py on several CPU devices: states that are made a layer at a time, each
+device's part, beside the same states made whole and divided then.
 
-    python -m tests.programs.created AXES WAYS [PROCESS PROCESSES PORT]
+    python -m tests.programs.created AXES WAYS
 
 AXES is "auto" or "explicit", WAYS some keys of `WAYS` with commas between them. Prints, as JSON, an
 entry for each: how far the state is from the other, the arrays that lie otherwise, and where one
@@ -78,7 +78,7 @@ OPTIMIZERS = {
 
 
 def whole(mesh, step, divided, how):
-    """The state that is made whole by every process, then divided, then split."""
+    """The state that is made whole, then divided, then split."""
     key = jax.random.key(3)
     layers = jax.jit(lambda: jax.vmap(lambda i: drawn(key, i))(jnp.arange(LAYERS)))()
     params = tiny_lm.parameters(np.float32, width=16, vocab=32) | {"blocks": layers}
@@ -88,26 +88,16 @@ def whole(mesh, step, divided, how):
 
 
 def made(mesh, step, divided, how):
-    key = jax.random.key(3)
-    if jax.process_count() == 1:  # else JAX lets nothing close over it
-        key = jax.jit(lambda: key, out_shardings=NamedSharding(mesh, P()))()
+    key = jax.jit(lambda: jax.random.key(3), out_shardings=NamedSharding(mesh, P()))()
     outer = tiny_lm.parameters(np.float32, width=16, vocab=32)
     del outer["blocks"]
     layer = lambda i: drawn(key, i)
     if divided is None:
         outer = jax.tree.map(lambda a: placed(a, mesh, P()), outer)
         return step.create(outer, layer, LAYERS, **how)
-    # Arrays of NumPy, of a device of this process, of all devices.
+    # Arrays of NumPy, of one device, of all devices.
     outer |= {"final": np.asarray(outer["final"]), "scale": placed(outer["scale"], mesh, P())}
     return step.create(outer, layer, LAYERS, **how, mesh=mesh, divided=divided)
-
-
-def everywhere(mesh, tree):
-    """NumPy's arrays of a state, whole, in every process."""
-    where = NamedSharding(mesh, P())
-    near = jax.tree.map(lambda a: jax.device_put(a, a.sharding.with_memory_kind("device")), tree)
-    whole = jax.jit(lambda tree: tree, out_shardings=where)(near)
-    return jax.tree.map(lambda a: np.asarray(a.addressable_data(0)), whole)
 
 
 def compared(mesh, name: str, divided: str | None, how: dict) -> dict:
@@ -117,31 +107,24 @@ def compared(mesh, name: str, divided: str | None, how: dict) -> dict:
     alike = lambda a, b: lies(a) == lies(b) and a.sharding.is_equivalent_to(b.sharding, a.ndim)
     pairs = zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True)
     apart = [jax.tree_util.keystr(path) for (path, a), b in pairs if not alike(a, b)]
-    first = everywhere(mesh, want)
-    found = {"apart": apart, "far": worst(everywhere(mesh, got), first)}
+    first = jax.tree.map(np.asarray, want)
+    found = {"apart": apart, "far": worst(jax.tree.map(np.asarray, got), first)}
     if divided == "states":
         call = jax.jit(step.data_parallel(mesh, divided), donate_argnums=0)
         tokens = tiny_lm.tokens(2 * mesh.shape["data"], vocab=32).astype(jnp.int32)
         batch = placed(tokens, mesh, P("data"))
-        (got, _), (want, _) = (everywhere(mesh, call(state, batch)[0]) for state in (got, want))
+        (got, _), (want, _) = (jax.tree.map(np.asarray, call(s, batch)[0]) for s in (got, want))
         found |= {"stepped": worst(got, want), "moved": worst(got, first[0])}
     return found
 
 
-def main(axes: str, ways: str, *processes: int):
-    if processes:
-        process, count, port = processes
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(f"localhost:{port}", count, process)
+def main(axes: str, ways: str):
     kind = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}[axes]
     shape = (2, jax.device_count() // 2)  # over the first axis states are copied
-    if processes:
-        shape = shape[::-1]
     mesh = jax.make_mesh(shape, ("copies", "data"), axis_types=(kind, kind))
     found = {way: compared(mesh, *WAYS[way]) for way in ways.split(",")}
     print(json.dumps({"devices": jax.device_count(), "found": found}))
 
 
 if __name__ == "__main__":
-    axes, ways, *processes = sys.argv[1:]
-    main(axes, ways, *map(int, processes))
+    main(*sys.argv[1:])

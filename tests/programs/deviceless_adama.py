@@ -14,10 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem._target.deviceless.gpu import devices as devices_of
-from jaxmem._target.devices.gpus import target_config
-from jaxmem._target.devices.target import Target
-from tests.shared import tiny_lm
+from tests.shared import deviceless, tiny_lm
 from tests.shared.executed import executed
 
 OPCODES = (
@@ -52,7 +49,7 @@ def counts(mesh, n: int, divided: str) -> dict:
 def main():
     found = {}
     for devices in map(int, sys.argv[1:]):
-        gpus = devices_of({"config": target_config(Target.parse("h200").gpu), "count": devices})
+        gpus = deviceless.devices(count=devices)
         mesh = Mesh(np.array(gpus), ("data",), axis_types=(AxisType.Auto,))
         for divided in ("nothing", "moments"):
             for n in (2, 8):

@@ -20,12 +20,9 @@ from jax.sharding import PartitionSpec as P
 import jaxmem
 from jaxmem._core.assignment import Assignment
 from jaxmem._target.compiled.compiled import read_compiled
-from jaxmem._target.deviceless.gpu import devices as devices_of
-from jaxmem._target.devices.gpus import target_config
-from jaxmem._target.devices.target import Target
 from jaxmem._target.hlo.text import HloModule
 from jaxmem._target.hlo.transfers import fault
-from tests.shared import tiny_lm
+from tests.shared import deviceless, tiny_lm
 
 LAYERS, WIDTH, VOCAB = 6, 256, 512
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all")
@@ -64,8 +61,7 @@ def results_of(i):
 
 
 def main(gpu: str, devices: int, persist: int, n: int):
-    target = Target.parse(f"{gpu}:{devices}")
-    gpus = devices_of({"config": target_config(target.gpu), "count": devices})
+    gpus = deviceless.devices(gpu, devices)
     mesh = Mesh(np.array(gpus), ("data",), axis_types=(AxisType.Auto,))
     tx = jaxmem.adama(1e-3, accumulation_steps=n, axis_name="data")
     step = tiny_lm.released(tx, plan=Assignment({"block": {}}), dtype=jnp.bfloat16)

@@ -1,7 +1,6 @@
-"""A run that is killed and goes on: python -m tests.programs.durable_run OUT [STEPS] [SAVE_EVERY].
+"""A run that is killed and goes on: python -m tests.programs.durable_run OUT STEPS.
 
-It prints the digest of the last state. `PAUSE` seconds pass in each step; step `WORSE` has a loss
-that is not finite.
+It prints the digest of the last state. `PAUSE` seconds pass in each step.
 """
 
 import hashlib
@@ -16,7 +15,6 @@ import optax
 
 import jaxmem
 
-WORSE = {int(n) for n in os.environ.get("WORSE", "").split(",") if n}
 tx = jaxmem.adamaw_a(1e-2, accumulation_steps=2, second_moment="row")
 
 
@@ -40,8 +38,7 @@ def step(state, batch):
 def batch(number):
     time.sleep(float(os.environ.get("PAUSE", "0")))
     rng = np.random.default_rng(number)
-    scale = np.float32("nan") if number in WORSE else np.float32(1)
-    return {"x": rng.standard_normal((8, 16)).astype(np.float32), "scale": scale}
+    return {"x": rng.standard_normal((8, 16)).astype(np.float32), "scale": np.float32(1)}
 
 
 def digest(state):
@@ -50,9 +47,9 @@ def digest(state):
     return hashlib.sha256(b"".join(np.asarray(a).tobytes() for a in arrays)).hexdigest()
 
 
-def main(out: str, steps: str = "20", save_every: str = "0") -> None:
+def main(out: str, steps: str) -> None:
     with jaxmem.runs.record(out, resume=True) as run:
-        given = {"steps": int(steps), "run": run, "save_every": float(save_every), "keep": 3}
+        given = {"steps": int(steps), "run": run, "save_every": 0, "keep": 3}
         said = lambda number, row: print("step", number, flush=True)
         state = jaxmem.runs.train(step, first, batch, **given, each=said)
         run.summary({"config": "durable", "steps": int(steps), "digest": digest(state)})

@@ -8,17 +8,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxmem
 from jaxmem._core.assignment import Assignment
-from jaxmem._target.deviceless.gpu import devices as devices_of
-from jaxmem._target.devices.gpus import target_config
-from jaxmem._target.devices.target import Target
-from tests.shared import models
+from tests.shared import deviceless, models
 
 LAYERS, BATCH, SEQUENCE, WIDTH = 6, 16, 128, 64
 
 
 def main():
-    (device,) = devices_of({"config": target_config(Target.parse("h200").gpu), "count": 1})
-    sharding = NamedSharding(Mesh([device], ("data",)), PartitionSpec())
+    sharding = NamedSharding(Mesh(deviceless.devices(), ("data",)), PartitionSpec())
     spec = lambda tree: jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree
     )

@@ -6,6 +6,7 @@ the plan before.
     python -m tests.programs.rectified_on_mesh Explicit
 """
 
+import functools
 import json
 import sys
 
@@ -16,6 +17,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxmem
 from jaxmem.runs import Rectifier
+from tests.shared import outlier_layers
 from tests.shared.outlier_layers import batch, parameters
 from tests.shared.rectified import ASKED
 
@@ -26,25 +28,12 @@ LAYERS = 2
 def builder(explicit: bool):
     divided = jax.sharding.reshard if explicit else jax.lax.with_sharding_constraint
 
-    def build(plan):
-        policy = jaxmem.remat_policy(plan)
+    def block(x, p):
+        hidden = divided(x @ p["up"], P("d"))  # a spec alone, which the mesh that is set reads
+        up = jaxmem.tag(hidden, "up", kind="linear")
+        return x + jnp.tanh(up) * up @ p["down"]
 
-        def block(x, p):
-            hidden = divided(x @ p["up"], P("d"))  # a spec alone, which the mesh that is set reads
-            up = jaxmem.tag(hidden, "up", kind="linear")
-            return x + jnp.tanh(up) * up @ p["down"]
-
-        def loss(p, x):
-            layer = jax.checkpoint(block, policy=policy, prevent_cse=False)
-            return (jax.lax.scan(lambda x, q: (layer(x, q), None), x, p)[0] ** 2).mean()
-
-        def step(p, x):
-            value, gradient = jax.value_and_grad(loss)(p, x)
-            return jax.tree.map(lambda a, g: a - 0.01 * g, p, gradient), {"loss": value}
-
-        return step
-
-    return build
+    return functools.partial(outlier_layers.build, block=block)
 
 
 def main(kind: str) -> None:

@@ -14,25 +14,6 @@ from tests.shared.outlier_layers import batch, build, loss_of, oracle, parameter
 pytestmark = pytest.mark.core
 
 
-def test_a_tensor_that_only_recomputation_reads_is_counted():
-    """What another tag stands for is read by no backward, and may be compressed all the same."""
-
-    def of(plan):
-        def layer(x, p):
-            h = jaxmem.tag(x @ p["up"], "h", kind="linear")
-            return jaxmem.tag(h @ p["down"] + x, "out", kind="residual")
-
-        def loss(p, x):
-            block = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan), prevent_cse=False)
-            out = jax.lax.scan(lambda x, q: (block(x, q), None), x, p)[0]
-            return (jnp.tanh(out) ** 2).mean()
-
-        return lambda p, x: jax.grad(loss)(p, x)
-
-    found = tracked(of, {k: v for k, v in parameters().items() if k != "gain"}, batch())
-    assert {one.tag for one in found} == {"h", "out"}
-
-
 def test_a_gradient_of_each_example_has_tensors_of_its_own():
     def of(plan):
         loss = loss_of(plan)
@@ -51,11 +32,7 @@ def test_codecs_that_were_asked_for_say_what_is_counted():
         def layer(x, p):
             return x + jaxmem.tag(jnp.sin(x @ p["up"]), "h") @ p["down"]  # of no kind
 
-        def loss(p, x):
-            block = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan), prevent_cse=False)
-            return (jax.lax.scan(lambda x, q: (block(x, q), None), x, p)[0] ** 2).mean()
-
-        return lambda p, x: jax.grad(loss)(p, x)
+        return jax.grad(loss_of(plan, layer))
 
     args = {k: v for k, v in parameters().items() if k != "gain"}, batch()
     with pytest.raises(StepError, match="has no tensor to track"):
@@ -63,30 +40,34 @@ def test_codecs_that_were_asked_for_say_what_is_counted():
     tracker = Tracker(of, args, "outlier_separated(capacity=1)")
     (found,) = tracker.read(1, tracker(*args))
     assert found.tag == "h"
+    kinds = ("norm", "linear", "gelu", "residual")
     with pytest.raises(StepError, match="has no tensor to track"):
-        Tracker(
-            build,
-            args[:0] + (parameters(), batch()),
-            dict.fromkeys(("norm", "linear", "gelu", "residual"), "grouped_symmetric()"),
-        )
+        Tracker(build, (parameters(), batch()), dict.fromkeys(kinds, "grouped_symmetric()"))
 
 
-def test_tensors_of_several_widths_and_empty_ones():
-    def of(plan):
-        def layer(x, p):
-            h = jaxmem.tag(jnp.sin(x @ p["up"]), "h", kind="linear")
-            empty = jaxmem.tag(x[..., :0], "empty", kind="norm").sum()
-            return x + jaxmem.tag(jnp.sin(h @ p["down"]), "h", kind="linear") + empty
+def read_by_recomputation_alone(x, p):
+    """What another tag stands for is read by no backward, and may be compressed all the same."""
+    h = jaxmem.tag(x @ p["up"], "h", kind="linear")
+    return jaxmem.tag(h @ p["down"] + x, "out", kind="residual")
 
-        def loss(p, x):
-            block = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan), prevent_cse=False)
-            return (jax.lax.scan(lambda x, q: (block(x, q), None), x, p)[0] ** 2).mean()
 
-        return lambda p, x: jax.grad(loss)(p, x)
+def of_several_widths(x, p):
+    h = jaxmem.tag(jnp.sin(x @ p["up"]), "h", kind="linear")
+    empty = jaxmem.tag(x[..., :0], "empty", kind="norm").sum()
+    return x + jaxmem.tag(jnp.sin(h @ p["down"]), "h", kind="linear") + empty
 
-    found = tracked(of, {k: v for k, v in parameters().items() if k != "gain"}, batch())
-    widths = {(one.tag, one.channels) for one in found}
-    assert widths == {("h", layers.HIDDEN), ("h", layers.WIDTH), ("empty", 0)}
+
+@pytest.mark.parametrize(
+    ("layer", "widths"),
+    [
+        (read_by_recomputation_alone, {("h", layers.HIDDEN), ("out", layers.WIDTH)}),
+        (of_several_widths, {("h", layers.HIDDEN), ("h", layers.WIDTH), ("empty", 0)}),
+    ],
+)
+def test_every_tensor_is_counted(layer, widths):
+    p = {k: v for k, v in parameters().items() if k != "gain"}
+    found = tracked(lambda plan: jax.grad(loss_of(plan, layer)), p, batch())
+    assert {(one.tag, one.channels) for one in found} == widths
 
 
 def test_callbacks_are_made_once():
@@ -97,7 +78,7 @@ def test_callbacks_are_made_once():
             callback(x)
             return layers.block(x, p)
 
-        return lambda p, x: jax.grad(loss_of(plan, layer))(p, x)
+        return jax.grad(loss_of(plan, layer))
 
     p, x = parameters(), batch()
     debugging = lambda x: jax.debug.callback(lambda y: said.append(y), x.sum())

@@ -5,11 +5,10 @@ import re
 
 import pytest
 
-from jaxmem import plans
 from jaxmem._core.actions import KEEP
 from jaxmem._result.plan.rows import Measured
 from jaxmem.cli import main
-from tests.shared.report_pages import HOSTILE, MIB, check, made, page_of, row, write_run
+from tests.shared.report_pages import HOSTILE, MIB, made, page_of, page_of_plan, row, write_run
 
 pytestmark = pytest.mark.core
 
@@ -75,9 +74,7 @@ def test_rows_without_a_loss_are_gaps(gap, count, tmp_path):
 
 def test_a_plan_s_page_tells_of_a_run(tmp_path):
     write_run(tmp_path / "run", None, [5.0, 4.0], config="nano", val_loss=4.25)
-    plans.report(made(), tmp_path / "new" / "page.html", run=tmp_path / "run")
-    text = (tmp_path / "new" / "page.html").read_text()
-    check(text)
+    text = page_of_plan(tmp_path, run=tmp_path / "run")
     assert "<h1>nano</h1>" in text
     assert "4.2500" in text
     assert "Training loss against step" in text
@@ -95,10 +92,7 @@ def test_only_what_ran_is_called_measured(tmp_path):
         "run": made(baseline_source="measured"),
         "chosen": made(measured=(Measured("plan", MIB, 0.017, 0.018, 0.019, 8, True),)),
     }
-    found = {}
-    for name, plan in runs.items():
-        plans.report(plan, tmp_path / f"{name}.html")
-        found[name] = tiles((tmp_path / f"{name}.html").read_text())
+    found = {name: tiles(page_of_plan(tmp_path, plan)) for name, plan in runs.items()}
     for one in found.values():
         assert one["Step, predicted"][0] == "20.00 ms"
         assert "measured" not in one["Step, predicted"][1]

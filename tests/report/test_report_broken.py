@@ -3,17 +3,20 @@ file and the field.
 """
 
 import dataclasses
+import json
 
 import pytest
 
 from jaxmem import plans
 from jaxmem._core.actions import KEEP
 from jaxmem._result.plan.rows import Bytes, Point
+from jaxmem._train.rectifier.counts import Outliers
 from jaxmem._train.report.report import report_runs as report
 from jaxmem.errors import PlanFileError
 from tests.shared.report_pages import made, page_of, row, write_run
 
 pytestmark = pytest.mark.core
+COUNTED = Outliers(1, "block", "up", 10, (1,), (4.0,), ((2,),)).to_json() | {"counts": ["x"]}
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,16 @@ def test_what_is_missing_or_odd_does_not_break_the_page(change, tmp_path):
         ("summary.json", "[]", "summary.json', .*got 'list', expected an object"),
         ("summary.json", '{"val_loss": "2"}', "field `val_loss`: got '2', expected a number"),
         ("summary.json", '{"command": 3}', "field `command`: got 3, expected a text"),
+        ("explained.json", '{"total_bytes": "many"}', "field `total_bytes`: got 'many'"),
+        ("decisions.jsonl", '{"step": "x", "taken": true, "why": ""}', "line 1, field `step`"),
+        ("decisions.jsonl", "[]", "line 1: got"),
+        ("outliers.jsonl", '{"step": 1, "block": 3}', "line 1, field `block`"),
+        ("outliers.jsonl", "{", "line 1: Expecting"),
+        (
+            "outliers.jsonl",
+            json.dumps(COUNTED | {"counts": ["x"]}),
+            r"line 1, field `counts\[0\]`: got 'x'",
+        ),
         ("plan.json", "{}", "plan.json', field `schema`"),
         ("plan.json", "", "cannot read .*plan.json"),
     ],

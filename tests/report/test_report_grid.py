@@ -5,13 +5,12 @@ import re
 
 import pytest
 
-from jaxmem import plans
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Action
 from jaxmem._result.action_styles import LOOKS
 from jaxmem._result.plan.rows import Point
 from jaxmem._train.report.tensors import curve_grid, runs_grid
 from jaxmem._train.runs.run import Run
-from tests.shared.report_pages import MIB, made, page_of, row, write_run
+from tests.shared.report_pages import MIB, made, page_of, page_of_plan, row, write_run
 
 pytestmark = pytest.mark.core
 UP, GELU = row(KEEP, "up"), row(RECOMPUTE, "gelu")
@@ -47,8 +46,7 @@ def test_each_point_of_the_curve_has_its_plan():
 
 def test_a_file_without_the_plans_of_its_curve_has_no_grid(tmp_path):
     assert curve_grid(planned(Point(1, 1.0), Point(2, 0.5))) == ""
-    plans.report(made(), tmp_path / "page.html")
-    assert "The plan at each budget" not in (tmp_path / "page.html").read_text()
+    assert "The plan at each budget" not in page_of_plan(tmp_path)
     half = curve_grid(planned(Point(1, 1.0), Point(2, 0.5, {"block": {"up": KEEP}})))
     assert grid(half)[1] == {"up": ["–", "K"], "gelu": ["–", "–"]}
 

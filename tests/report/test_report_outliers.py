@@ -10,8 +10,6 @@ import pytest
 from jaxmem._train.rectifier.counts import Outliers
 from jaxmem._train.report.outliers import decided, outlier_maps
 from jaxmem._train.runs.run import Run
-from jaxmem.errors import PlanFileError
-from jaxmem.runs import read
 from tests.shared.report_pages import HOSTILE, page_of, write_run
 
 pytestmark = pytest.mark.core
@@ -31,7 +29,6 @@ def cells(figure):
 
 
 CODEC = "outlier_separated(group=64,scale=bfloat16,capacity=3)"
-ROW = seen(1, ((2,),)).to_json()
 
 
 def test_cells_are_channels_by_steps():
@@ -62,25 +59,3 @@ def test_decisions_are_listed(tmp_path):
     page = page_of(tmp_path, str(folder))
     assert "<h3>Outliers</h3>" in page
     assert "<h3>Decisions</h3>" in page
-
-
-@pytest.mark.parametrize(
-    ("name", "line", "field"),
-    [
-        ("decisions.jsonl", '{"step": "x", "taken": true, "why": ""}', "line 1, field `step`"),
-        ("decisions.jsonl", "[]", "line 1: got"),
-        ("outliers.jsonl", '{"step": 1, "block": 3}', "line 1, field `block`"),
-        ("outliers.jsonl", "{", "line 1: Expecting"),
-        (
-            "outliers.jsonl",
-            json.dumps(ROW | {"counts": ["x"]}),
-            "line 1, field `counts[0]`: got 'x'",
-        ),
-    ],
-)
-def test_broken_rows_are_named(tmp_path, name, line, field):
-    folder = tmp_path / "r"
-    write_run(folder, losses=[1.0])
-    (folder / name).write_text(line + "\n")
-    with pytest.raises(PlanFileError, match=re.escape(field)):
-        read(folder)

@@ -38,6 +38,12 @@ def stop(out, error, *losses):
         raise error
 
 
+def refused(message, out, **options):
+    """Asserts that no run begins in a folder."""
+    with pytest.raises(RunError, match=message), runs.record(out, **options):
+        pytest.fail("the statement ran")
+
+
 def losses(out):
     return [loss for _, loss in runs.read(out).losses]
 
@@ -106,11 +112,7 @@ def test_a_run_that_writes_nothing_leaves_nothing(tmp_path):
 
 
 def test_a_finished_run_is_not_replaced_unasked(earlier):
-    with (
-        pytest.raises(RunError, match=r"holds the results of a run \(summary\.json\).*overwrite"),
-        runs.record(earlier),
-    ):
-        pytest.fail("the statement ran")
+    refused(r"holds the results of a run \(summary\.json\).*overwrite", earlier)
     assert is_as_it_was(earlier)
 
 
@@ -162,11 +164,8 @@ def test_what_an_interrupted_run_has_appears(earlier):
 def test_of_two_runs_at_once_the_second_is_refused(tmp_path):
     with runs.record(tmp_path) as run:
         run.row(1, loss=1.0)
-        with (
-            pytest.raises(RunError, match=rf"another run is writing .*process {os.getpid()} on"),
-            runs.record(tmp_path, overwrite=True),
-        ):
-            pytest.fail("the statement ran")
+        message = rf"another run is writing .*process {os.getpid()} on"
+        refused(message, tmp_path, overwrite=True)
         run.row(2, loss=2.0)
     assert losses(tmp_path) == [1.0, 2.0]
     assert names(tmp_path) == ["metrics.jsonl", "summary.json"]
@@ -189,8 +188,7 @@ def test_a_process_that_is_killed_does_not_hold_the_folder_and_leaves_its_rows(t
     )
     try:
         assert child.stdout.readline() == b"begun\n"
-        with pytest.raises(RunError, match=f"process {child.pid} on"), runs.record(tmp_path):
-            pytest.fail("the statement ran")
+        refused(f"process {child.pid} on", tmp_path)
     finally:
         child.send_signal(signal.SIGKILL)
         child.communicate()
@@ -241,11 +239,7 @@ def test_runs_that_begin_in_one_second_have_folders_of_their_own(tmp_path, monke
 def test_a_place_where_no_folder_can_be_is_told(tmp_path, inside):
     (tmp_path / "file").write_text("mine")
     out = tmp_path / "file" / "out" if inside else tmp_path / "file"
-    with (
-        pytest.raises(RunError, match=rf"cannot write to '{re.escape(str(out))}': .*; expected"),
-        runs.record(out),
-    ):
-        pytest.fail("the statement ran")
+    refused(rf"cannot write to '{re.escape(str(out))}': .*; expected", out)
     assert (tmp_path / "file").read_text() == "mine"
     assert names(tmp_path) == ["file"]
 
@@ -287,8 +281,7 @@ def test_what_a_killed_process_did_not_move_is_moved_by_the_next(earlier, monkey
     with pytest.raises(SystemExit):
         later()
     monkeypatch.setattr(run_folder.os, "replace", replace)
-    with pytest.raises(RunError, match="holds the results of a run"):
-        write(earlier, 1.0)
+    refused("holds the results of a run", earlier)
     found = runs.read(earlier)
     assert (found.name, found.losses) == ("later", ((1.0, 5.0),))
     names = ["checkpoints", "metrics.jsonl", "notes.txt", "plan.json", "summary.json"]

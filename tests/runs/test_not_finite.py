@@ -7,7 +7,7 @@ import pytest
 from jaxmem.errors import NotFiniteError
 from jaxmem.runs import record, train
 from tests.programs import durable_run
-from tests.shared.training import Stop, checkpoints, rows, run, unfinished, worse
+from tests.shared.training import checkpoints, fails_at, rows, run, unfinished, worse
 
 pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
 
@@ -23,8 +23,7 @@ def test_a_step_that_is_not_finite_is_left_out(tmp_path):
     assert left_out(tmp_path / "a") == [4, 5]
     assert all(np.isfinite(row.get("loss", 0.0)) for row in found)
     # It goes on so after a failure too.
-    with pytest.raises(Stop):
-        run(tmp_path / "b", data=worse(4, 5), stop=(7, Stop()))
+    fails_at(tmp_path / "b", 7, data=worse(4, 5))
     assert run(tmp_path / "b", data=worse(4, 5)) == without
     assert rows(tmp_path / "b") == found
 
@@ -79,17 +78,11 @@ def test_a_step_that_spoils_the_state_is_left_out(tmp_path, keep, save_every):
 
 def test_a_spoilt_checkpoint_is_found_out_by_the_run_that_goes_on_from_it(tmp_path):
     out = tmp_path / "out"
-    with pytest.raises(Stop):
-        run(out, keep=1, stop=(6, Stop()), **spoils(5))
+    fails_at(out, 6, keep=1, **spoils(5))
     assert checkpoints(unfinished(out)) == [4, 5]
     run(out, keep=1, **spoils(5))
     assert left_out(out) == [5]
     assert checkpoints(out) == [8]
-
-
-def test_each_step_that_spoils_the_state_is_left_out(tmp_path):
-    run(tmp_path, steps=10, **spoils(3, 6))
-    assert left_out(tmp_path) == [3, 6]
 
 
 def test_updates_that_spoil_the_state_again_and_again_end_it(tmp_path):

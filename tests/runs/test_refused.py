@@ -8,7 +8,7 @@ import pytest
 from jaxmem.errors import RunError
 from jaxmem.runs import record, train
 from tests.programs import durable_run
-from tests.shared.training import Stop, run
+from tests.shared.training import fails_at, run
 
 pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
 
@@ -43,8 +43,7 @@ def test_what_cannot_be_gone_on_with_is_refused_first(tmp_path, resume, given, m
 
 def test_other_settings_or_another_state_are_refused(tmp_path):
     out = tmp_path / "out"
-    with pytest.raises(Stop):
-        run(out, stop=(4, Stop()), settings={"rate": 0.1})
+    fails_at(out, 4, settings={"rate": 0.1})
     with pytest.raises(RunError, match=r"with rate = 0.1, and it is 0.2 now; .* overwrite=True"):
         run(out, settings={"rate": 0.2})
     with (
@@ -80,8 +79,7 @@ def test_checkpoints_without_orbax_say_what_to_install(tmp_path, monkeypatch):
 
 
 def test_what_a_run_has_done_is_not_taken_back(tmp_path):
-    with pytest.raises(Stop):
-        run(tmp_path / "out", stop=(6, Stop()))
+    fails_at(tmp_path / "out", 6)
     with pytest.raises(RunError, match="the checkpoint is of step 5, and `steps` is 3"):
         run(tmp_path / "out", steps=3)
     with record(tmp_path / "twice", resume=True) as found:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._model.states.layout import Copied, Stacks
 from jaxmem._train.checkpoints.checkpoints import Checkpoints
 from jaxmem.errors import RunError
 from tests.shared.outlier_layers import LAYERS, block, parameters
@@ -59,19 +58,6 @@ def test_layers_are_divided_anew(tmp_path, stored, wanted):
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
         assert (a.dtype, a.sharding.memory_kind) == (b.dtype, b.sharding.memory_kind)
-
-
-def test_places_are_of_several_forms():
-    forms = [state_at(places)[0]["layers"] for places in PLACES.values()]
-    assert [isinstance(layers, Stacks) for layers in forms] == [
-        False,
-        False,
-        True,
-        True,
-        True,
-        True,
-    ]
-    assert isinstance(forms[4].parts[1], Copied)
 
 
 def test_other_layers_are_refused(tmp_path):

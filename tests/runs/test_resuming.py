@@ -8,7 +8,7 @@ import pytest
 from jaxmem.errors import JaxmemWarning
 from jaxmem.runs import record, train
 from tests.programs import durable_run
-from tests.shared.training import Stop, checkpoints, rows, run, unfinished
+from tests.shared.training import Stop, checkpoints, fails_at, rows, run, unfinished
 
 pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
 
@@ -29,14 +29,13 @@ def test_a_run_that_failed_goes_on_bit_for_bit(tmp_path, whole, at):
 def test_where_nothing_is_saved_but_the_beginning_it_begins_again(tmp_path, whole):
     """With other settings too."""
     out = tmp_path / "out"
-    with pytest.raises(Stop):
-        run(out, stop=(3, Stop()), save_every=1e6, settings={"rate": 1})
+    fails_at(out, 3, save_every=1e6, settings={"rate": 1})
     assert checkpoints(unfinished(out)) == [0]
     assert run(out, settings={"rate": 2}) == whole[1]
     assert rows(out) == whole[0]
 
 
-def test_what_is_saved_first_is_of_the_settings_that_it_began_with_last(tmp_path, whole):
+def test_what_is_saved_first_is_of_the_settings_that_it_began_with_last(tmp_path):
     out = tmp_path / "out"
     for rate in (1, 2):
         with pytest.raises(Stop):
@@ -47,8 +46,7 @@ def test_what_is_saved_first_is_of_the_settings_that_it_began_with_last(tmp_path
 
 def test_rows_of_steps_that_are_done_again_are_let_go_and_torn_ones_too(tmp_path, whole):
     out = tmp_path / "out"
-    with pytest.raises(Stop):
-        run(out, stop=(6, Stop()))
+    fails_at(out, 6)
     path = unfinished(out)
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "loss": 1.0}\n{"step": 7, "lo')
@@ -62,8 +60,7 @@ def test_rows_of_steps_that_are_done_again_are_let_go_and_torn_ones_too(tmp_path
 @pytest.mark.parametrize("line", [b'{"step": 2, "lo\n', b"\xff\n", b"[1]\n", b'{"loss": 1.0}\n'])
 def test_a_row_that_is_none_is_told_and_those_after_it_stay(tmp_path, whole, line):
     out = tmp_path / "out"
-    with pytest.raises(Stop):
-        run(out, stop=(6, Stop()))
+    fails_at(out, 6)
     path = unfinished(out) / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], line, *lines[2:]]))
@@ -75,8 +72,7 @@ def test_a_row_that_is_none_is_told_and_those_after_it_stay(tmp_path, whole, lin
 
 def test_it_goes_on_from_the_one_before_where_the_newest_was_changed(tmp_path, whole):
     out = tmp_path / "out"
-    with pytest.raises(Stop):
-        run(out, stop=(6, Stop()))
+    fails_at(out, 6)
     newest = unfinished(out) / "checkpoints" / "00000005"
     path = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     path.write_bytes(path.read_bytes()[:-1])
@@ -87,8 +83,7 @@ def test_it_goes_on_from_the_one_before_where_the_newest_was_changed(tmp_path, w
 
 def test_fewer_are_kept_than_before_and_the_newest_is_broken(tmp_path, whole):
     out = tmp_path / "out"
-    with pytest.raises(Stop):
-        run(out, stop=(6, Stop()), keep=2)
+    fails_at(out, 6, keep=2)
     for path in (unfinished(out) / "checkpoints" / "00000005").rglob("manifest.json"):
         path.unlink()
     with pytest.warns(JaxmemWarning, match="00000005"), pytest.raises(Stop):
@@ -135,24 +130,13 @@ def test_an_iterators_position_is_kept(tmp_path, whole, kind):
     assert go(None) == ([5, 6, 7, 8], whole[1])
 
 
-def test_overwriting_begins_again(tmp_path, whole):
+def test_overwriting_forgets_an_unfinished_run(tmp_path, whole):
     out = tmp_path / "out"
-    with pytest.raises(Stop):
-        run(out, stop=(4, Stop()))
-    with record(out, resume=True, overwrite=True) as found:
-        assert not found.resumed
-        given = {"steps": 8, "run": found, "save_every": 0}
-        state = train(durable_run.step, durable_run.first, durable_run.batch, **given)
-    assert durable_run.digest(state) == whole[1]
-
-
-def test_overwriting_forgets_an_unfinished_run(tmp_path):
-    out = tmp_path / "out"
-    with pytest.raises(Stop):
-        run(out, stop=(4, Stop()), settings={"rate": 1})
-    with pytest.raises(Stop), record(out, resume=True, overwrite=True):
+    fails_at(out, 4, settings={"rate": 1})
+    with pytest.raises(Stop), record(out, resume=True, overwrite=True) as found:
         raise Stop
-    assert run(out, settings={"rate": 2})
+    assert not found.resumed
+    assert run(out, settings={"rate": 2}) == whole[1]
 
 
 def test_results_are_where_they_were_asked_for_wherever_the_process_goes(

@@ -210,9 +210,7 @@ def test_tracking_that_takes_too_much_is_left_out(tmp_path, plan):
     assert not (tmp_path / "r" / "outliers.jsonl").exists()
 
 
-def test_wrong_arguments_are_refused(plan):
-    with pytest.raises(StepError, match="`every` is 0; expected a number of steps"):
-        rectifier(plan, every=0)
+def test_a_plan_that_divides_states_is_refused(plan):
     divided = jaxmem.plans.Plan(**(vars(plan) | {"divided": "states"}))
     with pytest.raises(StepError, match="divides states over devices"):
         rectifier(divided)
@@ -224,8 +222,3 @@ def test_the_arrays_that_it_is_given_are_let_go(plan):
     leaves = jax.tree.leaves(revising._again.args)
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
     assert [leaf.shape for leaf in leaves] == [a.shape for a in jax.tree.leaves(args)]
-
-
-def test_steps_are_due_at_powers_of_two_and_then_evenly(plan):
-    due = [n for n in range(1, 40) if rectifier(plan, every=8)._watch.is_due(n)]
-    assert due == [1, 2, 4, 8, 16, 24, 32]

@@ -47,6 +47,12 @@ def counting(revising, *counts):
     revising._watch.recent = [counted([one])]
 
 
+def settle(revising, seconds, times=1):
+    """Lets the rectifier have seen enough steps that take `seconds`."""
+    for _ in range(times * SETTLED):
+        revising.told(seconds)
+
+
 def made(plan, step="a step"):
     future = concurrent.futures.Future()
     future.set_result((plan, step))
@@ -97,15 +103,13 @@ def test_errors_of_counting_are_one_row(plan):
 
 def test_a_plan_that_ran_out_of_memory_does_not_come_back(plan):
     revising = rectifier(plan)
-    for _ in range(SETTLED):
-        revising.told(1.0)
+    settle(revising, 1.0)
     smaller = dataclasses.replace(with_room(plan, 3), compiled_bytes=plan.compiled_bytes // 2)
     revising._again.now = lambda *_: (smaller, "smaller")
     revising._made = made(plan)  # for the old budget
     step, _ = revising.less(9, RuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
     assert step == "smaller"
-    for _ in range(2 * SETTLED):
-        revising.told(2.0)
+    settle(revising, 2.0, times=2)
     assert revising.ready(60, 1000) == (None, [])
     assert revising.plan is smaller
     # Nor is a plan taken that was made for more.
@@ -117,14 +121,12 @@ def test_a_plan_that_ran_out_of_memory_does_not_come_back(plan):
 def test_room_that_was_made_is_not_given_up_for_speed(plan):
     revising = rectifier(plan)
     counting(revising, 4, 2, 2)
-    for _ in range(SETTLED):
-        revising.told(1.0)
+    settle(revising, 1.0)
     revising._rooms, revising._made = {("block", "up"): 4}, made(with_room(plan, 4))
     _, (row,) = revising.ready(30, 100)
     assert row["event"] == "swap"
     counting(revising, 3, 2, 2)  # still more than the plan before has room for
-    for _ in range(2 * SETTLED):
-        revising.told(5.0)
+    settle(revising, 5.0, times=2)
     assert revising.ready(90, 100) == (None, [])
     assert capacities(revising.plan.actions) == {("block", "up"): 4}
     revising.close()
@@ -212,6 +214,7 @@ def test_planning_ends_with_the_training(plan):
         ({"budget": 3}, "got budget="),
         ({"measure": 3.0}, "got measure="),
         ({"every": True}, "`every` is True"),
+        ({"every": 0}, "`every` is 0; expected a number of steps"),
     ],
 )
 def test_arguments_that_are_not_a_rectifiers(plan, wrong, message):

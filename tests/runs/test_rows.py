@@ -62,8 +62,3 @@ def test_the_most_that_a_device_had_in_use_is_told_where_it_tells(monkeypatch, s
     monkeypatch.setattr(jax, "local_devices", lambda: [Device(one) for one in stats])
     measured = StepMeter({})
     assert [measured(number).get("peak_bytes") for number in (1, 2)] == [peak] * 2
-
-
-def test_a_cpu_tells_nothing(tmp_path):
-    assert jax.local_devices()[0].memory_stats() is None
-    assert "peak_bytes" not in trained(tmp_path)[0]

@@ -216,14 +216,6 @@ def test_a_folder_that_is_not_shared_is_told_in_all(tmp_path):
     assert not any(out.exists() and any(out.iterdir()) for out in outs)
 
 
-@pytest.mark.slow
-def test_a_folder_that_cannot_be_written_to_is_told_in_all(tmp_path):
-    (tmp_path / "out").write_text("")
-    with together(tmp_path / "out") as running:
-        assert running.codes() == [1, 1]
-        assert all("cannot write to" in running.said(number) for number in range(2))
-
-
 def test_a_rectifier_decides_in_one_process_alone(tmp_path):
     with record(tmp_path, resume=True) as run:
         run.processes.count = 2

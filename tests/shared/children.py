@@ -3,6 +3,7 @@
 import atexit
 import json
 import os
+import pathlib
 import socket
 import subprocess
 import sys
@@ -110,6 +111,15 @@ def rows(environment: dict[str, str], module: str, *arguments) -> list[dict]:
 def printed(environment: dict[str, str], module: str, *arguments) -> dict:
     """Returns the last row of a module's output."""
     return rows(environment, module, *arguments)[-1]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits for its parent does not."""
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def free_port() -> int:

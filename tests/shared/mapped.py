@@ -113,10 +113,7 @@ def mapped_loss(mesh, tag):
         heads = P(None, None, "tensor")
         over = {"in_specs": heads, "out_specs": heads, "axis_names": {"tensor"}}
 
-        def layer(x, w):
-            x = x + jax.shard_map(own, check_vma=False, **over)(tag(x @ w["q"], "q", kind="linear"))
-            return x + jax.nn.gelu(tag(x @ w["up"], "up", kind="linear")) @ w["down"], None
-
+        layer = layer_with(lambda x: jax.shard_map(own, check_vma=False, **over)(x), tag)
         policy = jaxmem.remat_policy(plan)
         planned = jax.checkpoint(layer, policy=policy, prevent_cse=False)
         block = planned if tag is jaxmem.tag else layer
@@ -125,15 +122,25 @@ def mapped_loss(mesh, tag):
             return jax.lax.pmean((jax.lax.scan(block, x, w)[0] ** 2).mean(), "data")
 
         over_data = {"in_specs": (P(), P("data")), "out_specs": P(), "axis_names": {"data"}}
-        mapped = jax.shard_map(loss, mesh=mesh, check_vma=False, **over_data)
-
-        def step(w, x):
-            value, gradient = jax.value_and_grad(mapped)(w, x)
-            return jax.tree.map(lambda p, g: p - 0.1 * g, w, gradient), value
-
-        return step
+        return stepping(jax.shard_map(loss, mesh=mesh, check_vma=False, **over_data))
 
     return build
+
+
+def layer_with(attended, tag):
+    def layer(x, w):
+        x = x + attended(tag(x @ w["q"], "q", kind="linear"))
+        return x + jax.nn.gelu(tag(x @ w["up"], "up", kind="linear")) @ w["down"], None
+
+    return layer
+
+
+def stepping(loss):
+    def step(w, x):
+        value, gradient = jax.value_and_grad(loss)(w, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, gradient), value
+
+    return step
 
 
 def inside(mesh, function, tag, spec, check, **axes):
@@ -158,12 +165,7 @@ def build_with(attend, mesh, *, check=False, looped=True, tag=jaxmem.tag, own=Fa
     """
 
     def build(plan):
-        attended = attend(mesh, tag, check)
-
-        def layer(x, w):
-            x = x + attended(tag(x @ w["q"], "q", kind="linear"))
-            return x + jax.nn.gelu(tag(x @ w["up"], "up", kind="linear")) @ w["down"], None
-
+        layer = layer_with(attend(mesh, tag, check), tag)
         block = jax.checkpoint(layer) if own else layer
         if tag is jaxmem.tag:
             block = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan), prevent_cse=not looped)
@@ -175,11 +177,7 @@ def build_with(attend, mesh, *, check=False, looped=True, tag=jaxmem.tag, own=Fa
                 x, _ = block(x, jax.tree.map(lambda a: a[i], w))  # noqa: B023
             return (x**2).mean()
 
-        def step(w, x):
-            value, gradient = jax.value_and_grad(loss)(w, x)
-            return jax.tree.map(lambda p, g: p - 0.1 * g, w, gradient), value
-
-        return step
+        return stepping(loss)
 
     return build
 

@@ -45,9 +45,9 @@ def loss_of(plan, block=block):
     return loss
 
 
-def build(plan):
+def build(plan, block=block):
     def step(p, x):
-        loss, gradient = jax.value_and_grad(loss_of(plan))(p, x)
+        loss, gradient = jax.value_and_grad(loss_of(plan, block))(p, x)
         return jax.tree.map(lambda a, g: a - 0.01 * g, p, gradient), {"loss": loss}
 
     return step

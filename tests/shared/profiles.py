@@ -86,9 +86,7 @@ def deep(tags=10, depth=14):
             sizes.append((1 + (5 * t + d) % 13) * 2**20)
         size = sizes[-1]
         codecs = [
-            (Choice(a, f"c{k}"), size // (k + 1), 1e-5 * (k + t % 3))
-            for k in (1, 2, 3)
-            for a in ("compress",)
+            (Choice("compress", f"c{k}"), size // (k + 1), 1e-5 * (k + t % 3)) for k in (1, 2, 3)
         ]
         named[f"t{t}"] = [Option(KEEP, size, 0, size / 2e12), copied(OFFLOAD, size, size / 1e12)]
         named[f"t{t}"] += [Option(c, n, 0, s) for c, n, s in codecs]

@@ -2,12 +2,12 @@
 
 import json
 
-import jax
 import jax.numpy as jnp
 
 import jaxmem
 from jaxmem._train.rectifier.decide import rooms_of
 from jaxmem.runs import Rectifier, record, train
+from tests.shared import outlier_layers
 from tests.shared.outlier_layers import HIDDEN, batch, parameters
 
 # At first two channels are outliers by chance; from step LOUD on, four channels are outliers.
@@ -22,7 +22,6 @@ def capacities(actions):
 
 def build(plan):
     """Returns a step whose batch determines the size of the channels of its only tag."""
-    policy = jaxmem.remat_policy(plan)
 
     def step(p, batch):
         x, loud = batch
@@ -31,12 +30,7 @@ def build(plan):
             up = jaxmem.tag(x @ p["up"] * loud, "up", kind="linear") / loud
             return x + jnp.tanh(up) * up @ p["down"]
 
-        def loss(p):
-            layer = jax.checkpoint(block, policy=policy, prevent_cse=False)
-            return (jax.lax.scan(lambda x, q: (layer(x, q), None), x, p)[0] ** 2).mean()
-
-        value, gradient = jax.value_and_grad(loss)(p)
-        return jax.tree.map(lambda a, g: a - 0.01 * g, p, gradient), {"loss": value}
+        return outlier_layers.build(plan, block)(p, x)
 
     return step
 

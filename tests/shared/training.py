@@ -5,6 +5,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxmem.runs import record, train
 from tests.programs import durable_run
@@ -44,6 +45,12 @@ def run(out, steps=8, stop=None, data=durable_run.batch, step=durable_run.step, 
         state = train(step, durable_run.first, asked, steps=steps, run=found, **given)
         found.summary({"config": "a run"})
     return durable_run.digest(state)
+
+
+def fails_at(out, at, **given):
+    """Trains until the batch of step `at` is read."""
+    with pytest.raises(Stop):
+        run(out, stop=(at, Stop()), **given)
 
 
 def worse(*numbers):

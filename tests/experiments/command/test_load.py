@@ -9,34 +9,13 @@ from experiments.errors import InputError
 
 pytestmark = pytest.mark.core
 
-MICRO = """
-[model]
-layers = 2
-width = 32
-heads = 2
-[train]
-steps = 5
-batch = 4
-sequence = 32
-loss_chunk = 8
-[optimizer]
-learning_rate = 1e-3
-"""
 
-
-@pytest.fixture
-def micro(tmp_path):
-    path = tmp_path / "micro.toml"
-    path.write_text(MICRO)
-    return path
-
-
-def test_mistakes_of_several_keys_are_told_at_once(micro):
+def test_mistakes_of_several_keys_are_told_at_once():
     """Each by its key, its value and its source. tests/experiments/command/test_wrong.py and
     test_bad_configs.py try every key.
     """
     with pytest.raises(InputError) as caught:
-        load(str(micro), ["model.layers=0", "train.batch=x"])
+        load("gpt_nano", ["model.layers=0", "train.batch=x"])
     found = str(caught.value)
     assert found.count("override") == len(found.splitlines()) == 2
     assert "model.layers: got 0" in found
@@ -62,10 +41,7 @@ def test_overrides_are_toml_values_or_else_texts(text, parsed):
     assert parse_override(text) == parsed
 
 
-def test_overrides_win_and_make_sections(micro):
-    config = load(str(micro), ["train.steps=9", "plan.budget=64MiB", "optimizer.learning_rate=1"])
-    assert (config.train.steps, config.plan.budget, config.optimizer.learning_rate) == (
-        9,
-        "64MiB",
-        1.0,
-    )
+def test_overrides_win_and_make_sections():
+    config = load("gpt_nano", ["train.steps=39", "plan.budget=64MiB", "sample.length=7"])
+    found = config.train.steps, config.plan.budget, config.sample.length
+    assert found == (39, "64MiB", 7)

@@ -11,27 +11,13 @@ from jaxmem import runs
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
 
-MICRO = """
-[model]
-layers = 2
-width = 32
-heads = 2
-[train]
-steps = 5
-batch = 4
-sequence = 32
-loss_chunk = 8
-[optimizer]
-learning_rate = 1e-3
-"""
 FILES = {
     "binary.toml": b"\xff\xfe\x00",
     "empty.toml": b"",
-    "unfinished.toml": MICRO.replace("layers = 2", "layers =").encode(),
-    "twice.toml": MICRO.replace("layers = 2", "layers = 2\nlayers = 3").encode(),
-    "digits.toml": MICRO.replace("layers = 2", f"layers = {'1' * 5000}").encode(),
+    "unfinished.toml": b"\n[model]\nlayers =\n",
+    "twice.toml": b"[model]\nlayers = 2\nlayers = 3",
+    "digits.toml": f"[model]\nlayers = {'1' * 5000}".encode(),
     "deep.toml": f"model = {'[' * 5000}".encode(),
-    "no_model.toml": MICRO.partition("[train]")[2].join(["[train]", ""]).encode(),
     "text.txt": b"to be or not to be " * 100,
     "short.txt": b"to be",
     "binary.bin": b"\x7fELF\x02\x00\x00" * 100,
@@ -54,15 +40,11 @@ CONFIGS = [
     ("digits.toml", "digits.toml: not TOML: Exceeds the limit"),
     ("deep.toml", "deep.toml: not TOML"),
     ("empty.toml", "empty.toml: model: missing section; it has no default"),
-    ("no_model.toml", "no_model.toml: model: missing section"),
 ]
 OTHERS = [
     (train, "resnet50_digits", "`python -m experiments.train_images resnet50_digits`"),
-    (train, "bert_glue", "`python -m experiments.train_glue bert_glue`"),
     (plan, "resnet50_imagenet", "`python -m experiments.train_images resnet50_imagenet`"),
     (train_glue, "gpt_nano", "`python -m experiments.train gpt_nano`"),
-    (train_glue, "resnet50_digits", "`python -m experiments.train_images resnet50_digits`"),
-    (train_images, "bert_base", "`python -m experiments.train bert_base`"),
     (train_images, "bert_glue", "`python -m experiments.train_glue bert_glue`"),
 ]
 TEXT = [
@@ -77,21 +59,14 @@ TEXT = [
     (f"train.steps={'9' * 5000}", "train.steps: got '9999999"),
     ("train.microbatches=3", "train.microbatches: got 3; allowed: a divisor of train.batch, 8"),
     ("train.loss_chunk=7", "train.loss_chunk: got 7; allowed: a divisor of train.sequence, 256"),
-    (f"train.seed={2**32}", "train.seed: got 4294967296; allowed: less than 4294967296"),
-    ("sample.length=-1", "sample.length: got -1; allowed: at least 0"),
     ("model=5", "model: got 5; allowed: a section"),
     ("model.heads=3", "model.width: got 128; allowed: a multiple of model.heads, 3"),
-    ("model.vocab=100", "model.vocab: got 100; allowed: at least 256"),
-    (f"model.vocab={10**30}", "allowed: at most 2147483647"),
-    ("model.dtype=float16", "model.dtype: got 'float16'; did you mean bfloat16?"),
     ("model.attention=flash", "model.attention: got 'flash'; allowed: one of 'materialized'"),
     ("model.kind=bert", "model.vocab: got 256; allowed for a BERT: at least 257"),
     ("model.kind=llama", "model.dropout: got 0.1; allowed with model.kind = 'gpt' or 'bert' only"),
     ("model.kv_heads=2", "model.kv_heads: got 2; allowed with model.kind = 'llama' only, and it"),
-    ("model.activation=silu", "model.activation: got 'silu'; allowed: one of 'gelu' or 'relu'"),
     ("optimizer.name=adam", "optimizer.name: got 'adam'; did you mean adamw?"),
     ("optimizer.warmup=301", "optimizer.warmup: got 301; allowed: at most train.steps, 300"),
-    ("optimizer.clip=norms", "optimizer.clip: got 'norms'; did you mean norm?"),
     ("optimizer.clip=component", "optimizer.clip: got 'component'; allowed with"),
     ("optimizer.accumulation=released", "model.loop: got 'scan'; allowed with"),
     ("states.persist=1", "optimizer.accumulation: got 'scan' beside states.persist; allowed"),
@@ -103,65 +78,35 @@ TEXT = [
     ),
     ('plan.decide=["actions", "places"]', "plan.decide[1]: got 'places'"),
     ('plan.decide=["actions", "sharding"]', "plan.decide: got ['actions', 'sharding']; allowed"),
-    ("plan.batch=largest", "plan.batch: got 'largest'; allowed: one of 'max' or 'fastest'"),
     ("plan.sizes=[8]", "plan.sizes: got [8] without plan.batch; allowed beside"),
     (
         'plan.decide=["actions", "states"]',
         "optimizer.accumulation: got 'scan' beside plan.decide = ['actions', 'states']; allowed",
     ),
     ("plan.budget=lots", "plan.budget: `budget` is 'lots'; expected"),
-    ("plan.budget=101%", "plan.budget: `budget` is '101%', more than all"),
-    ("plan.budget='１２GB'", "plan.budget: `budget` is '１２GB'"),
     ("plan.target=h2000", "plan.target: `target` 'h2000' is not known; did you mean 'h200'"),
-    ("plan.target=v100", "plan.target: `target` 'v100': the CUDA 13 compiler no longer knows"),
     ("plan.actions=['ofload']", "plan.actions[0]: got 'ofload'; did you mean offload?"),
     ("plan.actions=['keep','offload']", "plan.actions: got 'offload'; allowed for plan.target"),
     ("plan.codecs=int5", "plan.codecs: `codec` is 'int5': no codec 'int5'; expected one of"),
     ("plan.codecs.norms=bit_mask", "plan.codecs.norms: no kind of tensor; did you mean norm?"),
     ("plan.path=/nowhere.json", "plan.path: "),
     ("plan.path=plan.json", "plan.path: "),
-    ("remat.policy=nothing_savable", "remat.policy: got 'nothing_savable'; did you mean nothing_"),
     ("remat.every_k=2", "remat.every_k: got 2; allowed with remat.policy = 'every_k' only"),
-    ("=5", "override '=5': got no setting"),
-    ("train..steps=5", "override 'train..steps=5': got no setting"),
-    ("train.steps=-5", "train.steps: got -5; allowed: at least 1"),
-    ("train.steps=2.5", "train.steps: got 2.5; allowed: a whole number"),
     ("train.steps=true", "train.steps: got True; allowed: a whole number"),
     ("train.steps=", "train.steps: got ''; allowed: a whole number"),
-    ("train.steps=[5]", "train.steps: got [5]; allowed: a whole number"),
-    ("train.batch=0", "train.batch: got 0; allowed: at least 1"),
-    ("train.seed=-1", "train.seed: got -1; allowed: at least 0"),
-    ("train.log_every=0", "train.log_every: got 0; allowed: at least 1"),
-    ("train.eval_batches=0", "train.eval_batches: got 0; allowed: at least 1"),
-    ("sample.temperature=-1", "sample.temperature: got -1; allowed: at least 0"),
-    ("model.layers=0", "model.layers: got 0; allowed: at least 1"),
     ("model.dropout=1.0", "model.dropout: got 1.0; allowed: less than 1"),
     ("model.dropout=nan", "model.dropout: got nan; allowed: "),
-    ("model.kind=t5", "model.kind: got 't5'; allowed: one of 'gpt', 'bert' or 'llama'"),
-    ("model.hidden=64", "model.hidden: got 64; allowed with model.kind = 'llama' only"),
-    ("model.rope_base=1e6", "model.rope_base: got 1000000.0; allowed with model.kind = 'llama'"),
-    ("model.tied=true", "model.tied: got True; allowed with model.kind = 'llama' only"),
     ("optimizer.learning_rate=0", "optimizer.learning_rate: got 0; allowed: more than 0"),
-    ("optimizer.learning_rate=nan", "optimizer.learning_rate: got nan"),
     ("optimizer.learning_rate=fast", "optimizer.learning_rate: got 'fast'; allowed: a number"),
     ("optimizer.final_ratio=1.5", "optimizer.final_ratio: got 1.5; allowed: at most 1"),
-    ("optimizer.beta1=1", "optimizer.beta1: got 1; allowed: less than 1"),
-    ("optimizer.epsilon=0", "optimizer.epsilon: got 0; allowed: more than 0"),
-    ("states.persist=-1", "states.persist: got -1; allowed: at least 0"),
-    ("plan.budget=0GB", "plan.budget: `budget` is '0GB'"),
-    ("plan.budget=0", "plan.budget: `budget` is 0"),
-    ("plan.budget=-1", "plan.budget: `budget` is -1"),
-    ("plan.budget=nan", "plan.budget: `budget` is nan"),
     ("plan.budget=true", "plan.budget: got True; allowed: a number or a text"),
     ("plan.host_budget=much", "plan.host_budget: `host_budget` is 'much'"),
-    ("plan.target=h200:0", "plan.target: `target` 'h200:0': the number of devices is '0'"),
     ("plan.target=8", "plan.target: got 8; allowed: a text"),
     ("plan.actions=[]", "plan.actions: got []; allowed: a list that is not empty"),
-    ("plan.codecs.norm='bit_mask(x=1)'", "plan.codecs.norm: `codec` is 'bit_mask(x=1)'"),
     ("plan.codecs=5", "plan.codecs: got 5; allowed: a text or a list of texts or a section"),
-    ("plan.path=.", "plan.path: "),
 ]
 PAIRS = [
+    ("model.kind=bert", "model.vocab=260", "sample.length=5", "sample.length: got 5; allowed with"),
     ("model.attention=fused", "model.attention_dropout=0.1", "model.attention_dropout: got 0.1"),
     ("optimizer.name=lion", "optimizer.accumulation=adama", "optimizer.name: got 'lion'; allowed"),
     ("remat.policy=every_k", "remat.every_k=9", "got 9; allowed: at most model.layers, "),
@@ -171,21 +116,10 @@ PAIRS = [
 ]
 LLAMA = [
     ("model.kind=gpt", "model.kv_heads: got 2; allowed with model.kind = 'llama' only, and it is"),
-    ("model.dropout=0.1", "model.dropout: got 0.1; allowed with model.kind = 'gpt' or 'bert'"),
     ("model.activation=relu", "model.activation: got 'relu'; allowed with model.kind = 'gpt' only"),
     ("model.kv_heads=3", "model.kv_heads: got 3; allowed: a divisor of model.heads, 4, since as"),
-    ("model.kv_head=2", "model.kv_head: unknown key, got 2; did you mean model.kv_heads?"),
     ("model.width=36", "model.heads: got 4, of 9 features each; allowed for a Llama: heads of an"),
-    ("model.width=34", "model.width: got 34; allowed: a multiple of model.heads, 4"),
-    ("optimizer.accumulation=released", "model.loop: got 'scan'; allowed with"),
     ("model.dropout=0.0", "model.dropout: got 0.0; allowed with model.kind = 'gpt' or 'bert'"),
-    ("model.attention_dropout=0.1", "model.attention_dropout: got 0.1; allowed with model.kind"),
-    ("model.kv_heads=8", "model.kv_heads: got 8; allowed: a divisor of model.heads, 4"),
-    ("model.kv_heads=0", "model.kv_heads: got 0; allowed: at least 1"),
-    ("model.hidden=0", "model.hidden: got 0; allowed: at least 1"),
-    ("model.rope_base=0", "model.rope_base: got 0; allowed: more than 0"),
-    ("model.rope_base=nan", "model.rope_base: got nan; allowed: "),
-    ("model.tied=1", "model.tied: got 1; allowed: "),
 ]
 DATA = [
     ("/nowhere", "data.path: got '/nowhere', which does not exist; allowed: a text file or a fold"),
@@ -202,15 +136,12 @@ GLUE = [
     ("data.path=/nowhere", "data.path: got '/nowhere', which is no folder; allowed: the folder of"),
     ("data.task=MNLI", "MNLI/train.tsv, line 1: got 0 columns 'sentence1'"),
     ("model.kind=gpt", "model.kind: got 'gpt'"),
-    ("model.kv_heads=4", "model.kv_heads: got 4; allowed with model.kind = 'llama' only"),
-    ("plan.budget=lots", "plan.budget: `budget` is 'lots'"),
     ("data.path=.", "data.path: got '.', which has no folder RTE, but MNLI"),
     ("train.sequence=7", "train.sequence: got 7; allowed: at least 8"),
     ("train.loss_chunk=4", "train.loss_chunk: unknown key"),
 ]
 IMAGES = [
     ("model.classes=100", "model.classes: got 100; allowed for scikit-learn's digits"),
-    ("model.widht=8", "model.widht: unknown key, got 8; did you mean model.width?"),
     ("train.microbatches=64", "train.microbatches: got 64; allowed: at most half of train.batch"),
     ("optimizer.accumulation=none", "train.microbatches: got 4; allowed with"),
     ("data.path=/nowhere", "data.path: got '/nowhere', which is no folder"),
@@ -258,11 +189,6 @@ CASES = [
     *[(plan, ["gpt_nano", "--out", out], message) for out, message in PLACES],
     *[(gpu_check, arguments, message) for arguments, message in CHECKS],
 ]
-
-
-def test_the_table_is_long():
-    assert len(CASES) >= 120
-    assert len({(program.__name__, *arguments) for program, arguments, _ in CASES}) == len(CASES)
 
 
 @pytest.fixture

@@ -4,9 +4,6 @@ not mixed.
 
 import dataclasses
 import json
-import os
-import pathlib
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +14,7 @@ from experiments.errors import InputError
 from experiments.gpu_check.results import Results
 from experiments.gpu_check.runner import run_part
 from experiments.gpu_check.settings import Settings
+from tests.shared.children import alive
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("child_paths")]
 
@@ -111,15 +109,6 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(settings, tmp_path):
     assert calls(settings)[len(done) :] == ["hangs", "last"]
     assert list(data["rows"]) == ["one", "raises", "dies", "hangs", "last"]
     assert data["failed"] == ["raises", "dies"]
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, signal.SIG_DFL)
-    except ProcessLookupError:
-        return False
-    status = pathlib.Path(f"/proc/{pid}/stat")
-    return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
 @pytest.mark.slow

@@ -3,8 +3,6 @@ its tags, and the same step however its layers are looped over.
 """
 
 import functools
-import math
-import re
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +11,13 @@ import pytest
 
 import jaxmem
 import jaxmem.ops
-from experiments.command.load import FOLDER, load
+from experiments.command.load import load
 from experiments.models import llama
 from experiments.models.loops import scanned
-from experiments.steps.step import abstract, make_loss, make_step
+from experiments.running.policies import LLAMA_KINDS
+from experiments.steps.step import make_loss
 from jaxmem.plans import Action, Assignment, Choice
-from tests.experiments.states import first_state
+from tests.experiments.states import first_state, tags, tokens
 from tests.shared import llama_oracle
 
 pytestmark = pytest.mark.jax_defaults
@@ -28,11 +27,6 @@ MICRO = (
     "train.loss_chunk=4",
 )  # fmt: skip
 EXACT = "model.dtype=float64"
-KINDS = {
-    "resid_in": "residual", "norm1": "norm", "q": "qkv", "k": "qkv", "v": "qkv",
-    "probs": "softmax", "attn": "linear", "mid": "residual", "norm2": "norm", "gate": "linear",
-    "up": "linear", "sigmoid": "softmax", "glu": "gelu",
-}  # fmt: skip
 FUSED = "model.attention=fused"
 SHAPES = [  # heads are 4
     ("model.kv_heads=2",),
@@ -46,36 +40,10 @@ def micro(*overrides):
     return load("llama_nano", (*MICRO, *overrides))
 
 
-def tokens(config, seed=0):
-    shape = config.train.batch, config.train.sequence + 1
-    return np.random.default_rng(seed).integers(0, 256, shape).astype(np.int32)
-
-
 @pytest.fixture
 def in_64_bits():
     """Beside the module's marker; its fixture sets it back."""
     jax.config.update("jax_enable_x64", True)
-
-
-def count(name):
-    state, _ = abstract(load(name))
-    assert {a.dtype for a in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
-    return sum(math.prod(a.shape) for a in jax.tree.leaves(state.params))
-
-
-@pytest.mark.core
-@pytest.mark.parametrize(
-    ("name", "published"),
-    [
-        ("llama_13b", 13_015_864_320),
-        ("llama_34b", 33_743_970_304),
-        ("mistral_7b", 7_241_732_096),
-    ],
-)
-def test_sizes_are_the_published_ones_and_nothing_is_allocated_to_know_them(name, published):
-    assert count(name) == published
-    header = (FOLDER / f"{name}.toml").read_text(encoding="utf-8").split("[model]")[0]
-    assert f"({published:,} parameters)" in header
 
 
 @pytest.mark.quick(
@@ -114,7 +82,7 @@ def untagged(monkeypatch):
 @pytest.mark.quick("None", "kept2")
 @pytest.mark.core
 @pytest.mark.standard_promotion
-@pytest.mark.parametrize("kept", [None, (), tuple(KINDS), ("q", "sigmoid", "glu")])
+@pytest.mark.parametrize("kept", [None, (), tuple(LLAMA_KINDS), ("q", "sigmoid", "glu")])
 def test_tags_change_no_gradient(kept, in_64_bits, monkeypatch):
     config = micro(EXACT)
     params = first_state(config, shaken=0.2).params
@@ -149,10 +117,4 @@ def test_every_parameter_of_every_layer_has_the_gradient_of_numpys_loss(in_64_bi
 
 
 def test_tags_are_the_operands_that_the_backward_reads():
-    config = micro()
-    text = str(jax.make_jaxpr(make_step(config))(*abstract(config)))
-    found = {
-        re.search(r"name=(\w+)", one)[1]: re.search(r"kind=(\w+)", one)[1]
-        for one in re.findall(r"jaxmem_tag\[[^\]]*\]", text)
-    }
-    assert found == KINDS
+    assert tags(micro()) == LLAMA_KINDS

@@ -5,7 +5,6 @@ within their budget.
 import functools
 import itertools
 import math
-import re
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +20,9 @@ from experiments.running import planning
 from experiments.running import policies as baselines
 from experiments.running.planning import compile_candidate
 from experiments.running.policies import FIXED, LOSSY, SEARCHES
-from experiments.steps.step import abstract, make_loss, make_step
+from experiments.steps.step import make_loss
 from jaxmem.plans import compiled_bytes
-from tests.experiments.states import first_state, saved_by_policy
+from tests.experiments.states import first_state, saved_by_policy, tokens
 
 pytestmark = pytest.mark.jax_defaults
 
@@ -45,26 +44,14 @@ def micro(name: str, *overrides) -> Config:
     return load("gpt_nano", (*MICRO, f"remat.policy={policy}", *every, *overrides))
 
 
-def tokens(config: Config):
-    shape = config.train.batch, config.train.sequence + 1
-    return np.random.default_rng(0).integers(0, 256, shape).astype(np.int32)
-
-
 @functools.cache
-def loss_and_gradient(name: str, *overrides, quick: bool = True):
-    """`quick`: how it is compiled, which a fixture sets."""
-    config = micro(name, *overrides)
-    (candidate,) = baselines.candidates(config)
-    loss = make_loss(config, scanned(candidate.policy, candidate.every))
-    key = jax.random.key(3)
-    return jax.jit(jax.value_and_grad(loss))(first_state(config).params, tokens(config), key)
-
-
-@functools.cache
-def unplanned(*overrides, quick: bool = True):
-    config = micro("keep_everything", *overrides)
-    loss = make_loss(config, scanned(jaxmem.remat_policy(None)))
-    key = jax.random.key(3)
+def loss_and_gradient(name: str | None, *overrides):
+    """Under a policy, or under jaxmem's without a plan."""
+    config, loop = micro(name or "keep_everything", *overrides), scanned(jaxmem.remat_policy(None))
+    if name:
+        (candidate,) = baselines.candidates(config)
+        loop = scanned(candidate.policy, candidate.every)
+    loss, key = make_loss(config, loop), jax.random.key(3)
     return jax.jit(jax.value_and_grad(loss))(first_state(config).params, tokens(config), key)
 
 
@@ -78,7 +65,7 @@ def saved_bytes(name: str) -> int:
 def test_the_loss_in_float32_is_the_unplanned_one_bit_for_bit(name):
     value, _ = loss_and_gradient(name)
     assert jnp.isfinite(value)
-    assert value == unplanned()[0]
+    assert value == loss_and_gradient(None)[0]
 
 
 @pytest.mark.slow
@@ -87,7 +74,7 @@ def test_the_loss_in_float32_is_the_unplanned_one_bit_for_bit(name):
 def test_the_gradient_in_float64_is_the_unplanned_one(name):
     jax.config.update("jax_enable_x64", True)  # the fixture of the module's marker sets it back
     value, gradient = loss_and_gradient(name, "model.dtype=float64")
-    expected, reference = unplanned("model.dtype=float64")
+    expected, reference = loss_and_gradient(None, "model.dtype=float64")
     assert value.dtype == jnp.float64
     np.testing.assert_allclose(value, expected, rtol=1e-14)
     close = lambda g, r: np.testing.assert_allclose(g, r, rtol=1e-12, atol=1e-12 * np.abs(r).max())
@@ -100,7 +87,7 @@ def flat(tree):
 
 @pytest.mark.parametrize("name", every_name(LOSSY))
 def test_what_compresses_changes_the_gradient_a_little(name):
-    exact, gradient = flat(unplanned()[1]), flat(loss_and_gradient(name)[1])
+    exact, gradient = flat(loss_and_gradient(None)[1]), flat(loss_and_gradient(name)[1])
     assert 1e-5 < 1 - gradient @ exact / np.linalg.norm(gradient) / np.linalg.norm(exact) < 0.1
 
 
@@ -168,11 +155,3 @@ def test_the_estimators_order_is_that_of_sizes_alone(monkeypatch):
     assert len(steps) == 9
     longer = load("gpt_117m", ["remat.policy=estimator"])
     assert next(iter(next(baselines.estimator(longer)).found["actions"])) == "attn"
-
-
-def test_the_table_of_tags_is_the_gpts():
-    config = micro("nothing_saveable")
-    text = str(jax.make_jaxpr(make_step(config))(*abstract(config)))
-    of = lambda key, tag: re.search(rf"{key}=(\w+)", tag)[1]
-    tags = re.findall(r"jaxmem_tag\[[^\]]*\]", text)
-    assert {of("name", tag): of("kind", tag) for tag in tags} == baselines.KINDS

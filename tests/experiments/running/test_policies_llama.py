@@ -11,21 +11,11 @@ from tests.experiments.states import saved_by_policy
 pytestmark = pytest.mark.jax_defaults
 
 
-def test_the_tables_of_tags_of_other_models_are_theirs():
-    named = lambda model: set(baselines.tags_of(model)[0])
-    opt, llama = (load(name).model for name in ("opt_30b", "llama_nano"))
-    assert named(opt) == set(baselines.KINDS) - {"gelu"} | {"relu"}
-    assert named(llama) == set(baselines.LLAMA_KINDS)  # which test_llama.py compares with a plan's
-    for policy, choices in baselines.assignments(*baselines.tags_of(llama)).items():
-        assert set(choices) <= set(baselines.LLAMA_KINDS), policy
-    assert set(baselines.assignments(*baselines.tags_of(llama))["minimal"]) == {
-        "q",
-        "k",
-        "v",
-        "mid",
-        "gate",
-        "up",
-    }
+def test_tags_of_other_models_are_theirs():
+    """tests/experiments/models compares these tables with traced steps."""
+    named = lambda name: set(baselines.tags_of(load(name).model)[0])
+    assert named("opt_30b") == set(baselines.KINDS) - {"gelu"} | {"relu"}
+    assert named("llama_nano") == set(baselines.LLAMA_KINDS)
 
 
 @functools.cache

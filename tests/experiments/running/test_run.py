@@ -110,16 +110,6 @@ def test_a_run_that_diverges_leaves_the_earlier_one_and_names_its_rows(stops, tm
     assert len(rows.read_text().splitlines()) == (2 if "loss" in stops else 3)
 
 
-def test_an_interrupt_of_no_signal_leaves_the_earlier_run_and_what_was_saved(tmp_path, capsys):
-    Toy().run(tmp_path, command="the first")
-    toy = Toy(**{"batch 3": KeyboardInterrupt()})
-    assert cli.exit_code(lambda: toy.run(tmp_path, overwrite=True, command="the second")) == 130
-    assert runs.read(tmp_path).summary["command"] == "the first"
-    assert "goes on from its last checkpoint" in capsys.readouterr().err.splitlines()[-1]
-    (rows,) = tmp_path.glob("unfinished-*/metrics.jsonl")
-    assert len(rows.read_text().splitlines()) == 2
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("where", ["batch 2", "evaluate"])
 def test_a_run_that_was_stopped_goes_on_by_the_same_command(where, number, tmp_path, capsys):

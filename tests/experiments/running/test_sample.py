@@ -2,14 +2,10 @@
 
 import json
 
-import jax
-import numpy as np
 import pytest
 
 from experiments import train
 from experiments.command.load import load
-from experiments.errors import InputError
-from experiments.models import registry as models
 from experiments.running.sample import sample
 from experiments.steps.step import first_state
 
@@ -18,33 +14,18 @@ pytestmark = pytest.mark.jax_defaults
 LINE = "0123456789\n"
 SMALL = (
     "model.layers=2", "model.width=32", "train.sequence=8", "train.loss_chunk=8", "train.batch=8",
-    "train.eval_batches=1", "optimizer.warmup=1", "plan.budget=none",
+    "train.eval_batches=1", "optimizer.warmup=1", "plan.budget=none", "model.heads=2",
+    "model.dropout=0.0",
 )  # fmt: skip
-OF = {"gpt": ("model.heads=2", "model.dropout=0.0"), "llama": ("model.hidden=64",)}
 
 
-def config_of(kind, *settings):
-    return load(f"{kind}_nano", (*SMALL, *OF[kind], *settings))
-
-
-def scores(config, params, seen):
-    """The logits after these bytes, by the model's parts without a window."""
-    split = models.split(config)
-
-    @jax.jit
-    def last(params, tokens):
-        outer = {name: value for name, value in params.items() if name != "blocks"}
-        x = split.embed(outer, tokens)
-        for i in range(config.model.layers):
-            x = split.layer(jax.tree.map(lambda a, i=i: a[i], params["blocks"]), x)
-        return split.scores(outer, x)[0, -1]
-
-    return last(params, np.array([[*seen, 0]], np.int32))
+def config_of(*settings):
+    return load("gpt_nano", (*SMALL, *settings))
 
 
 def test_it_is_drawn_by_the_seed_and_the_temperature():
-    of = lambda *settings: sample(config_of("gpt", "sample.length=30", *settings), params)
-    params = first_state(config_of("gpt")).params
+    of = lambda *settings: sample(config_of("sample.length=30", *settings), params)
+    params = first_state(config_of()).params
     assert of() == of()
     assert of() != of("train.seed=1")
     assert of() != of("sample.temperature=2.0")
@@ -56,7 +37,7 @@ def test_it_is_drawn_by_the_seed_and_the_temperature():
 def test_a_run_ends_with_what_it_learned(tmp_path, length, capsys):
     (tmp_path / "text").write_text(LINE * 200)
     settings = (f"data.path={tmp_path / 'text'}", "train.steps=200", "sample.temperature=0")
-    arguments = ["gpt_nano", *SMALL, *OF["gpt"], *settings, f"sample.length={length}"]
+    arguments = ["gpt_nano", *SMALL, *settings, f"sample.length={length}"]
     out = tmp_path / "out"
     assert train.main([*arguments, "--out", str(out)]) == 0
     summary = json.loads((out / "summary.json").read_text())
@@ -74,7 +55,3 @@ def test_a_model_that_sees_what_comes_has_none():
     kind = "model.kind=bert", "model.vocab=260"
     assert load("gpt_nano", kind).sampled == 0
     assert load("gpt_nano").sampled == 200
-    with pytest.raises(
-        InputError, match=r"sample\.length: got 5; allowed with model\.kind = 'bert'"
-    ):
-        load("gpt_nano", (*kind, "sample.length=5"))

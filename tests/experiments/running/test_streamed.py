@@ -2,7 +2,6 @@
 run that goes on under another placement.
 """
 
-import json
 import math
 
 import jax
@@ -12,12 +11,12 @@ import pytest
 from experiments import train
 from experiments.command.load import load
 from experiments.running import planning
-from experiments.running.planning import new_plan, prepare
+from experiments.running.planning import prepare
 from experiments.steps.step import abstract
 from jaxmem._target.devices.support import host_loop_fault
 from jaxmem._target.devices.target import Target
 from jaxmem.plans import Plan
-from tests.experiments.states import user_numerics
+from tests.experiments.states import read_run, user_numerics
 from tests.shared.marks import slow
 
 pytestmark = pytest.mark.jax_defaults
@@ -47,23 +46,12 @@ def threefry(quickly):
     jax.config.update("jax_default_prng_impl", "threefry2x32")
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "text.py"
-    path.write_text(
-        "".join(f"def function_{i}(x):\n    return x + {i * i}\n\n" for i in range(400))
-    )
-    return f"data.path={path}"
-
-
 def losses(out, *settings, model="gpt"):
     """The loss of each step and the validation loss, of a run by the command."""
     name, *own = MODELS[model]
     assert train.main([name, *SETTINGS, *own, *settings, "--out", str(out)]) == 0
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows] + [
-        json.loads((out / "summary.json").read_text())["val_loss"]
-    ]
+    summary, rows = read_run(out)
+    return [*(row["loss"] for row in rows), summary["val_loss"]]
 
 
 def config_of(model: str, *settings):
@@ -95,13 +83,6 @@ def check_plan(plan, config):
     here = [a for a in leaves if a.sharding.memory_kind != "pinned_host"]
     assert plan.host_bytes >= size(there)
     assert size(here) <= plan.parts.arguments < size(leaves)
-
-
-@pytest.mark.slow
-def test_states_that_stream_count_in_a_plan():
-    small = "model.layers=2", "train.microbatches=1", "train.batch=4", "plan.actions=lossless"
-    config = config_of("gpt", *small, "states.persist=0", "plan.budget=3MB")
-    check_plan(new_plan(config), config)
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="XLA:CPU copies host stacks")

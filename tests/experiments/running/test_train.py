@@ -12,31 +12,18 @@ import jaxmem
 from experiments import plan, train
 from experiments.command.load import load
 from experiments.running import planning
-from experiments.running.text import TEXT as EXPERIMENT
+from experiments.running.text import TEXT
 from tests.experiments.states import read_run, user_numerics
 from tests.shared.children import finding_packages
 
 pytestmark = pytest.mark.jax_defaults
 
-TEXT = "".join(f"def function_{i}(x):\n    return x + {i * i}\n\n" for i in range(400))
 MICRO = (
     "model.layers=2", "model.width=32", "model.heads=2", "model.dropout=0.1",
     "train.steps=5", "train.batch=8", "train.sequence=64", "train.loss_chunk=32",
     "train.eval_batches=1", "optimizer.warmup=1", "sample.length=0", "plan.actions=lossless",
 )  # fmt: skip
 UNPLANNED = "plan.budget=none"
-KEYS = {
-    "config", "steps", "first_loss", "final_loss", "val_loss", "budget_bytes", "predicted_bytes",
-    "compiled_bytes", "baseline_bytes", "tokens_per_second", "plan_seconds", "compiles",
-    "time_source", "jax_version", "target",
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "text.py"
-    path.write_text(TEXT)
-    return f"data.path={path}"
 
 
 def run(*arguments, out):
@@ -45,7 +32,7 @@ def run(*arguments, out):
 
 def stepping(ready):
     """The experiment with a step that is there already."""
-    return dataclasses.replace(EXPERIMENT, step=lambda config, data: ready)
+    return dataclasses.replace(TEXT, step=lambda config, data: ready)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +58,6 @@ def runs(compiled, text, tmp_path_factory):
 def test_an_unplanned_run_says_what_it_took(runs):
     outs, _ = runs
     summary, rows = read_run(outs["unplanned"])
-    assert summary.keys() >= KEYS
     assert summary["budget_bytes"] is summary["plan_seconds"] is None
     assert summary["baseline_bytes"] == summary["compiled_bytes"] > 0
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
@@ -90,7 +76,6 @@ def test_an_unplanned_run_says_what_it_took(runs):
 def test_a_planned_run_keeps_its_budget_and_the_unplanned_losses(runs):
     outs, budget = runs
     (plain, plain_rows), (summary, rows) = map(read_run, outs.values())
-    assert summary.keys() >= KEYS
     assert summary["budget_bytes"] == budget
     assert (
         summary["compiled_bytes"] <= budget < summary["baseline_bytes"] == plain["baseline_bytes"]
