@@ -127,9 +127,11 @@ class Step:
         assert not refused["found"], "the arguments' bytes were enough for the step"
         return refused["least"]
 
-    def ends(self, **given) -> dict[str, int]:
-        """The least bytes that a search compiles, and the bytes with everything kept."""
-        whole = self.whole_plan()
+    def ends(self, written: "Step | None" = None, **given) -> dict[str, int]:
+        """The least bytes that a search compiles, and the bytes with everything kept: of the same
+        step as it is `written` otherwise, if given.
+        """
+        whole = (written or self).whole_plan()
         least = self.least(whole.baseline_parts.arguments, **given)
         return {"least": least, "everything": whole.baseline_bytes}
 
