@@ -44,7 +44,6 @@ first plan of each is made from nothing, and the two take turns in going first: 
 time of planning.
 """
 
-import functools
 import os
 import statistics
 import time
@@ -61,8 +60,7 @@ from benchmarks.shared.case import Case, Step, case_on, on, random_bits_for
 from benchmarks.shared.results import Benchmark, Report, known, measure
 from benchmarks.shared.searches import between, forgetting, of_rows, own_cache, printed
 from benchmarks.shared.steps import MODELS, SIZES, of_config, of_model, shapes, step_of
-from experiments.command.load import load
-from experiments.steps.step import abstract, make_step, step_over
+from experiments.steps.step import step_over
 from jaxmem._core.assignment import Assignment
 from jaxmem._model.auto.step import planned_step
 from jaxmem._planner.search import local_search
@@ -349,11 +347,14 @@ def first_plans(steps: dict[str, Step], budget: int) -> dict:
     return {name: min(seconds) for name, seconds in found.items()}
 
 
+def without_tags(case: Case) -> Step:
+    """The case's step under `jaxmem.auto`, as one would write it without jaxmem."""
+    return Step(jaxmem.auto(untagged(case.config)), case.args, case.backend)
+
+
 def compare(report: Report, name: str) -> None:
-    config = load(name, OVERRIDES)
-    builds = {"tags": functools.partial(make_step, config), "auto": jaxmem.auto(untagged(config))}
-    with on(TARGET) as backend:
-        steps = {way: Step(build, abstract(config), backend) for way, build in builds.items()}
+    with case_on(TARGET, name, *OVERRIDES) as case:
+        steps = {"tags": case, "auto": without_tags(case)}
         low, high = report.once(f"{name} ends", steps["tags"].ends, steps["auto"]).values()
         for label, budget in between(low, high, BETWEEN).items():
             report.once(f"{name} {label.partition('/')[0]}", both, steps, budget)

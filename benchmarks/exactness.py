@@ -189,26 +189,22 @@ def gradients(report: Report, text: Text, profile: Profile, params: dict) -> Non
 
 def of_training(report: Report) -> dict:
     """By variant: by what share the validation loss differs from that without a plan."""
-    val: dict[str, dict[str, float]] = {}
-    for key, row in report.under("train/").items():
-        name, seed = key.split("/")
-        val.setdefault(name, {})[seed] = row["val_loss"]
-    unplanned, losses = val["unplanned"], {}
-    for name, by_seed in val.items():
-        more = [by_seed[seed] / unplanned[seed] - 1 for seed in unplanned if seed in by_seed]
-        losses[name] = {"relative_difference": statistics.mean(more), "by_seed": more}
-    return losses
+    rows = report.under("train/")
+    loss = lambda name, seed: rows[f"{name}/{seed}"]["val_loss"]
+    more = {
+        name: [loss(name, seed) / loss("unplanned", seed) - 1 for seed in range(SEEDS)]
+        for name in dict.fromkeys(key.partition("/")[0] for key in rows)
+    }
+    return {n: {"relative_difference": statistics.mean(m), "by_seed": m} for n, m in more.items()}
 
 
 def of_gradients(report: Report) -> dict:
     """By kind of tensor: 1 - cosine with each codec, as a mean over tags and batches."""
-    errors: dict[str, dict[str, list[float]]] = {}
-    for key, row in report.under("gradient/").items():
-        kind, _, which = key.split("/")
-        errors.setdefault(kind, {}).setdefault(which, []).extend(row["one_less_cosine"])
+    rows = [(key.split("/"), row) for key, row in report.under("gradient/").items()]
+    errors = lambda *of: [e for (k, _, w), r in rows if (k, w) == of for e in r["one_less_cosine"]]
     return {
-        kind: {which: statistics.mean(found[which]) for which in CODECS}
-        for kind, found in errors.items()
+        kind: {which: statistics.mean(errors(kind, which)) for which in CODECS}
+        for kind in dict.fromkeys(kind for (kind, *_), _ in rows)
     }
 
 

@@ -143,8 +143,8 @@ class Case(Step):
         self, config: str | Config, backend: Backend, database=None, overrides=(), **allowed
     ):
         self.config = load(config, overrides) if isinstance(config, str) else config
-        build, args = functools.partial(make_step, self.config), abstract(self.config)
-        super().__init__(build, args, backend, database, **allowed)
+        build = functools.partial(make_step, self.config)
+        super().__init__(build, abstract(self.config), backend, database, **allowed)
 
 
 class AnyTimes(Database):
