@@ -22,7 +22,6 @@ both plans are the same assignment. `noise` is the ratio of two runs of one step
 """
 
 import contextlib
-import functools
 import itertools
 import statistics
 from collections.abc import Callable, Iterator
@@ -32,20 +31,20 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
-from benchmarks.budgets import OVERRIDES, untagged
-from benchmarks.shared.case import Step, nano, on
+from benchmarks.budgets import OVERRIDES, without_tags
+from benchmarks.shared.case import Case, Step, case_on, nano, on
 from benchmarks.shared.results import Benchmark, Report, measure
 from benchmarks.shared.searches import forgetting, own_cache
 from benchmarks.shared.steps import MODELS, shapes, step_of
 from benchmarks.shared.timing import cache_compiles, first_batch, in_turns, over
-from experiments.command.load import load
-from experiments.steps.step import abstract, init_state, make_step
+from experiments.steps.step import init_state
 from jaxmem._core.actions import LOSSLESS
 from jaxmem._planner import traced_step
 from jaxmem._planner.search import begin, candidates, least, search
 from jaxmem._planner.search import measure as measured
 from jaxmem._planner.search.candidates import alike
 from jaxmem._planner.search.history import History
+from jaxmem._target.compile.protocol import Backend
 from tests.shared.foreign.size import Size
 
 # Config, target and the allowed actions; "default" is what a plan may use without a request.
@@ -95,9 +94,8 @@ def in_full(phase: str, measure: Callable, **given) -> dict:
 
 def run(report: Report, config: str, target: str, allowed: str) -> None:
     name, actions = f"{config} {target} {allowed}", None if allowed == "default" else allowed
-    chosen = load(config, OVERRIDES)
-    with on(target) as backend:
-        case = Step(jaxmem.auto(untagged(chosen)), abstract(chosen), backend)
+    with case_on(target, config, *OVERRIDES) as tagged:
+        case, backend = without_tags(tagged), tagged.backend
         ends = report.once(f"{name} ends", in_full, "nothing", case.ends, actions=actions)
         phases = [p for p in PHASES if p != "whole steps" or backend.stops_at_buffers]
         for share, phase in itertools.product(SHARES[target], phases):
@@ -145,14 +143,14 @@ UNCORRECTED: Patches = (
 )
 
 
-def small_step(name: str) -> tuple[Callable, tuple, tuple]:
-    """A model's step, its arguments' shapes, and its arguments."""
+def small_step(name: str, backend: Backend) -> tuple[Step, tuple]:
+    """A model's step, and its arguments."""
     if name in MODELS:
-        loss, params, rest = MODELS[name](SIZE)
-        return jaxmem.auto(step_of(loss)), shapes((params, *rest)), (params, *rest)
-    config = nano(*GPT)
-    args = init_state(config), first_batch(config)
-    return functools.partial(make_step, config), abstract(config), args
+        loss, *args = MODELS[name](SIZE)
+        args = args[0], *args[1]
+        return Step(jaxmem.auto(step_of(loss)), shapes(args), backend), args
+    case = Case(nano(*GPT), backend)
+    return case, (init_state(case.config), first_batch(case.config))
 
 
 def compared(step: Step, args: tuple, budget: int, way) -> dict:
@@ -180,8 +178,7 @@ def compared(step: Step, args: tuple, budget: int, way) -> dict:
 def of_model(report: Report, name: str) -> None:
     cache_compiles()
     with own_cache(), on("local") as backend:
-        build, shapes_of_args, args = small_step(name)
-        step = Step(build, shapes_of_args, backend)
+        step, args = small_step(name, backend)
         whole = step.whole_plan().baseline_bytes
         for way, share in itertools.product(WAYS, OF_EVERYTHING):
             budget = int(share * whole)

@@ -44,7 +44,6 @@ first plan of each is made from nothing, and the two take turns in going first: 
 time of planning.
 """
 
-import functools
 import os
 import statistics
 import time
@@ -61,8 +60,7 @@ from benchmarks.shared.case import Case, Step, case_on, on, random_bits_for
 from benchmarks.shared.results import Benchmark, Report, known, measure
 from benchmarks.shared.searches import between, forgetting, of_rows, own_cache, printed
 from benchmarks.shared.steps import MODELS, SIZES, of_config, of_model, shapes, step_of
-from experiments.command.load import load
-from experiments.steps.step import abstract, make_step, step_over
+from experiments.steps.step import step_over
 from jaxmem._core.assignment import Assignment
 from jaxmem._model.auto.step import planned_step
 from jaxmem._planner.search import local_search
@@ -90,11 +88,6 @@ def ends(step: Step) -> dict:
 ODD = "1357"
 
 
-def at(case: Case, budget: int, from_nothing: bool) -> dict:
-    with forgetting(from_nothing):
-        return case.row(budget)
-
-
 def of_gpt(report: Report, config: str, target: str) -> None:
     name = f"{config} {target}"
     with case_on(target, config) as case:
@@ -106,7 +99,8 @@ def of_gpt(report: Report, config: str, target: str) -> None:
         budgets |= {"keep_all": e["keep_all"]} | divided
         budgets["above"] = (e["keep_all"] + e["everything"]) // 2
         for label, budget in budgets.items():
-            report.once(f"{name} {label}", at, case, budget, label[0] in ODD)
+            with forgetting(label[0] in ODD):
+                report.once(f"{name} {label}", case.row, budget)
 
 
 def summary_of_gpt(report: Report, name: str) -> dict:
@@ -156,15 +150,10 @@ SEEDS = range(10)
 HISTORIES = (0.9, 0.6, 0.4)  # shares of the bytes of everything kept, planned for in turn
 
 
-def refusal(case: Case, arguments: int, seed: int) -> dict:
-    """The least that a search from nothing names."""
-    with mock.patch.object(local_search, "SEED", seed), forgetting():
-        return {"least": case.least(arguments)}
-
-
-def after(case: Case, arguments: int, budget: int) -> dict:
-    """The least that a search names after the plan for a budget."""
-    case.plan(budget)
+def refusal(case: Case, arguments: int, before: int | None = None) -> dict:
+    """The least that a search names, after the plan for a budget `before`."""
+    if before is not None:
+        case.plan(before)
     return {"least": case.least(arguments)}
 
 
@@ -176,9 +165,10 @@ def of_luck(report: Report, config: str, target: str) -> None:
         arguments = steps[0].compiled.argument_bytes
         report.once(f"{name} ends", lambda: dict(zip(("everything", "recomputed"), sizes)))
         for seed in SEEDS:
-            report.once(f"{name} seed {seed}", refusal, case, arguments, seed)
+            with mock.patch.object(local_search, "SEED", seed), forgetting():
+                report.once(f"{name} seed {seed}", refusal, case, arguments)
         for share in HISTORIES:
-            report.once(f"{name} after {share}", after, case, arguments, int(share * sizes[0]))
+            report.once(f"{name} after {share}", refusal, case, arguments, int(share * sizes[0]))
 
 
 def summary_of_luck(report: Report, name: str) -> dict:
@@ -346,12 +336,6 @@ def both(steps: dict[str, Step], budget: int) -> dict:
     return {"budget": budget, "ratio": ratio} | rows
 
 
-def ends_of_tags(steps: dict[str, Step]) -> dict:
-    whole = steps["auto"].whole_plan()
-    least = steps["tags"].least(whole.baseline_parts.arguments)
-    return {"least": least, "everything": whole.baseline_bytes}
-
-
 def first_plans(steps: dict[str, Step], budget: int) -> dict:
     """Seconds of the first plan of each, in a cache folder of its own, the best of two turns."""
     found: dict[str, list[float]] = {"tags": [], "auto": []}
@@ -363,12 +347,15 @@ def first_plans(steps: dict[str, Step], budget: int) -> dict:
     return {name: min(seconds) for name, seconds in found.items()}
 
 
+def without_tags(case: Case) -> Step:
+    """The case's step under `jaxmem.auto`, as one would write it without jaxmem."""
+    return Step(jaxmem.auto(untagged(case.config)), case.args, case.backend)
+
+
 def compare(report: Report, name: str) -> None:
-    config = load(name, OVERRIDES)
-    builds = {"tags": functools.partial(make_step, config), "auto": jaxmem.auto(untagged(config))}
-    with on(TARGET) as backend:
-        steps = {way: Step(build, abstract(config), backend) for way, build in builds.items()}
-        low, high = report.once(f"{name} ends", ends_of_tags, steps).values()
+    with case_on(TARGET, name, *OVERRIDES) as case:
+        steps = {"tags": case, "auto": without_tags(case)}
+        low, high = report.once(f"{name} ends", steps["tags"].ends, steps["auto"]).values()
         for label, budget in between(low, high, BETWEEN).items():
             report.once(f"{name} {label.partition('/')[0]}", both, steps, budget)
         if name == CONFIGS[0]:

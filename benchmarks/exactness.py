@@ -34,6 +34,7 @@ from benchmarks.shared.steps import compile_step
 from benchmarks.shared.timing import cache_compiles, first_batch
 from experiments.config.text import Config
 from experiments.data.text import Text
+from experiments.gpu_check.parts.correctness import farthest, one_less_cosine
 from experiments.models.loops import scanned
 from experiments.running.planning import new_plan
 from experiments.running.text import TEXT, evaluate
@@ -81,13 +82,7 @@ def loss_and_gradient(overrides, actions: Actions | None):
     both, state = jax.jit(jax.value_and_grad(loss_under(config, actions))), init_state(config)
     key = jax.random.wrap_key_data(state.key)
     value, gradient = both(state.params, first_batch(config), key)
-    return np.asarray(value), jax.tree.map(np.asarray, gradient)
-
-
-def farthest(gradient, reference) -> float:
-    """Largest difference of an entry, relative to the largest entry of its array."""
-    distance = lambda g, r: float(np.abs(g - r).max() / np.abs(r).max())
-    return max(jax.tree.leaves(jax.tree.map(distance, gradient, reference)))
+    return np.asarray(value), [np.asarray(a) for a in jax.tree.leaves(gradient)]
 
 
 def losses(report: Report, label: str, overrides, chosen: dict[str, Actions]) -> None:
@@ -175,17 +170,15 @@ def gradients(report: Report, text: Text, profile: Profile, params: dict) -> Non
     config = config_of(0)
     tokens = [TEXT.batch(config, text, 10**6 + i) for i in range(BATCHES)]
 
-    def gradient(actions: Actions) -> list[np.ndarray]:
+    def gradient(actions: Actions) -> list[list[jax.Array]]:
         compiled = jax.jit(jax.grad(loss_under(config, actions)))
-        leaves = [jax.tree.leaves(compiled(params, one)) for one in tokens]
-        flat = lambda one: np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in one])
-        return [flat(one) for one in leaves]
+        return [jax.tree.leaves(compiled(params, one)) for one in tokens]
 
     def compressed(block, tag, which: str) -> dict:
         choice = CODECS[which](tag)
         got = gradient(keep | {block.name: keep[block.name] | {tag.name: choice}})
-        errors = [1 - g @ e / np.sqrt((g @ g) * (e @ e)) for g, e in zip(got, exact)]
-        return {"codec": choice.codec, "one_less_cosine": [float(e) for e in errors]}
+        errors = [one_less_cosine(g, e) for g, e in zip(got, exact)]
+        return {"codec": choice.codec, "one_less_cosine": errors}
 
     keep = keep_tags(profile)
     exact = gradient(keep)
@@ -196,26 +189,22 @@ def gradients(report: Report, text: Text, profile: Profile, params: dict) -> Non
 
 def of_training(report: Report) -> dict:
     """By variant: by what share the validation loss differs from that without a plan."""
-    val: dict[str, dict[str, float]] = {}
-    for key, row in report.under("train/").items():
-        name, seed = key.split("/")
-        val.setdefault(name, {})[seed] = row["val_loss"]
-    unplanned, losses = val["unplanned"], {}
-    for name, by_seed in val.items():
-        more = [by_seed[seed] / unplanned[seed] - 1 for seed in unplanned if seed in by_seed]
-        losses[name] = {"relative_difference": statistics.mean(more), "by_seed": more}
-    return losses
+    rows = report.under("train/")
+    loss = lambda name, seed: rows[f"{name}/{seed}"]["val_loss"]
+    more = {
+        name: [loss(name, seed) / loss("unplanned", seed) - 1 for seed in range(SEEDS)]
+        for name in dict.fromkeys(key.partition("/")[0] for key in rows)
+    }
+    return {n: {"relative_difference": statistics.mean(m), "by_seed": m} for n, m in more.items()}
 
 
 def of_gradients(report: Report) -> dict:
     """By kind of tensor: 1 - cosine with each codec, as a mean over tags and batches."""
-    errors: dict[str, dict[str, list[float]]] = {}
-    for key, row in report.under("gradient/").items():
-        kind, _, which = key.split("/")
-        errors.setdefault(kind, {}).setdefault(which, []).extend(row["one_less_cosine"])
+    rows = [(key.split("/"), row) for key, row in report.under("gradient/").items()]
+    errors = lambda *of: [e for (k, _, w), r in rows if (k, w) == of for e in r["one_less_cosine"]]
     return {
-        kind: {which: statistics.mean(found[which]) for which in CODECS}
-        for kind, found in errors.items()
+        kind: {which: statistics.mean(errors(kind, which)) for which in CODECS}
+        for kind in dict.fromkeys(kind for (kind, *_), _ in rows)
     }
 
 

@@ -84,15 +84,14 @@ def read(backend: Backend, limits: Limits) -> tuple[PlacementSearch, LayerPolicy
     return search, recomputed
 
 
-def with_layers(problem: PlacementProblem, layers: int) -> PlacementProblem:
-    return dataclasses.replace(problem, states=dataclasses.replace(problem.states, layers=layers))
-
-
 def least(problem: PlacementProblem, layers: int) -> int:
     """Device bytes of the least plan for so many layers, by the program; past all budgets where
     host memory has no room.
+
+    problem: for any number of layers, with any bytes of the device.
     """
-    found = solve_placement(dataclasses.replace(with_layers(problem, layers), room=None), "bytes")
+    states = dataclasses.replace(problem.states, layers=layers)
+    found = solve_placement(dataclasses.replace(problem, states=states), "bytes")
     return 2**62 if found is None else found.device_bytes
 
 

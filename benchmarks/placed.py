@@ -73,10 +73,10 @@ def search_of(model: str, backend) -> PlacementSearch:
     return read_places(build, args, backend, limits, Allowed(actions, actions))
 
 
-def rooms(problem: PlacementProblem, least: float, usable: int, budgets: int) -> list[int]:
+def rooms(search: PlacementSearch, least: float, budgets: int) -> list[int]:
     """Budgets from `least` to everything on the device."""
-    most = known(solve_placement(dataclasses.replace(problem, room=None)))
-    return from_to(int(least), min(most.device_bytes, usable), budgets)
+    most = known(solve_placement(search.within(None))).device_bytes
+    return from_to(int(least), min(most, search.limits.usable_bytes), budgets)
 
 
 # -- placed
@@ -118,8 +118,7 @@ def of_plans(report: Report, model: str, target: str) -> None:
         search = search_of(model, backend)
         lowest = known(search.least())
         compiled = search.steps.compile_fully(search.assignment(lowest), lowest.places)
-        least, usable = LEAST_COMPILED * compiled.total, backend.target.usable_bytes
-        for key, room in zip(keys, rooms(search.within(None), least, usable, COMPILED)):
+        for key, room in zip(keys, rooms(search, LEAST_COMPILED * compiled.total, COMPILED)):
             report.once(key, within, search, room)
 
 
@@ -199,9 +198,7 @@ def of_budgets(model: str, target: str) -> dict:
     with on(target, Database()) as backend:
         search = search_of(model, backend)
         simpler, problem = rules(search), search.within(None)
-        least = known(solve_placement(dataclasses.replace(problem, room=None), "bytes"))
-        lowest, usable = LEAST_SOLVED * least.device_bytes, backend.target.usable_bytes
-        budgets = rooms(problem, lowest, usable, SOLVED)
+        budgets = rooms(search, LEAST_SOLVED * known(search.least()).device_bytes, SOLVED)
         problems = [dataclasses.replace(problem, room=room) for room in budgets]
         return {"budgets": [against_rules(one, simpler) for one in problems]}
 

@@ -119,12 +119,12 @@ class Planning:
     """A config's step and what plans it within a share of the bytes of everything kept."""
 
     def __init__(self, share: float, seed: int = 0, **given):
-        self.config, self.given = config_of(seed), given
+        self.config = config_of(seed)
         state, tokens = abstract(self.config)
-        factors = jax.eval_shape(lambda: gains(self.config, True))
-        self.args = state, (tokens, factors)
+        self.args = state, (tokens, jax.eval_shape(gains, self.config, True))
         self.kept = jaxmem.plan(self.build, *self.args)
-        self.budget = int(share * self.kept.baseline_bytes)
+        budget = int(share * self.kept.baseline_bytes)
+        self.plan = functools.partial(jaxmem.plan, self.build, *self.args, budget=budget, **given)
 
     def build(self, plan):
         step = make_step(self.config, plan)
@@ -135,9 +135,6 @@ class Planning:
                 return step(state, tokens)
 
         return louder
-
-    def plan(self, **more) -> jaxmem.Plan:
-        return jaxmem.plan(self.build, *self.args, budget=self.budget, **self.given, **more)
 
     def rectifier(self, kind: type, plan: jaxmem.Plan, **more):
         return kind(plan, self.build, *self.args, every=EVERY, **more)
@@ -186,10 +183,9 @@ def stale(share: str) -> dict:
     steps = {name: plan.step for name, plan in plans.items()}
     seconds, _ = in_turns([steps], ROUNDS, states, batches(config)(1))
     found = over(seconds["loud"], seconds["quiet"])
-    lower, median, upper = (found[k] for k in ("lower_quartile", "median", "upper_quartile"))
+    quartiles = [found[key] for key in ("lower_quartile", "median", "upper_quartile")]
     predicted = plans["loud"].predicted_seconds / plans["quiet"].predicted_seconds
-    quartiles = [lower, median, upper]
-    return {"ratio": median, "quartiles": quartiles, "predicted ratio": predicted}
+    return {"ratio": found["median"], "quartiles": quartiles, "predicted ratio": predicted}
 
 
 class Counting(jaxmem.runs.Rectifier):
@@ -220,11 +216,9 @@ def between() -> dict:
 def summary(report: Report) -> dict:
     found = list(report.under("trained, ").values())
     loss = lambda one, name: one[name]["loss"] / one["everything kept"]["loss"] - 1
-    losses = {name: [loss(one, name) for one in found] for name in ("first plan", "rectified")}
+    of = lambda name: {"loss": {"by seed": [loss(one, name) for one in found]}}
     return {
-        "loss against everything kept": {
-            name: {"loss": {"by seed": by_seed}} for name, by_seed in losses.items()
-        },
+        "loss against everything kept": {name: of(name) for name in ("first plan", "rectified")},
         "plans taken": [len(one["as planned"]) for one in found],
         "throughput between trackings": report["between"]["throughput"],
     }

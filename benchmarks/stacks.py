@@ -149,12 +149,12 @@ def summary(report: Report) -> dict:
     found = [r for r in rows.values() if r["found"]]
     ran = [r for r in report.results.values() if "gradient" in r]
     own = {k.replace(", policy ", ", at "): r for k, r in report.results.items() if "policy" in k}
-    pairs = {k: (r, rows[k]) for k, r in own.items() if k in rows and rows[k]["found"]}
-    timed = {k: pair for k, pair in pairs.items() if pair[0]["seconds"]}
-    ratio = {k: own["seconds"] / plan["predicted_seconds"] for k, (own, plan) in timed.items()}
-    first: dict[str, float] = {}
-    for key, value in ratio.items():
-        first.setdefault(key.rpartition(", ")[0], value)
+    ratio = {
+        key: row["seconds"] / rows[key]["predicted_seconds"]
+        for key, row in own.items()
+        if row["seconds"] and key in rows and rows[key]["found"]
+    }
+    first = {key.rpartition(", ")[0]: value for key, value in reversed(ratio.items())}
     mean = statistics.geometric_mean(first.values()) if first else None
     return {
         "steps": len({k.partition(", ")[0] for k in rows}),

@@ -157,13 +157,9 @@ ROUNDS = 11
 def within_memory(case: Case) -> dict[str, jaxmem.Plan]:
     """A plan for each share of the memory, if there is one. The first is for all memory."""
     whole = case.plan(None, decide=DECIDE)
-    found = {str(MEMORY[0]): whole}
-    for share in MEMORY[1:]:
-        try:
-            found[str(share)] = case.plan(int(share * whole.compiled_bytes), decide=DECIDE)
-        except jaxmem.errors.BudgetError as error:
-            print(f"{share}: {error}")
-    return found
+    budgets = {str(share): int(share * whole.compiled_bytes) for share in MEMORY[1:]}
+    found = {share: case.attempt(budget, decide=DECIDE)[0] for share, budget in budgets.items()}
+    return {str(MEMORY[0]): whole} | {share: plan for share, plan in found.items() if plan}
 
 
 def placed(model: str) -> dict:

@@ -127,9 +127,11 @@ class Step:
         assert not refused["found"], "the arguments' bytes were enough for the step"
         return refused["least"]
 
-    def ends(self, **given) -> dict[str, int]:
-        """The least bytes that a search compiles, and the bytes with everything kept."""
-        whole = self.whole_plan()
+    def ends(self, written: "Step | None" = None, **given) -> dict[str, int]:
+        """The least bytes that a search compiles, and the bytes with everything kept: of the same
+        step as it is `written` otherwise, if given.
+        """
+        whole = (written or self).whole_plan()
         least = self.least(whole.baseline_parts.arguments, **given)
         return {"least": least, "everything": whole.baseline_bytes}
 
@@ -141,8 +143,8 @@ class Case(Step):
         self, config: str | Config, backend: Backend, database=None, overrides=(), **allowed
     ):
         self.config = load(config, overrides) if isinstance(config, str) else config
-        build, args = functools.partial(make_step, self.config), abstract(self.config)
-        super().__init__(build, args, backend, database, **allowed)
+        build = functools.partial(make_step, self.config)
+        super().__init__(build, abstract(self.config), backend, database, **allowed)
 
 
 class AnyTimes(Database):

@@ -21,8 +21,8 @@ from jaxmem._planner.search.history import History
 
 def between(least: int, most: int, count: int) -> dict[str, int]:
     """`count` budgets that divide a range evenly, its ends left out, by their share of it."""
-    parts = count + 1
-    return {f"{i}/{parts}": least + (most - least) * i // parts for i in range(1, parts)}
+    _, *inside, _ = from_to(least, most, count + 2)
+    return {f"{i}/{count + 1}": budget for i, budget in enumerate(inside, start=1)}
 
 
 def from_to(low: int, high: int, count: int) -> list[int]:

@@ -17,6 +17,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 
+from tests.shared.sizes import DOCUMENTED
 from tests.shared.sources import imports
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -26,7 +27,6 @@ FOLDERS |= dict.fromkeys(("jaxmem", "experiments", "benchmarks", "tests"), ".")
 # Files that no measured number depends on; `jaxmem/__init__.py` imports everything.
 APART = "jaxmem/__init__.py", "benchmarks/shared/sources.py"
 NAMED = re.compile(rf"\b(?:{'|'.join(FOLDERS)})(?:\.\w+)+")
-DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 
 def git(root: pathlib.Path, *arguments: str, given: str = "") -> str | None:
@@ -67,7 +67,6 @@ class Sources:
 
     def __init__(self, root: pathlib.Path = ROOT):
         self.root = root
-        self._blobs: dict[str, str] = {}  # texts by git's names
 
     def _text(self, path: str) -> str:
         file = self.root / path
@@ -130,26 +129,22 @@ class Sources:
         return None
 
     @functools.cache  # noqa: B019
-    def _differ(self, commit: str) -> dict[str, str] | None:
-        """A commit's blobs of the files that differ, by path; None if git does not know the commit.
-        Where the commit has no such file, the blob's name is zeros.
-        """
-        listed = git(self.root, "diff", "--raw", "--no-abbrev", "--no-renames", commit)
-        if listed is None:
-            return None
-        rows = (line.split("\t") for line in listed.splitlines())
-        return {path: about.split()[2] for about, path in rows}
+    def _differ(self, commit: str) -> frozenset[str] | None:
+        """Paths of the files that differ from a commit's; None if git does not know the commit."""
+        listed = git(self.root, "diff", "--name-only", "--no-renames", commit)
+        return None if listed is None else frozenset(listed.splitlines())
 
-    def _read(self, blobs: set[str]) -> None:
-        """Reads blobs in one process: a process for each would take most of a listing's time."""
-        named = [blob for blob in blobs - self._blobs.keys() if blob.strip("0")]
-        found = git(self.root, "cat-file", "--batch", given="\n".join(named)) or ""
+    def _texts(self, commit: str, paths: frozenset[str]) -> Iterator[tuple[str, str | None]]:
+        """Files of a commit, by path, each with its text; None where the commit has no such file.
+        One process reads all: a process for each would take most of a listing's time.
+        """
+        named = "\n".join(f"{commit}:{path}" for path in paths)
+        found = git(self.root, "cat-file", "--batch", given=named) or ""
         stream = io.BytesIO(found.encode())  # since git prints sizes in bytes
-        while header := stream.readline().split():
-            name, _, *size = header
-            if size:  # a clone may lack the blob
-                self._blobs[name.decode()] = stream.read(int(size[0])).decode()
-                stream.readline()
+        for path in paths:
+            size = stream.readline().split()[2:]  # none: a clone may lack the blob too
+            yield path, stream.read(int(size[0])).decode() if size else None
+            stream.readline() if size else None
 
     def changed(self, script: str, commit: str) -> list[str] | None:
         """Sources of a script whose code is not the code of a commit; None if git does not know the
@@ -158,11 +153,9 @@ class Sources:
         differ = self._differ(commit)
         if differ is None:
             return None
-        before = {p: differ[p] for p in self.imported(script) & differ.keys()}
-        self._read(set(before.values()))
-        texts = {p: self._blobs.get(blob) for p, blob in before.items()}
+        texts = self._texts(commit, self.imported(script) & differ)
         same = lambda p, text: text is not None and code(p, text) == code(p, self._text(p))
-        return sorted(p for p, text in texts.items() if not same(p, text))
+        return sorted(p for p, text in texts if not same(p, text))
 
     def record(self, script: str) -> dict:
         """What a result says of its sources: the commit, and whether their code differs from it."""
