@@ -91,16 +91,13 @@ def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
 
 def call_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The jaxpr that a call primitive runs; None for every other primitive."""
-    names = ("jaxpr", "call_jaxpr", "fun_jaxpr") if eqn.primitive.name in CALLS else ()
+    names = ("jaxpr", "call_jaxpr") if eqn.primitive.name in CALLS else ()
     return next((as_closed(eqn.params[k]) for k in names if k in eqn.params), None)
 
 
 def bind(eqn: JaxprEqn, operands: Sequence) -> Sequence:
     """The results of an equation for other operands."""
-    bound = eqn.primitive.get_bind_params(eqn.params)
-    # a tuple in some versions of JAX
-    functions, params = bound if isinstance(bound, tuple) else ((), bound)
-    results = eqn.primitive.bind(*functions, *operands, **params)
+    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return results if eqn.primitive.multiple_results else (results,)
 
 

@@ -292,7 +292,7 @@ def branches(node: Node) -> list[ClosedJaxpr]:
         return list(params["branches"])
     if (mapped := as_mapped(node.eqn)) is not None:
         return [as_closed(mapped.jaxpr)]
-    return [params["jaxpr"]] if node.primitive in ("jit", "pjit") else []
+    return [params["jaxpr"]] if node.primitive == "jit" else []
 
 
 def with_branches(node: Node, functions: Sequence[Callable[..., Sequence]]) -> Node:

@@ -34,7 +34,7 @@ from jaxmem._trace.jaxpr import (
 from jaxmem._trace.vary import Mapped, as_mapped
 
 # They return their operand, divided otherwise.
-_DIVIDE = frozenset({"sharding_constraint", "reshard", "mesh_cast"})
+_DIVIDE = frozenset({"sharding_constraint", "reshard"})
 _NOT = PartitionSpec()
 
 

@@ -25,7 +25,7 @@ SHORTEST = 4  # operations: a shorter stretch that repeats is not a layer
 # Equal layers differ in these parameters: they say where a layer's share is stored, or are
 # addresses.
 _ADDRESSES = {
-    "start_indices", "limit_indices", "name", "sharding", "jvp_jaxpr_fun", "jvp_jaxpr_thunk",
+    "start_indices", "limit_indices", "name", "sharding", "jvp_jaxpr_fun",
     "fwd_jaxpr_thunk", "bwd", "debug_info",
 }  # fmt: skip
 
