@@ -199,6 +199,7 @@ def _shards(eqn: JaxprEqn) -> bool:
 
 def _is_said(sharding) -> bool:
     """Whether the user has given a sharding."""
+    # Remove with a public name: JAX 0.10 to 0.12 exports none for a sharding that is not given.
     return type(sharding).__name__ != "UnspecifiedValue"
 
 

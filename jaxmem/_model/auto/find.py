@@ -201,7 +201,8 @@ def with_bodies(node: Node, bodies: Mapping[range, Callable]) -> Node:
         if len(group) == turns:
             return array
         first = turns - group.stop if backward else group.start
-        # JAX 0.10 adds no gradient to a `jax.Ref` through a slice without strides, as indexing is.
+        # Remove with JAX 0.10: there a slice without strides, as indexing is, adds no gradient to a
+        # `jax.Ref`.
         return jax.lax.slice_in_dim(array, first, first + len(group))
 
     def call(*operands):
