@@ -65,6 +65,7 @@ def combinations(found: Mapping[str, str]) -> list[Check]:
     # Each row: whether this machine has the fault, the fault, the remedy, and the level.
     known = (
         (
+            # Remove with jaxlib 0.11.0: the row.
             jaxlib < HOST_OFFSETS_SINCE,
             f"jaxlib {found.get('jaxlib')} reads what a scan offloads on a GPU at wrong offsets, so"
             " jaxmem never offloads there",
@@ -72,18 +73,21 @@ def combinations(found: Mapping[str, str]) -> list[Check]:
             "note",
         ),
         (
+            # Remove with flax 0.12.10: the row, once the extra requires flax 0.12.11.
             "flax" in have and jax >= (0, 11, 2) and have["flax"] < (0, 12, 11),
             f"flax {found.get('flax')} does not import with jax {found.get('jax')}",
             "pip install --upgrade 'flax>=0.12.11'",
             "bad",
         ),
         (
+            # Remove with CUDA 13.0: the row, and the bound on triton in pyproject.toml.
             have.get("triton", none) >= (3, 9),
             f"triton {found.get('triton')} writes PTX that a CUDA 13.0 driver cannot read",
             "pip install 'triton>=3.6,<3.9', or a newer driver",
             "bad",
         ),
         (
+            # Remove with JAX 0.10: the row.
             have.get("jax-triton", none) >= (0, 4) and jax < (0, 11),
             f"jax-triton {found.get('jax-triton')} needs jax 0.11, and this is {found.get('jax')}",
             "pip install 'jax-triton<0.4'",

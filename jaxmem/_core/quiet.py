@@ -21,6 +21,7 @@ def quiet_plugin_noise() -> None:
     """
     # A filter acts on the records of its own logger only. If JAX renames the logger, the filter has
     # no effect.
+    # Remove with a public name: JAX 0.10 to 0.12 exports none for the logger.
     log = logging.getLogger("jax._src.xla_bridge")
     if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):
         log.addFilter(_is_not_of_a_tpu)

@@ -14,6 +14,7 @@ def installed(name: str) -> str | None:
 
 # The first jaxlib that reads arrays in host memory at the right offsets in a loop on a GPU. With
 # older versions, a scan that offloads has wrong gradients (openxla 46231).
+# Remove with jaxlib 0.11.0: the constant, and the obstacles that read it.
 HOST_OFFSETS_SINCE = (0, 11, 1)
 
 

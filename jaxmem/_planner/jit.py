@@ -294,9 +294,10 @@ class PlannedFunction:
         return Compilation(jitted, plan, plan.step, self._signature.shapes(values))
 
     def _check_no_static(self, executable, values: tuple) -> None:
-        """Raises StepError if a jitted step has static arguments: JAX has no public name for which
-        arguments they are, and the executable is called without them.
+        """Raises StepError if a jitted step has static arguments, since the executable is called
+        without them.
         """
+        # Remove with a public name: JAX 0.10 to 0.12 exports none for a jit's static arguments.
         if not hasattr(self._step, "trace"):
             return
         args, kwargs = getattr(executable, "compiled", executable).args_info  # nnx.jit wraps JAX's

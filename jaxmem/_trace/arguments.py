@@ -59,7 +59,7 @@ def _axes_of_arguments(traced: jax.stages.Traced, args: tuple) -> list[Mapping[s
     )  # else the step flattens its arguments in a way of its own
     if not same:
         leaves = [None] * len(avals)
-    # JAX has no public name for a jit's `in_shardings` (seen on 0.10.2 and 0.11.2).
+    # Remove with a public name: JAX 0.10 to 0.12 exports none for a jit's `in_shardings`.
     declared = getattr(traced, "_params", {}).get("in_shardings", ())
     if len(declared) != len(avals):
         declared = [None] * len(avals)

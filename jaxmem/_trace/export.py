@@ -9,13 +9,13 @@ import jax
 from jax import export
 
 from jaxmem_kernels import compiling_for
+from jaxmem_kernels.gpu.adapter import CUSTOM_CALLS
 
 # `jax.export` refuses custom calls that another JAX may not know. The process that compiles has the
 # version that exports, so that these are safe.
-_CUSTOM_CALLS = (
+_SAFE = (
     "annotate_device_placement",
-    "triton_kernel_call",
-    "triton_kernel_call_ffi",
+    *CUSTOM_CALLS,
     "Sharding",
     "shape_assertion",
     "ALL",  # JAX's own word for every name, Pallas' kernels for GPUs included
@@ -51,7 +51,7 @@ def export_flat(
     that no container of the step needs to be known elsewhere, and the flat indices of the donated
     arguments.
     """
-    checks = [export.DisabledSafetyCheck.custom_call(name) for name in _CUSTOM_CALLS]
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in _SAFE]
     with compiling_for(capability) if capability else contextlib.nullcontext():
         exported = export.export(
             AlreadyTraced(traced), platforms=[platform], disabled_checks=checks

@@ -47,6 +47,8 @@ def _shape(atom) -> tuple[int, ...]:
 
 def body(value) -> Jaxpr | None:
     """The open jaxpr of a jaxpr-like parameter, else None."""
+    # Remove with JAX 0.10: `ClosedJaxpr`, which is `Jaxpr` itself from JAX 0.11 on. JAX 0.12 marks
+    # the attribute `jaxpr` and the constructor `ClosedJaxpr(jaxpr, consts)` for removal.
     inner = getattr(value, "jaxpr", value)
     return inner if hasattr(inner, "eqns") else None
 
@@ -91,23 +93,19 @@ def as_closed(jaxpr: Jaxpr | ClosedJaxpr) -> ClosedJaxpr:
 
 def call_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The jaxpr that a call primitive runs; None for every other primitive."""
-    names = ("jaxpr", "call_jaxpr", "fun_jaxpr") if eqn.primitive.name in CALLS else ()
+    names = ("jaxpr", "call_jaxpr") if eqn.primitive.name in CALLS else ()
     return next((as_closed(eqn.params[k]) for k in names if k in eqn.params), None)
 
 
 def bind(eqn: JaxprEqn, operands: Sequence) -> Sequence:
     """The results of an equation for other operands."""
-    bound = eqn.primitive.get_bind_params(eqn.params)
-    # a tuple in some versions of JAX
-    functions, params = bound if isinstance(bound, tuple) else ((), bound)
-    results = eqn.primitive.bind(*functions, *operands, **params)
+    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return results if eqn.primitive.multiple_results else (results,)
 
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """A scan's parts, derived from shapes alone, since their names in the parameters differ
-    between JAX versions.
+    """A scan's parts.
 
     length: its trip count.
     jaxpr: its body.
@@ -127,8 +125,9 @@ def as_scan(eqn: JaxprEqn) -> Scan | None:
         return None
     inner = body(eqn.params["jaxpr"])
     assert inner is not None
-    # A sliced input loses its leading axis in the body. A stacked output gains one outside. A
-    # carried value has one shape in both.
+    # The parts follow from shapes. A sliced input loses its leading axis in the body. A stacked
+    # output gains one outside. A carried value has one shape in both.
+    # Remove with JAX 0.10: its parameters `num_consts` and `num_carry` became `ft_in` in JAX 0.11.
     xs = sum(len(_shape(o)) > len(_shape(i)) for o, i in zip(eqn.invars, inner.invars))
     carry = sum(len(_shape(o)) == len(_shape(i)) for o, i in zip(eqn.outvars, inner.outvars))
     return Scan(eqn.params["length"], inner, len(inner.invars) - xs - carry, carry)

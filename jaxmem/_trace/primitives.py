@@ -1,20 +1,18 @@
 """Names of JAX's primitives, in lists by their meaning for jaxmem."""
 
 # They run a jaxpr of their own, once. The equations inside belong to the caller.
-CALLS = frozenset({
-    "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call",
-    "custom_vjp_call",
-})  # fmt: skip
+# Remove with JAX 0.10: "closed_call", which JAX 0.11 does not have.
+CALLS = frozenset({"jit", "closed_call", "remat2", "custom_jvp_call", "custom_vjp_call"})
 # Calls that bring a derivative of their own.
 RULES = frozenset({"custom_jvp_call", "custom_vjp_call"})
 # They give a value a name: `checkpoint_name`'s, and `jaxmem.tag`'s.
 TAGS = frozenset({"name", "jaxmem_tag"})
-# `jax.checkpoint` under its names over the years.
-REMAT = frozenset({"remat", "remat2", "checkpoint"})
+# `jax.checkpoint`.
+REMAT = frozenset({"remat2"})
 # They make no new numbers: XLA reads their operand where it lies, or copies it.
 VIEWS = frozenset({
     "slice", "squeeze", "reshape", "transpose", "convert_element_type", "copy", "broadcast_in_dim",
-    "dynamic_slice", "device_put", "sharding_constraint", "optimization_barrier", "expand_dims",
+    "dynamic_slice", "device_put", "sharding_constraint", "optimization_barrier",
     "random_wrap", "random_unwrap", "pvary",
 })  # fmt: skip
 # What counts layers, and makes their keys.
@@ -22,7 +20,7 @@ INDICES = frozenset({"iota", "add", "lt", "select_n", "random_fold_in"})
 # Of a layer's own parameters these are cheaper to repeat than to save, and saving would copy the
 # parameters of every layer.
 REPEATED = frozenset({
-    "convert_element_type", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose",
+    "convert_element_type", "reshape", "squeeze", "broadcast_in_dim", "transpose",
     "slice", "copy", "reduce_precision", "random_wrap", "random_unwrap", "pvary",
     "sharding_constraint",
 })  # fmt: skip
@@ -34,20 +32,20 @@ RELABELLED = frozenset({
 # Each value of the result follows from one value of each operand.
 POINTWISE_LINEAR = frozenset({
     "add", "sub", "mul", "div", "neg", "convert_element_type", "reshape", "transpose", "squeeze",
-    "copy", "sharding_constraint", "reduce_precision", "expand_dims",
+    "copy", "sharding_constraint", "reduce_precision",
 })  # fmt: skip
 # Too expensive to repeat with a matrix product: loops, kernels, sorts and searches.
 COSTLY = frozenset({
-    "dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "pallas_call",
+    "dot_general", "conv_general_dilated", "ragged_dot_general", "pallas_call",
     "custom_vjp_call", "ffi_call", "triton_kernel_call", "sort", "top_k", "fft", "cholesky",
-    "triangular_solve", "scatter-add", "scatter_add", "cumsum", "cumlogsumexp", "reduce_window",
+    "triangular_solve", "scatter-add", "cumsum", "cumlogsumexp", "reduce_window",
     "reduce_window_sum", "reduce_window_max", "scan", "while",
 })  # fmt: skip
 # Random bits, the source of masks.
 RANDOM = frozenset({"random_bits", "random_gamma", "threefry2x32", "rng_bit_generator"})
 # XLA gives the result its operand's memory: it is the same numbers under another shape or name.
 RENAMED = frozenset({
-    "reshape", "squeeze", "expand_dims", "transpose", "copy", "optimization_barrier",
+    "reshape", "squeeze", "transpose", "copy", "optimization_barrier",
     "sharding_constraint", "random_wrap", "random_unwrap", "pvary", "reduce_precision", "name",
     "jaxmem_tag", "jaxmem_differentiable_once",
 })  # fmt: skip
@@ -73,6 +71,6 @@ REDUCTIONS = frozenset({
 })  # fmt: skip
 # They write into their operand's memory, where nothing else reads that.
 IN_PLACE = frozenset({
-    "scan", "while", "dynamic_update_slice", "scatter", "scatter-add", "scatter_add",
+    "scan", "while", "dynamic_update_slice", "scatter", "scatter-add",
     "psum", "psum_invariant",
 })  # fmt: skip

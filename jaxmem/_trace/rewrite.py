@@ -199,6 +199,7 @@ def _shards(eqn: JaxprEqn) -> bool:
 
 def _is_said(sharding) -> bool:
     """Whether the user has given a sharding."""
+    # Remove with a public name: JAX 0.10 to 0.12 exports none for a sharding that is not given.
     return type(sharding).__name__ != "UnspecifiedValue"
 
 
@@ -292,7 +293,7 @@ def branches(node: Node) -> list[ClosedJaxpr]:
         return list(params["branches"])
     if (mapped := as_mapped(node.eqn)) is not None:
         return [as_closed(mapped.jaxpr)]
-    return [params["jaxpr"]] if node.primitive in ("jit", "pjit") else []
+    return [params["jaxpr"]] if node.primitive == "jit" else []
 
 
 def with_branches(node: Node, functions: Sequence[Callable[..., Sequence]]) -> Node:

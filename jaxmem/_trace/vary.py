@@ -32,9 +32,7 @@ def as_mapped(eqn: JaxprEqn) -> Mapped | None:
     """Reads the parts of a `jax.shard_map`; None for every other primitive."""
     if eqn.primitive.name != "shard_map":
         return None
-    # The parameter's name differs between versions of JAX.
-    axes = next(eqn.params[k] for k in ("newly_manual_axes", "manual_axes") if k in eqn.params)
-    mesh = eqn.params["mesh"]
+    mesh, axes = eqn.params["mesh"], eqn.params["newly_manual_axes"]
     return Mapped(mesh, eqn.params["jaxpr"], {axis: mesh.shape[axis] for axis in sorted(axes)})
 
 

@@ -116,6 +116,7 @@ def calls_our_rule(ctx) -> bool:
     The partitioner does not call the rule in exported programs, nor for mesh axes that an enclosing
     `shard_map` leaves automatic.
     """
+    # Remove with GSPMD: the option `jax_use_shardy_partitioner`, which JAX 0.12 still has.
     axes, parameters = ctx.module_context.axis_context, ctx.module_context.lowering_parameters
     known = (
         getattr(axes, "device_assignment", None) is not None

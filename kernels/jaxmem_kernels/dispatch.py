@@ -134,10 +134,10 @@ def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[
             )
         return mlir.lower_fun(launch, multiple_results=True)(ctx, *arrays)
 
-    # A TPU's kernel is opaque to XLA's partitioner, which calls no rule there (jax issue 38196).
-    # The kernel runs if arrays are whole, or if their types show their shardings and the kernel
-    # takes a TPU's part. Pallas takes a second to import, so it is imported when a program for a
-    # TPU first needs a kernel.
+    # Remove with a fix: jax issue 38196. A TPU's kernel is opaque to XLA's partitioner, which calls
+    # no rule there. The kernel runs if arrays are whole, or if their types show their shardings and
+    # the kernel takes a TPU's part. Pallas takes a second to import, so it is imported when a
+    # program for a TPU first needs a kernel.
     def on_tpu(ctx, *arrays, divided, **params):
         if not capability.wants_kernels():
             return default(ctx, *arrays, **params)

@@ -11,8 +11,7 @@ fifteen steps between them: the greatest value, a softmax's peak, lost a whole s
 is eight fifteenths of the range above the least value. It is computed from a step that is rounded
 already, so that products are exact before they are added.
 
-NaN is looked for among bits (`greatest`), because XLA:CPU's maximum drops some NaNs (seen on jax
-0.10.2 and 0.11.2).
+NaN is looked for among bits (`greatest`), because XLA:CPU's maximum drops some NaNs.
 
 A row's stochastic rounding depends on that row alone. The index of a value in the whole tensor was
 the first choice. With that index, rounding would change under `vmap` and with a divided batch.
@@ -45,7 +44,8 @@ def wide_dtype(dtype):
 def greatest(x, axes):
     """Returns the greatest |x| along `axes`: NaN if a value is NaN, and 0 without values."""
     # The maximum of the bits, as integers: the bits of numbers >= 0 are ordered as the numbers, and
-    # the bits of NaN are above all others. XLA:CPU's own maximum drops some NaN.
+    # the bits of NaN are above all others.
+    # Remove with a fix: XLA:CPU's own maximum drops some NaN (jax 0.10.2, 0.11.2 and 0.12.0.1).
     bits = lax.bitcast_convert_type(jnp.abs(x), jnp.uint64 if x.dtype.itemsize == 8 else jnp.uint32)
     return lax.bitcast_convert_type(jnp.max(bits, axes, initial=0), x.dtype)
 

@@ -25,7 +25,7 @@ SHORTEST = 4  # operations: a shorter stretch that repeats is not a layer
 # Equal layers differ in these parameters: they say where a layer's share is stored, or are
 # addresses.
 _ADDRESSES = {
-    "start_indices", "limit_indices", "name", "sharding", "jvp_jaxpr_fun", "jvp_jaxpr_thunk",
+    "start_indices", "limit_indices", "name", "sharding", "jvp_jaxpr_fun",
     "fwd_jaxpr_thunk", "bwd", "debug_info",
 }  # fmt: skip
 
@@ -201,7 +201,8 @@ def with_bodies(node: Node, bodies: Mapping[range, Callable]) -> Node:
         if len(group) == turns:
             return array
         first = turns - group.stop if backward else group.start
-        # JAX 0.10 adds no gradient to a `jax.Ref` through a slice without strides, as indexing is.
+        # Remove with JAX 0.10: there a slice without strides, as indexing is, adds no gradient to a
+        # `jax.Ref`.
         return jax.lax.slice_in_dim(array, first, first + len(group))
 
     def call(*operands):

@@ -96,7 +96,7 @@ class OutlierSeparated(NamedCodec):
             return self._rest.encode(x)
         channels = x.shape[-1]
         sums, outliers = _outliers(x)
-        # A sort, since lax.top_k of divided channels crashes XLA:GPU's compiler (jax 0.11.2).
+        # Remove with a fix: lax.top_k of divided channels crashes XLA:GPU's compiler (jax 0.11.2).
         top = jnp.argsort(-sums, stable=True)[:slots]
         # The index of an empty slot is `channels`, beyond the last channel: zeros are stored there.
         index = jnp.where(outliers[top], top, channels).astype(jnp.int32)

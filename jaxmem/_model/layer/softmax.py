@@ -8,7 +8,7 @@ from jaxmem._trace.rewrite import Node, Program
 # Operations that may be between the sums and the division: views that keep every axis, and views
 # that add and drop axes of length 1.
 _KEEPS = {"convert_element_type", "copy", "sharding_constraint", "optimization_barrier", "pvary"}
-_RESHAPES = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims"}
+_RESHAPES = {"broadcast_in_dim", "reshape", "squeeze"}
 
 
 @dataclasses.dataclass(frozen=True)

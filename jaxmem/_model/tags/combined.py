@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 
-# JAX has no public name for the closure. In JAX 0.10.2, 0.11.2 and 0.12.0 the closure's cells are
-# the two policies. JAX 0.12 returns one of the two if the other is `nothing_saveable`, and returns
+# Remove with a public name: JAX 0.10 to 0.12 exports none for the closure. Its cells are the two
+# policies. JAX 0.12 returns one of the two if the other is `nothing_saveable`, and returns
 # `everything_saveable` if either policy is: then there is no closure.
 _CLOSURE: Any = jax.checkpoint_policies.save_from_both_policies(lambda *_: True, lambda *_: True)
 

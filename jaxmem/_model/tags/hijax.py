@@ -41,7 +41,9 @@ from jaxmem._model.tags.implementation import Offloaded, called, divided_as
 from jaxmem._model.tags.primitive import name_p, tag_p
 from jaxmem.errors import TagError
 
-_hijax: Any = jax.experimental.hijax  # JAX before 0.12, which never runs this file, lacks its names
+# Remove with JAX 0.11: the type `Any`. JAX 0.11 lacks names of the module, and no version before
+# JAX 0.12 runs this file.
+_hijax: Any = jax.experimental.hijax
 
 
 class _Linear(_hijax.HiPrim):
@@ -120,6 +122,7 @@ def _divided(primitive, trace, x, asked):
 @functools.cache
 def _names() -> Any:
     """Returns the class of the values of `checkpoint_name`, from a trace under the option."""
+    # Remove with a public name: JAX 0.12 exports none for the class.
     (equation,) = jax.make_jaxpr(lambda x: checkpoint_name(x, "x"))(0.0).eqns
     (found,) = (type(p) for p in equation.params.values() if isinstance(p, _hijax.HiPrim))
     return found

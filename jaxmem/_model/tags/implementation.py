@@ -45,6 +45,7 @@ def divided_as(aval, x):
 
 
 # `jax_remat3` is an option since JAX 0.10, and reaches `HiPrim.remat` since JAX 0.12.
+# Remove with JAX 0.11: the constant, so that `is_hijax` is `is_remat3`.
 _HAS_RULES = jax.__version_info__ >= (0, 12)
 
 
@@ -69,6 +70,7 @@ def next_options() -> tuple[str, ...]:
 @contextlib.contextmanager
 def todays_checkpoint() -> Iterator[None]:
     """A context in which JAX traces with today's checkpoint."""
+    # Remove with today's checkpoint: the readers of programs then need their second version.
     on = next_options()
     for name in on:
         jax.config.update(name, False)

@@ -150,6 +150,7 @@ def check_remat3() -> None:
     """Raises TagError if JAX runs its next implementation of `jax.checkpoint` (`jax_remat3`), and
     is older than 0.12: then `jax.checkpoint` would silently recompute every tag.
     """
+    # Remove with JAX 0.11: the function.
     if not is_hijax():
         refuse_remat3("to store a tag")
 

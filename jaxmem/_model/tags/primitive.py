@@ -24,6 +24,7 @@ from jaxmem._model.tags.combined import answer
 from jaxmem._model.tags.implementation import Offloaded, called, divided_as, todays_checkpoint
 from jaxmem.errors import TagError
 
+# Remove with today's checkpoint: the file, except for what `hijax.py` and policies read.
 # An identity, except in partial evaluation. Its derivative tags the value and not the tangent: only
 # the value may become a residual.
 tag_p = Primitive("jaxmem_tag")
@@ -43,6 +44,7 @@ def _name_primitive() -> Primitive:
     trace without the option `jax_remat3`. With the option, JAX asks policies about this primitive
     too, but a trace does not have it.
     """
+    # Remove with a public name: JAX 0.10 to 0.12 exports none for the primitive.
     with todays_checkpoint():
         return jax.make_jaxpr(lambda x: checkpoint_name(x, "x"))(0.0).eqns[0].primitive
 

@@ -59,7 +59,7 @@ def tagging(function: Callable, name: str) -> Callable:
     its arguments. The tags have the kind `exact`, since a rule may depend on exact values: a
     codec's error in the logarithm of a softmax's sum would be an error of the exponent.
     """
-
+    # Remove with today's checkpoint: the error, since both options are then on.
     if is_hijax() and not getattr(jax.config, "jax_custom_vjp3", False):
         raise TagError(
             f"tag {name!r}: the option jax_remat3 is on, and jax_custom_vjp3 is off; expected both"

@@ -35,7 +35,8 @@ def implementation() -> Any:
     """Returns the file that implements tags, for the options that are on."""
     if not is_hijax():
         return primitive
-    from jaxmem._model.tags import hijax  # JAX before 0.12 lacks what the file imports
+    # Remove with JAX 0.11: the import here, since JAX 0.11 lacks names that the file needs.
+    from jaxmem._model.tags import hijax
 
     return hijax
 

@@ -215,17 +215,15 @@ class Arguments:
 
     def __init__(self, traced: jax.stages.Traced, args: tuple):
         leaves = jax.tree_util.tree_leaves_with_path(args)
-        info = getattr(getattr(traced.jaxpr, "jaxpr", traced.jaxpr), "debug_info", None)
+        info = traced.jaxpr.jaxpr.debug_info
         avals = traced.jaxpr.in_avals
-        names = getattr(info, "arg_names", None) or [
-            f"args{jax.tree_util.keystr(path)}" for path, _ in leaves
-        ]
+        names = info.arg_names or [f"args{jax.tree_util.keystr(path)}" for path, _ in leaves]
         # A step with its own way of flattening arguments has other paths. Its arguments are named
         # by their position.
         self._names = (
             list(names) if len(names) == len(avals) else [f"args[{i}]" for i in range(len(avals))]
         )
-        self._outputs = list(getattr(info, "result_paths", None) or ())
+        self._outputs = list(info.result_paths or ())
         kinds = [getattr(getattr(a, "sharding", None), "memory_kind", None) for _, a in leaves]
         self.hosted = {name for name, kind in zip(self._names, kinds) if kind == HOST}
         flags = [i.donated for i in jax.tree.leaves(traced.args_info)]

@@ -97,7 +97,7 @@ class MixedIntegerProgram:
         for key, when in demanded.items():
             # A tag that no class demands is recomputed. Otherwise the program would take an action
             # without effect if the memory model predicts that the action lowers working memory.
-            # (`in` would compare variables with `==`, which makes a constraint in PuLP 3.)
+            # Remove with PuLP 3: `is`. There `in` compares by `==`, which makes a constraint.
             if not any(w is self._one for w in when):
                 stored = pulp.lpSum(self._pick[*key, c] for c in choices[key] if c.action.stores)
                 self._add(stored <= pulp.lpSum(when))

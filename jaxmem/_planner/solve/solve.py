@@ -148,6 +148,7 @@ def _run(problem: pulp.LpProblem, time_limit: float) -> float | None:
     PuLP 3 returns a status and PuLP 4 an object. Neither is read, since both versions leave HiGHS's
     own model on the problem.
     """
+    # Remove with PuLP 3: HiGHS's own model, if PuLP 4's object has the gap and the status.
     _print_no_banner()
     # By default, a solver stops within a small gap. With 0 it proves the optimum.
     problem.solve(pulp.HiGHS(msg=False, gapRel=0.0, timeLimit=time_limit))
@@ -173,6 +174,7 @@ def _print_no_banner() -> None:
     banner to file descriptor 1 for the first solver, before any option reaches the solver, and the
     output of commands may be JSON.
     """
+    # Remove with a fix: highspy 1.16 prints the banner.
     with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:  # 1 may be closed
         output = os.dup(1)
         os.dup2(nowhere.fileno(), 1)

@@ -38,6 +38,7 @@ class OnPlatform(Protocol):
     def platform(self) -> str: ...
 
 
+# Remove with a fix: `offloads_nested` (AI-Hypercomputer/maxtext #4995), and `offloads_unrolled`.
 PLATFORMS = {
     "cpu": Platform(host_is_apart=False),
     "cuda": Platform(offloads_unrolled=False, offloads_nested=False, as_gpu=True),

@@ -17,9 +17,11 @@ from jaxmem.errors import TagError, TargetError
 # On a CPU, older releases of jaxlib merge the recomputed values of a checkpoint with the values
 # that the forward computed, if no loop is between them: temporaries of six layers were 174 MiB
 # recomputed and 184 MiB kept with 0.10.2 and 0.11.0, and 44 MiB with 0.11.1.
+# Remove with jaxlib 0.11.0: the constant, and `unrolled_obstacle`.
 UNROLLED_SINCE = (0, 11, 1)
 # A pass of XLA:GPU that moves a loop's host transfers into neighbouring iterations. gemma3-27b did
 # not converge with this pass on 16 B200 (loss 12.8, and 5.7 without the pass).
+# Remove with a fix: openxla/xla #37979 and #45393. The pass is off by default.
 PIPELINED = "xla_gpu_enable_pipelined_host_offloading"
 _NAMED = {"all": ALL, "lossless": LOSSLESS}
 

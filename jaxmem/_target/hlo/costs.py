@@ -11,10 +11,11 @@ from collections.abc import Callable
 from jaxmem._target.devices.rates import Rates
 from jaxmem._target.hlo.products import arithmetic_seconds, flops_of, is_mispriced, product_seconds
 from jaxmem._target.hlo.text import HloModule, Instruction
+from jaxmem_kernels.gpu.adapter import CUSTOM_CALLS
 
 # XLA's estimates by each of its models, as JSON: [{"name": ..., "exec_time_us": ...}, ...].
 _COST = re.compile(r'"reification_cost":(\[\{.*?\}\])')
-_TRITON = re.compile(r'custom_call_target="triton_kernel_call(?:_ffi)?"')  # _ffi: jax-triton 0.4
+_TRITON = re.compile(f'custom_call_target="(?:{"|".join(CUSTOM_CALLS)})"')
 _TRITON_PRODUCT = re.compile(r'"kind":"__triton\w*_gemm\w*"')  # a fusion round matrix products
 
 

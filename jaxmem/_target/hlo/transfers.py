@@ -7,7 +7,7 @@ without it becomes a kernel, which keeps multiprocessors waiting for the host's 
 
 JAX pairs donated arguments with results of the same shape and dtype, in order. Where the memory of
 one of them is unknown to JAX, it pairs all of them without comparing memories (jax 0.10.2 to
-0.11.2): a result in device memory may then take the buffer of an argument in host memory.
+0.12.0.1): a result in device memory may then take the buffer of an argument in host memory.
 """
 
 import dataclasses

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from jaxmem._trace.jaxpr import (
     Jaxpr,
     Scan,
+    as_closed,
     as_loop,
     call_body,
     equations,
@@ -70,8 +71,7 @@ def runs_references(jaxpr) -> bool:
     """Whether a program that is compiled without the hardware has a codec on arrays that XLA
     divides among devices. The codec's reference then runs in place of its kernel.
     """
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
-    divides = equations(inner, lambda eqn: eqn.primitive.name != "shard_map")
+    divides = equations(as_closed(jaxpr).jaxpr, lambda eqn: eqn.primitive.name != "shard_map")
     return any(reference_of(eqn) is not None for eqn in divides)
 
 

@@ -1,5 +1,5 @@
-"""Calls jax-triton, whose versions 0.3 and 0.4 have different parameters. jax-triton is imported
-when a CUDA program first needs a kernel.
+"""Calls jax-triton, whose versions 0.3 and 0.4 have different parameters and custom calls.
+jax-triton is imported when a CUDA program first needs a kernel.
 """
 
 import functools
@@ -8,6 +8,9 @@ import inspect
 import warnings
 from typing import Any
 
+# The custom calls of kernels in compiled programs. Other names of jax-triton 0.3 are in `call`.
+# Remove with jax-triton 0.3: its custom call, the first.
+CUSTOM_CALLS = ("triton_kernel_call", "triton_kernel_call_ffi")
 _FALLBACK = (
     "jaxmem's GPU kernels are not used: {error}. Codecs run as XLA compiles their references. "
     "Install them with: pip install 'jaxmem[gpu]'"
@@ -40,6 +43,7 @@ def call(kernel, arrays, results, grid, capability: int, warps: int, **constants
     Products and sums are not contracted, so that a kernel equals its reference to the last bit.
     """
     jax_triton: Any = importlib.import_module("jax_triton")
+    # Remove with jax-triton 0.3: the parameters `out_shape` and `enable_fp_fusion`.
     if "out_type" in inspect.signature(jax_triton.triton_call).parameters:
         spelled = {"out_type": results, "backend_options": {"enable_fp_fusion": False}}
     else:
