@@ -17,28 +17,8 @@ pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
 ]
-SHAPES = jax.eval_shape(
-    lambda: (models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32))
-)
+SHAPES = models.shapes(4, 64, 8, 128)
 build = models.build_with(models.scanned)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def defaults():
-    jax.config.update("jax_enable_x64", False)
-    jax.config.update("jax_numpy_dtype_promotion", "standard")
-
-
-def test_wasted_tags_are_told():
-    def block(x, p, key):
-        x = jaxmem.tag(x, "in")
-        return x + jaxmem.tag(jax.nn.softmax(x @ p["a"]), "late") @ p["a"]
-
-    late = models.build_with(functools.partial(models.scanned, block=block))
-    with pytest.warns(
-        jaxmem.errors.JaxmemWarning, match="'late' of block 'block'.*derivative rule"
-    ):
-        jaxmem.plan(late, *SHAPES)
 
 
 def test_idle_tags_are_told():
@@ -76,12 +56,7 @@ def test_tags_that_auto_chose_are_not_told():
     ("arguments", "error", "message"),
     [
         ({"budget": 0}, jaxmem.errors.BudgetError, "`budget` is 0"),
-        ({"budget": -5}, jaxmem.errors.BudgetError, "`budget` is -5"),
-        ({"budget": "12 parsecs"}, jaxmem.errors.BudgetError, "12 parsecs"),
-        ({"budget": "0%"}, jaxmem.errors.BudgetError, "0%"),
         ({"budget": "120%"}, jaxmem.errors.BudgetError, "more than all"),
-        ({"budget": float("nan")}, jaxmem.errors.BudgetError, "nan"),
-        ({"budget": [1]}, jaxmem.errors.BudgetError, r"\[1\]"),
         ({"host_budget": "x"}, jaxmem.errors.BudgetError, "`host_budget` is 'x'"),
         ({"target": "h2000"}, jaxmem.errors.TargetError, "h200"),
         ({"target": 3}, jaxmem.errors.TargetError, "int"),

@@ -2,8 +2,6 @@
 
 import concurrent.futures
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 import jaxmem
@@ -15,9 +13,7 @@ from tests.shared.marks import slow
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 BUILD = models.build_with(models.scanned)
-ARGS = jax.eval_shape(
-    lambda: (models.parameters(4, 32, jnp.float32), models.batch(8, 64, 32, jnp.float32))
-)
+ARGS = models.shapes(4, 32, 8, 64)
 BUDGET = "2MiB"
 
 

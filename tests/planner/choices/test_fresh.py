@@ -2,8 +2,6 @@
 
 import functools
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 import jaxmem
@@ -24,9 +22,7 @@ build = models.build_with(functools.partial(models.scanned, block=models.narrow)
 def shapes(monkeypatch):
     """Of the arguments; with 8 MiB in place of 128 where a loop is timed that keeps its values."""
     monkeypatch.setattr("jaxmem._cost.profile.jobs.LAYER_BYTES", 2**18)
-    return jax.eval_shape(
-        lambda: (models.parameters(2, 16, jnp.float32), models.batch(4, 32, 16, jnp.float32))
-    )
+    return models.shapes(2, 16, 4, 32)
 
 
 @pytest.fixture

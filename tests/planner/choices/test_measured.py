@@ -11,9 +11,7 @@ from jaxmem._target.compile.backend import Local
 from tests.shared import models
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
-SHAPES = jax.eval_shape(
-    lambda: (models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32))
-)
+SHAPES = models.shapes(4, 64, 8, 128)
 build = models.build_with(models.scanned)
 
 

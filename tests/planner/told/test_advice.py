@@ -17,9 +17,7 @@ pytestmark = [
     pytest.mark.jax_defaults,
     pytest.mark.usefixtures("own_database"),
 ]
-SHAPES = jax.eval_shape(
-    lambda: (models.parameters(6, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32))
-)
+SHAPES = models.shapes(6, 64, 8, 128)
 
 
 def block(x, p, key):

@@ -14,7 +14,16 @@ from tests.shared.profiles import chain, deep, profile
 pytestmark = pytest.mark.core
 
 
-def check(made) -> None:
+@pytest.mark.parametrize(
+    "made",
+    [
+        profile(chain()),
+        profile(deep(tags=5, depth=6)),
+        profile(chain(), dataclasses.replace(chain(), name="other", layers=3)),
+    ],
+    ids=["a chain", "a deep block", "two blocks"],
+)
+def test_each_point_is_priced_as_its_plan_is(made):
     problem = ActionProblem(made)
     kept = everything(made).saved_bytes
     points = curve(
@@ -30,15 +39,3 @@ def check(made) -> None:
         assert named == tags
         again = ActionSolution.of(problem, point.actions)
         assert (again.bytes, again.cost.seconds) == pytest.approx((point.bytes, point.seconds))
-
-
-def test_of_a_chain():
-    check(profile(chain()))
-
-
-def test_of_a_deep_block():
-    check(profile(deep(tags=5, depth=6)))
-
-
-def test_of_two_blocks():
-    check(profile(chain(), dataclasses.replace(chain(), name="other", layers=3)))
