@@ -24,7 +24,7 @@ def classes(build, *args):
     return block_classes(trace(build, *args))
 
 
-SHAPES = jax.eval_shape(lambda: (models.parameters(3), models.batch(4)))
+SHAPES = models.shapes(3, size=4)
 
 
 def linear(_):
@@ -157,12 +157,8 @@ def test_fingerprint_changes_with_shapes_alone():
     of = lambda build, *args: plan_fingerprint(classes(build, *args))
     build = models.build_with(models.scanned)
     assert of(build, *SHAPES) == of(models.build_with(linear(models.scanned)), *SHAPES)
-    assert of(build, *SHAPES) != of(
-        build, *jax.eval_shape(lambda: (models.parameters(3), models.batch(8)))
-    )
-    assert of(build, *SHAPES) != of(
-        build, *jax.eval_shape(lambda: (models.parameters(4), models.batch(4)))
-    )
+    for other in (models.shapes(3, size=8), models.shapes(4, size=4)):
+        assert of(build, *SHAPES) != of(build, *other)
 
 
 def test_a_step_without_blocks_says_what_to_wrap():

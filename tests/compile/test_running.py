@@ -1,4 +1,6 @@
-"""Whole steps are run as often as wanted, and nothing of the user's is changed by it."""
+"""Whole steps are run as often as wanted, and nothing of the user's is changed by it. Pieces of a
+step are timed on arguments of their own kind.
+"""
 
 import dataclasses
 
@@ -11,6 +13,7 @@ from flax import nnx
 from jaxmem._target.compile import running
 from jaxmem._target.compile.backend import Local
 from jaxmem._target.compile.running import CannotRun, StepRun, in_turns, obstacle
+from jaxmem._target.compile.timing import sample
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 
@@ -130,3 +133,17 @@ def test_a_step_that_fails_as_it_runs_is_not_timed(measured_times):
     built = backend.compile_fully(stage, told).result()
     with pytest.raises(CannotRun, match=r"(?s)running it raised .*division by zero"):
         backend.run([built], told, (SHAPE,), 0.01)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_a_random_key_is_of_the_generator_that_the_step_was_given(impl):
+    keys = jax.random.split(jax.random.key(3, impl=impl), (2, 3))
+    found = sample(jax.ShapeDtypeStruct(keys.shape, keys.dtype))
+    assert (found.shape, found.dtype) == (keys.shape, keys.dtype)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_numbers_are_ordinary(dtype):
+    found = np.asarray(sample(jax.ShapeDtypeStruct((64, 64), dtype)), np.float32)
+    assert np.isfinite(found).all()
+    assert 0.8 < found.std() < 1.2

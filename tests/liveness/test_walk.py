@@ -13,6 +13,7 @@ from jaxmem._trace.liveness.kernels import kernels_of
 from jaxmem._trace.liveness.order import ORDERS, as_written
 from jaxmem._trace.liveness.walk import temporary_bytes
 from jaxmem._trace.rewrite import flatten
+from tests.shared import models
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 KiB = 2**10
@@ -191,9 +192,8 @@ LAYERS, WIDTH = 6, 128
 def losses():
     """A loss whose layers are under checkpoints that save nothing, some and all."""
 
-    def layer(x, weights):
-        h = checkpoint_name(jax.nn.gelu(x @ weights[0]), "h")
-        return x + h @ weights[1], None
+    def layer(x, p, key):
+        return x + checkpoint_name(jax.nn.gelu(x @ p["up"]), "h") @ p["down"]
 
     policies = {
         "nothing": jax.checkpoint_policies.nothing_saveable,
@@ -201,17 +201,12 @@ def losses():
         "dots": jax.checkpoint_policies.dots_saveable,
         "everything": jax.checkpoint_policies.everything_saveable,
     }
-
-    def loss(policy):
-        body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
-        return lambda weights, x: (jax.lax.scan(body, x, weights)[0] ** 2).sum()
-
-    return {name: loss(policy) for name, policy in policies.items()}
+    return {name: models.scanned(policy, layer) for name, policy in policies.items()}
 
 
 def test_walks_tell_what_compiled_steps_take():
-    weights = (jnp.ones((LAYERS, WIDTH, 4 * WIDTH)), jnp.ones((LAYERS, 4 * WIDTH, WIDTH)))
-    x = jnp.ones((512, WIDTH))
+    up, down = jnp.ones((LAYERS, WIDTH, 4 * WIDTH)), jnp.ones((LAYERS, 4 * WIDTH, WIDTH))
+    weights, x = {"up": up, "down": down}, jnp.ones((512, WIDTH))
     told, compiled = {}, {}
     for name, loss in losses().items():
         step = jax.jit(jax.grad(loss)).trace(weights, x)

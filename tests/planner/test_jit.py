@@ -264,14 +264,6 @@ def test_equinox_modules(scanned):
 
 
 @pytest.mark.filterwarnings("ignore:plan. the step replaces")  # it donates nothing
-def test_equinox_modules_are_planned_for_other_devices_too():
-    train, model, rest, want = equinox_train(True)
-    made = jaxmem.jit(train)
-    plan = jaxmem.plan(jaxmem.auto(made), model, *rest, budget="1GiB")
-    assert_updated(jaxmem.auto(made, plan)(model, *rest), want)
-
-
-@pytest.mark.filterwarnings("ignore:plan. the step replaces")  # it donates nothing
 def test_a_step_of_filter_jit_without_donation_is_planned():
     train, model, rest, want = equinox_train(True)
     jitted = eqx.filter_jit(train)

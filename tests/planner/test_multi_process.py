@@ -99,17 +99,6 @@ def test_an_error_of_the_planner_is_that_of_all(processes, error):
     assert processes.verified == []
 
 
-def test_what_the_users_code_raises_in_the_first_ends_the_call_in_all(processes):
-    @by_the_first
-    def plan(build):
-        raise KeyError("the user's")
-
-    first, second = processes(lambda channel: plan("build"))
-    assert isinstance(first, KeyError)
-    assert isinstance(second, RunError)
-    assert 'process 0 of 2 failed: "the user\'s"' in str(second)
-
-
 def test_a_process_in_which_the_step_does_not_compile_ends_the_call_in_all(processes, monkeypatch):
     def verify(plan, build, *args):
         if not MINE.channel.first:

@@ -78,10 +78,7 @@ def jitted_layer_with_a_global():
     ("builder", "cause"),
     [
         (lambda plan: build(None), r"it keeps everything, as remat_policy(None) does"),
-        (
-            lambda plan: build(FIXED),
-            "it is of another plan than the given one (mask: keep, up: keep)",
-        ),
+        (lambda plan: build(FIXED), "of another plan than the given one (mask: keep, up: keep)"),
         (cached_step(), "it is the first call's"),
         (jitted_with_a_global(), "a jax.jit function made outside `build`"),
         (jitted_layer_with_a_global(), "which keeps what it traced first"),

@@ -81,9 +81,7 @@ def test_a_hopeless_budget_is_refused_before_anything_is_timed_or_compiled(monke
         assert f"({arguments} bytes) for target 'local'" in str(caught.value)
         assert caught.value.least_bytes == arguments
         some = lambda plan, microbatches: build(plan)
-        with pytest.raises(
-            BudgetError, match=r"none of 1, 2 microbatches fits; the least, .*alone"
-        ):
+        with pytest.raises(BudgetError, match="none of 1, 2 microbatches fits; .*alone"):
             jaxmem.plan(some, *SHAPES, budget="1KiB", microbatches=(1, 2))
 
 

@@ -63,14 +63,6 @@ def test_a_plan_traces_each_assignment_once(kept):
     assert set(often) == {1}
     assert count <= plan.compiles + 2
 
-    verify = lambda: jaxmem.verify(plan, runs.build, LAYERS, BATCH)
-    price = lambda: jaxmem.plans.price(runs.build, plan, LAYERS, BATCH)
-    estimate = lambda: jaxmem.plans.estimate(runs.build, plan, LAYERS, BATCH)
-    explain = lambda: jaxmem.explain(runs.build, LAYERS, BATCH, plan=plan)
-    as_written = lambda: jaxmem.explain(runs.build, LAYERS, BATCH)
-    counts = [runs.during(call)[1] for call in (verify, price, estimate, explain, as_written)]
-    assert counts == [3, 3, 3, 2, 2]
-
 
 def test_a_plan_of_a_step_without_tags_traces_each_assignment_once():
     runs, before = Runs(), Runs()

@@ -46,30 +46,26 @@ def observations(made, true, noise=1e-6):
 
 @hypothesis.given(FACTOR, FACTOR, FACTOR)
 def test_planted_factors_are_found(recompute, keep, codec):
-    made, true = MADE, Factors(recompute, keep, codec)
-    found = fitted(list(observations(made, true)))
+    found = fitted(list(observations(MADE, Factors(recompute, keep, codec))))
     assert found.recompute == pytest.approx(recompute, rel=1e-3)
     assert found.keep == pytest.approx(keep, rel=1e-3)
     assert found.codec == pytest.approx(codec, rel=1e-3)
 
 
 def test_what_was_not_run_is_not_corrected():
-    made = MADE
     assert fitted([]) == Factors()
-    of_keeping = [o for o in observations(made, Factors(codec=2.0)) if o.first == of(made, KEPT)]
+    of_keeping = [o for o in observations(MADE, Factors(codec=2.0)) if o.first == of(MADE, KEPT)]
     assert fitted(of_keeping).codec == pytest.approx(1.0)
 
 
 def test_runs_that_tell_little_change_little():
-    made = MADE
-    found = fitted(list(observations(made, Factors(recompute=3.0), noise=100.0)))
+    found = fitted(list(observations(MADE, Factors(recompute=3.0), noise=100.0)))
     assert found.recompute == pytest.approx(1.0, abs=0.01)
 
 
 def test_absurd_differences_are_cut_off():
-    made = MADE
     absurd = [
-        Comparison(of(made, KEPT), of(made, NOTHING), seconds, 1e-3) for seconds in (1e6, -1e6)
+        Comparison(of(MADE, KEPT), of(MADE, NOTHING), seconds, 1e-3) for seconds in (1e6, -1e6)
     ]
     for one in absurd:
         factors = fitted([one])

@@ -10,7 +10,7 @@ from jaxmem._model.states.layout import masters_of
 from jaxmem.errors import StackError
 from tests.released.test_streamed import grouped
 from tests.shared import tiny_lm
-from tests.shared.streamed import LAYERS, close, parameters, tokens
+from tests.shared.streamed import LAYERS, apart, close, parameters, tokens
 
 pytestmark = [
     pytest.mark.core,
@@ -20,7 +20,7 @@ pytestmark = [
 
 def test_a_stack_reads_its_parameters_from_host_memory():
     step = tiny_lm.released(jaxmem.adama(0.01))
-    outer = {k: v for k, v in parameters().items() if k != "blocks"}
+    _, outer = apart(parameters())
 
     @jax.jit
     def loss(layers):
@@ -37,7 +37,7 @@ def test_a_stack_reads_its_parameters_from_host_memory():
 @pytest.mark.parametrize("plan", [None, grouped])
 def test_a_stack_has_the_gradient_of_parameters_in_host_memory_where_they_are(how, plan):
     step = tiny_lm.released(jaxmem.adama(0.01))
-    outer = {k: v for k, v in parameters().items() if k != "blocks"}
+    _, outer = apart(parameters())
 
     def loss(layers):
         x, *shared = tiny_lm.embed(outer, tokens(0))
@@ -58,7 +58,7 @@ def test_a_stack_has_the_gradient_of_parameters_in_host_memory_where_they_are(ho
 def test_a_stack_with_copies_has_no_gradient_since_they_would_stay_as_they_were():
     step = tiny_lm.released(jaxmem.adama(0.01))
     layers = step.split(step.init(parameters()), 0, copies=2)[0]["blocks"]
-    x, *shared = tiny_lm.embed({k: v for k, v in parameters().items() if k != "blocks"}, tokens(0))
+    x, *shared = tiny_lm.embed(apart(parameters())[1], tokens(0))
     run = lambda layers: jaxmem.stack(tiny_lm.block, layers, x, *shared).sum()
     assert np.isfinite(run(layers))
     with pytest.raises(StackError, match="has layers with copies, and is differentiated"):
@@ -81,7 +81,7 @@ def test_integers_in_host_memory_have_no_gradient_and_other_leaves_do():
 
 def test_moments_that_are_split_as_parameters_are_folded_into():
     step = tiny_lm.released(jaxmem.adama(0.01))
-    outer = {k: v for k, v in parameters().items() if k != "blocks"}
+    _, outer = apart(parameters())
 
     def folded(layers, moments):
         def loss(moments):

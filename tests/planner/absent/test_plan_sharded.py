@@ -140,10 +140,7 @@ def test_explain_finds_saved_tensors_of_one_device(way):
 
 def test_an_error_tells_each_devices_bytes():
     build, args = WAYS["by its jit"]
-    with pytest.raises(
-        BudgetError,
-        match=r"least that compiled is .* bytes\) on each of 4 devices for target 'a100-80gb:4'",
-    ):
+    with pytest.raises(BudgetError, match=r"least that compiled is .* on each of 4 devices for"):
         jaxmem.plan(build, *args, target=TARGET, budget="1.2MiB", actions=["recompute"])
 
 

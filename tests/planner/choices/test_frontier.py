@@ -131,7 +131,6 @@ def test_a_file_holds_the_whole_frontier(made, tmp_path):
 
 def test_the_table_has_the_numbers_of_every_cell(made):
     lines = str(made).splitlines()
-    assert lines[0].split() == ["batch", "600.0", "KiB", "1.0", "MiB", "2.0", "MiB", "6.0", "MiB"]
     for line, batch in zip(lines[1:], BATCHES):
         row = [cell for cell in made.cells if cell.batch == batch]
         assert line.startswith(str(batch))

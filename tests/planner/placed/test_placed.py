@@ -20,7 +20,7 @@ from jaxmem._target.compile.backend import backend_for
 from jaxmem.errors import BudgetError, OptimizerError, PlanFileError, StepError, TargetError
 from jaxmem.plans import Target
 from tests.shared import tiny_lm
-from tests.shared.streamed import apart
+from tests.shared.streamed import apart, host_bytes
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 LAYERS, WIDTH, ROWS = 4, 128, 4
@@ -46,11 +46,6 @@ def nbytes(tree) -> int:
     return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
 
 
-def in_host_memory(tree) -> int:
-    kind = lambda a: a.sharding.memory_kind
-    return nbytes([a for a in jax.tree.leaves(tree) if kind(a) == "pinned_host"])
-
-
 @functools.cache
 def planned(share: float):
     """A plan for a share of what the states take, made on this device."""
@@ -67,7 +62,7 @@ def test_a_plan_within_less_than_the_states_trains_as_the_step_without_one():
     assert plan.compiled_bytes <= plan.budget_bytes < nbytes(first())
     assert 0 <= plan.places.persist < LAYERS
     state = plan.place(first())
-    assert in_host_memory(state) == plan.host_bytes > 0
+    assert host_bytes(state) == plan.host_bytes > 0
     plain = jax.jit(build(None), donate_argnums=0)
     other = first()
     for _ in range(4):
@@ -127,7 +122,7 @@ def test_a_state_that_holds_more_than_a_pair_is_placed_and_trains_alike():
     if STREAMS:
         assert plan.places == planned(0.6).places
     state = plan.place(state)
-    assert in_host_memory(state) == plan.host_bytes
+    assert host_bytes(state) == plan.host_bytes
     assert (plan.host_bytes > 0) == STREAMS
     plain, other = jax.jit(build(None), donate_argnums=0), first()
     for _ in range(3):

@@ -1,11 +1,17 @@
-"""Assignments written by hand, priced: what they compile to, and what is told of each choice."""
+"""Assignments written by hand, priced: what they compile to, and what is told of each choice. What
+a plan, or the error of a budget, says of values that only `checkpoint_name` names.
+"""
+
+import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
-from jaxmem.errors import TagError
+from jaxmem.errors import BudgetError, TagError
 from jaxmem.plans import Assignment, Choice, estimate, price
 from tests.shared import models
 
@@ -101,3 +107,46 @@ def test_what_the_step_lacks_is_named(assignment, said):
 def test_other_objects_are_refused():
     with pytest.raises(TagError, match="`assignment` is dict; expected a"):
         price(build, {"block": {}}, *SHAPES)
+
+
+DEEP = models.shapes(6, 64, 8, 128)
+
+
+def named(x, p, key):
+    """The block's input too has a name, so that codes may take its place."""
+    x = checkpoint_name(x, "in")
+    up = checkpoint_name(x @ p["up"], "up")
+    return x + checkpoint_name(jnp.tanh(up) * up, "act") @ p["down"]
+
+
+plan_deep = functools.partial(
+    jaxmem.plan, models.build_with(functools.partial(models.scanned, block=named)), *DEEP
+)
+
+
+@functools.cache
+def least() -> int:
+    """The least bytes that compile without codecs."""
+    held = sum(a.size * 4 for a in jax.tree.leaves(DEEP))
+    with pytest.raises(BudgetError) as caught:
+        plan_deep(budget=held + 1000)
+    assert "compressing" not in str(caught.value), "no codec meets so little"
+    return caught.value.least_bytes
+
+
+def test_a_budget_that_only_codecs_meet_is_met_if_asked_and_the_error_says_so():
+    budget = int(0.97 * least())
+    with pytest.raises(BudgetError, match="would have met it, with") as caught:
+        plan_deep(budget=budget)
+    assert str(caught.value).endswith('it was not asked for: give actions="all"')
+    said = re.findall("'([a-z]+)'", str(caught.value).partition("compressing")[2])
+    assert {*said} <= {"in", "up", "act"}
+    asked = plan_deep(budget=budget, actions="all")
+    assert asked.compiled_bytes <= budget
+    assert any(row.choice.action.compresses for row in asked.rows)
+
+
+def test_where_codecs_were_refused_nothing_is_said_of_them():
+    with pytest.raises(BudgetError) as caught:
+        plan_deep(budget=int(0.97 * least()), actions="lossless")
+    assert "compressing" not in str(caught.value)
