@@ -155,15 +155,6 @@ def test_a_layer_that_streams_takes_as_long_as_its_slowest_lane():
     assert twice.seconds(LayerGroup("streamed", 0)) == pytest.approx((early + 2 + 4.8 + 4.8) * 1e-3)
 
 
-def test_moments_outside_the_layers_stay_where_they_may_not_move():
-    policies = (LayerPolicy({}, 0, 0, 1e-3, 1e-3, working={False: 0, True: 0}),)
-    states = States(1, MB, MB, MB, 15 * MB, 0)
-    asked = PlacementProblem(states, policies, Link(1e9, 1e9), room=None, outer_moves=False)
-    assert solve_placement(asked, "bytes").outer == DEVICE
-    moves = PlacementProblem(states, policies, Link(1e9, 1e9), room=None)
-    assert solve_placement(moves, "bytes").outer == HOST
-
-
 # Two microbatches through 10 layers, of 40 MB of parameters each that cross as 20 MB.
 WHOLE = States(10, 40 * MB, 80 * MB, 20 * MB, 200 * MB, 0, 20 * MB, 50 * MB, 100 * MB)
 POLICY = LayerPolicy({}, 0, 0, 1.0, 2.0, working={False: 0, True: 0})

@@ -340,16 +340,3 @@ def test_complex_values_are_not_clipped_by_value(where, path):
     step, state = complex_step(("component", 1e-3), where)
     _, metrics = step(state, jnp.ones((2, 4)))
     assert float(metrics["grad_norm"]) > 1e-3
-
-
-@pytest.mark.parametrize(
-    "tx",
-    [
-        optax.lookahead(optax.sgd(0.1), 5, 0.5),
-        optax.chain(optax.clip(1.0), optax.lookahead(optax.adam(0.1), 5, 0.5)),
-    ],
-    ids=["alone", "chain"],
-)
-def test_lookahead_is_refused(tx):
-    with pytest.raises(OptimizerError, match=r"`tx` is optax.lookahead.*optax.incremental_update"):
-        tiny_lm.released(tx)

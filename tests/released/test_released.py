@@ -286,6 +286,8 @@ def test_layers_may_compute_in_bfloat16_and_moments_be_stored_in_it():
         (optax.chain(optax.clip_by_global_norm(1.0), jaxmem.adama(0.1)), "a chain with optax.clip"),
         (optax.MultiSteps(optax.adam(0.1), 2), "`tx` is MultiSteps; expected what jaxmem.adama"),
         (optax.chain(jaxmem.scale_by_adama(), optax.scale(-0.1)), "rates, schedules and decay"),
+        (optax.lookahead(optax.sgd(0.1), 5, 0.5), "optax.lookahead.*optax.incremental_update"),
+        (optax.chain(optax.clip(1.0), optax.lookahead(optax.adam(0.1), 5, 0.5)), "optax.lookahead"),
         (None, "`tx` is NoneType"),
         (jaxmem.adama(0.1, nesterov=True), "`nesterov`"),
     ],

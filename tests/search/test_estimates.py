@@ -91,18 +91,6 @@ def test_the_answer_fits_or_was_asked_for_again(sizes, room):
     )
 
 
-def test_a_walk_that_tells_of_more_memory_makes_the_solver_ask_for_less():
-    generous, strict = Told(lambda _: 0), Told(lambda actions: 400 * bool(actions["block"]))
-    for estimates in (generous, strict):
-        estimates.learn(NOTHING)
-    room = evaluate(MADE, {"block": {"u": KEEP, "v": KEEP}}).saved_bytes
-    free, bound = asked(room, generous), asked(room, strict)
-    assert free is not None
-    assert bound is not None
-    assert free.seconds < bound.seconds
-    assert bound.saved_bytes < free.saved_bytes
-
-
 def test_compiles_tell_by_how_much_walks_are_off():
     kept = {"block": {"u": KEEP}}
     estimates = Told(lambda _: 100)

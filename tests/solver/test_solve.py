@@ -194,15 +194,6 @@ def test_thousands_of_assignments_a_hair_over_the_room():
     assert solution.saved_bytes == 7 * size + 1
 
 
-def test_a_correction_is_not_earned_by_a_tag_that_nothing_demands():
-    made = profile(dataclasses.replace(chain(), needed=(4,)))
-    solution = solve(
-        ActionProblem(made, room=10, working={("block", "u", KEEP): -50, ("block", "u", INT4): -50})
-    )
-    assert solution.actions == {"block": {"u": RECOMPUTE, "v": INT4}}
-    assert solution.bytes == 6
-
-
 def test_recomputation_is_not_taken_to_hide_a_transfer():
     tags = {
         "u": [Option(KEEP, 50, 0, 0.0), Option(OFFLOAD, 0, 50, 0.0)],
