@@ -71,15 +71,8 @@ def test_steps_take_turns_until_the_time_is_over(monkeypatch):
     monkeypatch.setattr(running.time, "perf_counter", lambda: float(next(clock)))
     seen = []
 
-    class Counted:
-        def __init__(self, name):
-            self.name = name
-
-        def __call__(self):
-            seen.append(self.name)
-            return 1.0
-
-    found = in_turns([Counted("a"), Counted("b"), Counted("c")], seconds=4.5)
+    counted = lambda name: lambda: seen.append(name) or 1.0
+    found = in_turns([*map(counted, "abc")], seconds=4.5)
     rounds = [tuple(seen[i : i + 3]) for i in range(0, len(seen), 3)]
     assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
     assert len(set(rounds)) > 1, "in an order of its own each time"

@@ -78,10 +78,12 @@ def plain(f):
     return lambda p, x, key: jax.value_and_grad(squares(f), (0, 1))(p, x, key)
 
 
+def gradients(loss):
+    return lambda p, x, key: jax.jit(jax.value_and_grad(lambda p, x: loss(p, x, key), (0, 1)))(p, x)
+
+
 def jitted(f):
-    return lambda p, x, key: jax.jit(
-        jax.value_and_grad(lambda p, x: squares(f)(p, x, key), (0, 1))
-    )(p, x)
+    return gradients(squares(f))
 
 
 def vmapped(f):
@@ -91,7 +93,7 @@ def vmapped(f):
             jnp.stack([x, 2 * x, 3 * x]), keys
         ).sum()
 
-    return lambda p, x, key: jax.jit(jax.value_and_grad(lambda p, x: loss(p, x, key), (0, 1)))(p, x)
+    return gradients(loss)
 
 
 def per_example(f):
@@ -109,13 +111,11 @@ def scan_loss(f, key, layers=3):
 
 
 def scanned(f):
-    return lambda p, x, key: jax.jit(jax.value_and_grad(scan_loss(f, key), (0, 1)))(p, x)
+    return gradients(lambda p, x, key: scan_loss(f, key)(p, x))
 
 
 def checkpointed(f):
-    return lambda p, x, key: jax.jit(
-        jax.value_and_grad(jax.checkpoint(lambda p, x: squares(f)(p, x, key)), (0, 1))
-    )(p, x)
+    return gradients(lambda p, x, key: jax.checkpoint(lambda p, x: squares(f)(p, x, key))(p, x))
 
 
 @pytest.mark.parametrize(
