@@ -19,7 +19,6 @@ from tests.auto.steps import layers_of
 from tests.shared.foreign import flax_models, maxtext
 from tests.shared.foreign import plain as models
 from tests.shared.foreign.size import SMALL, normal, tokens
-from tests.shared.marks import slow
 
 pytestmark = pytest.mark.standard_promotion
 
@@ -72,13 +71,8 @@ def farthest(got, want) -> float:
     return max(float(np.abs(np.subtract(a, b)).max()) / m for (a, b), m in zip(pairs, largest))
 
 
-QUICK = {
-    "gemma, a Python loop", "recurrent over time", "MaxText's names and softmax",
-}  # fmt: skip
-
-
 @pytest.mark.quick("MaxText's names and softmax", "recurrent over time")
-@pytest.mark.parametrize("name", [n if n in QUICK else slow(n) for n in MODELS])
+@pytest.mark.parametrize("name", MODELS)
 def test_the_gradients_are_the_models_own(name):
     """Under every assignment, and the two extreme ones are different programs."""
     loss, params, args = MODELS[name]()

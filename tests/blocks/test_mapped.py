@@ -1,5 +1,5 @@
 """Tags inside a `jax.shard_map` of a block are decided, with the bytes of one device. Gradients
-under plans for such tags are those without a checkpoint, on eight devices in a process of their own.
+under plans for such tags are those without a checkpoint, on eight devices in their own process.
 """
 
 import functools

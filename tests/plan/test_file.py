@@ -86,15 +86,6 @@ def test_the_two_baselines_have_names_of_their_own(tmp_path):
     assert not as_written().keeps_everything
 
 
-def test_a_function_under_a_plan_that_leaves_it_is_itself():
-    def loss(x):
-        return x
-
-    assert jaxmem.auto(loss, as_written()) is loss
-    assert jaxmem.auto(loss)(as_written()) is loss
-    assert jaxmem.auto(loss, None) is loss
-
-
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [

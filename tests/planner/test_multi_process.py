@@ -11,7 +11,6 @@ from jaxmem._planner import multi_process as module
 from jaxmem._planner.multi_process import by_the_first
 from jaxmem._target.compile.options import SHARED_TUNING, tuned_alone
 from jaxmem._target.processes import channel as channel_module
-from jaxmem._target.processes.channel import Channel
 from jaxmem.errors import BudgetError, PlanFileError, RunError, TagError
 from tests.shared import children, plans
 from tests.shared.processes import together
@@ -61,14 +60,6 @@ def test_the_first_plans_and_all_compile_its_step(processes):
     assert first == second == LOCAL
     assert (first.step, second.step) == ("step of 0", "step of 1")
     assert sorted(processes.verified) == [(0, "build", (1, 2)), (1, "build", (1, 2))]
-
-
-def test_one_that_is_alone_plans(monkeypatch):
-    monkeypatch.setattr(module, "joined", lambda: Channel())
-    assert by_the_first(lambda build, **asked: (build, asked))("build", budget=1) == (
-        "build",
-        {"budget": 1},
-    )
 
 
 def test_a_plan_for_other_devices_is_compiled_in_none(processes):

@@ -126,17 +126,6 @@ def test_a_plan_that_was_found_outlives_a_solver_that_finds_none(monkeypatch):
     assert steps.weighed, "changes of one tag are"
 
 
-def test_the_fastest_plan_without_a_limit_is_weighed():
-    """No policy by hand is this plan: it keeps one tensor of two, the other costs more to keep."""
-    options = {"u": [Option(KEEP, 10, 0, 3.0)], "v": [Option(KEEP, 10, 0, 0.0)]}
-    equations = [([0], [1], 2.0, None), ([1], [2], 0.0, "u")]
-    equations += [([0], [3], 1.0, None), ([3], [4], 0.0, "v")]
-    made = profile(block(equations, [2, 4], [0, 10, 10, 10, 10], options))
-    _, _, steps = polished(made, {}, STATIC + 15, {"block": {"u": KEEP}})
-    first = [effective(made, a)["block"] for a in steps.weighed[:4]]
-    assert {"u": RECOMPUTE, "v": KEEP} in first
-
-
 def test_where_everything_is_kept_every_tag_but_one_is_tried():
     made = pair(u=2.0, v=1.0)
     # Whatever is kept by tags is slow: the step as it is remains the best.

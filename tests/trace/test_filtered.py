@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 import jaxmem
 from jaxmem._core.assignment import Assignment
@@ -160,14 +159,6 @@ def test_a_module_with_a_state_keeps_its_words():
     assert given[0].mode == "batch"
     assert jnp.allclose(first.mean(0), 0, atol=1e-5)
     assert (first == second).all()
-
-
-def test_an_nnx_module_is_taken_as_jit_takes_it():
-    drop = nnx.Dropout(0.5, deterministic=True, rngs=nnx.Rngs(0))
-    x = normal(1, 4, 8, dtype=jnp.float32)
-    assert not takes_more_than_arrays((nnx.Linear(8, 8, rngs=nnx.Rngs(0)), x))
-    compiled = compiled_for(lambda drop, x: drop(x), drop, x)
-    assert (compiled(drop, x) == x).all()
 
 
 @pytest.mark.parametrize("function", [None, jnp.tanh], ids=["arrays alone", "a function"])
