@@ -83,19 +83,6 @@ def test_it_agrees_with_its_definition_over_50_minibatches(n, common):
     assert not any(np.any(s) for s in jax.tree.leaves(state.sketch))
 
 
-def test_in_the_middle_of_a_minibatch_it_goes_on_from_a_stored_state():
-    tx, params, grads = row(0.1, accumulation_steps=3), parameters(), gradients(6)
-    want = run(tx, params, grads)
-    half = run(tx, params, grads[:4])
-    assert any(np.any(s) for s in jax.tree.leaves(half[1].sketch))
-    leaves, structure = jax.tree.flatten(half)
-    params, state = jax.tree.unflatten(structure, [jnp.asarray(np.asarray(a)) for a in leaves])
-    for g in grads[4:]:
-        updates, state = jax.jit(tx.update)(g, state, params)
-        params = optax.apply_updates(params, updates)
-    jax.tree.map(np.testing.assert_array_equal, (params, state), want)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_with_one_microbatch_it_is_adam_to_the_bit(dtype):
     params, grads = parameters(dtype), gradients(12, dtype)

@@ -18,7 +18,6 @@ from jaxmem._planner.search.history import History
 from jaxmem._target.compile.backend import Local
 from jaxmem.errors import StepError
 from tests.shared import models
-from tests.shared.marks import slow
 from tests.shared.programs import nbytes
 
 pytestmark = [
@@ -231,14 +230,13 @@ def refusing(monkeypatch):
     return refused
 
 
-@pytest.mark.parametrize("which", [slow({2}), {2, 4}])
-def test_another_plan_is_found(refusing, which):
+def test_another_plan_is_found(refusing):
     """The first compile is of everything kept, the second the first guess."""
-    refusing |= which
+    refusing |= {2, 4}
     plan = jaxmem.plan(BUILD, *ARGS, budget=BUDGET)
     assert plan.compiled_bytes <= 2 * 2**20
     assert not plan.keeps_everything
-    assert plan.compiles > max(which), "all of them were tried, and more"
+    assert plan.compiles > 4, "all of them were tried, and more"
 
 
 def test_the_step_itself_has_to_compile(refusing):
