@@ -36,8 +36,8 @@ def test_idle_tags_are_told():
 
 
 def test_tags_that_auto_chose_are_not_told():
-    """The same tags, wasted and idle, in a block with a label that `jaxmem.auto` gives: a warning,
-    which would be an error here, would tell the user to move what is not his.
+    """Wasted and idle tags in a block with a label that `jaxmem.auto` gives: a warning, which would
+    be an error here, would tell the user to move tags that are not the user's.
     """
 
     def block(x, p, key):

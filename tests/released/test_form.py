@@ -207,6 +207,7 @@ def one_number(i):
         ({"a": 1.0}, None, 2, "`layer` NoneType; expected .* a function"),
         ({"a": 1.0}, one_number, 0, "`count` is 0; expected .* at least 1"),
         ({"a": 1.0}, one_number, 2.0, "`count` is 2.0; expected"),
+        ({"a": 1.0}, lambda i: {"n": i}, 2, r"`params\['blocks'\]\['n'\]` is int32"),
     ],
 )
 def test_what_cannot_be_created_says_what_is_expected(outer, layer, count, match):

@@ -16,7 +16,6 @@ import jaxmem
 from jaxmem._model.states import layout
 from jaxmem._model.states.layout import Copied, Stacks, buffers_of, parts_of
 from jaxmem._model.states.places import Places
-from jaxmem.errors import OptimizerError
 from tests.shared import tiny_lm
 
 pytestmark = [
@@ -123,15 +122,6 @@ def test_a_state_that_is_created_a_layer_at_a_time_is_the_split_first_state(how)
     where = lambda a: (a.dtype, a.sharding)
     assert jax.tree.map(where, made) == jax.tree.map(where, whole)
     same(made, whole)
-
-
-def test_what_cannot_be_created_is_refused():
-    step, outer = released(), {"embedding": jnp.ones((3, 2))}
-    layer = lambda i: {"up": jnp.ones((2, 2)) * i}
-    with pytest.raises(OptimizerError, match="`persist` is 4; expected .* 0 to 3"):
-        step.create(outer, layer, 3, 4)
-    with pytest.raises(OptimizerError, match=r"`params\['blocks'\]\['n'\]` is int32"):
-        step.create(outer, lambda i: {"n": i}, 3)
 
 
 def test_nothing_is_copied_where_nothing_moves():
