@@ -3,6 +3,8 @@
 import jax
 import numpy as np
 
+from jaxmem._model.auto.calls import traced
+from jaxmem._model.auto.find import Finder, read
 from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem.plans import Assignment
 from tests.shared.foreign import plain as models
@@ -24,3 +26,10 @@ def blocks_in(step, *args) -> int:
 def farthest(got, want) -> float:
     pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
     return max(float(np.abs(np.subtract(a, b)).max()) for a, b in pairs)
+
+
+def layers_of(loss, *args) -> list:
+    """Returns the layers that are found in a loss."""
+    finder, call = Finder(NOTHING), traced(loss, args, {})
+    jax.eval_shape(lambda *xs: finder.with_blocks(read(call.closed)).run(xs), *call.arrays)
+    return finder.found

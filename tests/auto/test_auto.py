@@ -11,15 +11,14 @@ import pytest
 from flax import nnx
 
 import jaxmem
-from jaxmem._core.groups import ungrouped
 from jaxmem._model.auto.calls import traced
 from jaxmem._model.auto.find import Finder, read
 from jaxmem.errors import StepError, TagError
 from jaxmem.plans import Assignment
+from tests.auto.steps import layers_of
 from tests.shared.foreign import flax_models, maxtext
 from tests.shared.foreign import plain as models
 from tests.shared.foreign.size import SMALL, normal, tokens
-from tests.shared.marks import slow
 
 pytestmark = pytest.mark.standard_promotion
 
@@ -44,12 +43,6 @@ MODELS = {
     ),
     "linen, batch statistics": flax_models.resnet_with_batch_statistics,
 }
-
-
-def found_in(loss, *args):
-    finder, call = Finder(NOTHING), traced(loss, args, {})
-    jax.eval_shape(lambda *xs: finder.with_blocks(read(call.closed)).run(xs), *call.arrays)
-    return finder.found
 
 
 def gradients(loss, params, args):
@@ -78,13 +71,8 @@ def farthest(got, want) -> float:
     return max(float(np.abs(np.subtract(a, b)).max()) / m for (a, b), m in zip(pairs, largest))
 
 
-QUICK = {
-    "gemma, a Python loop", "recurrent over time", "MaxText's names and softmax",
-}  # fmt: skip
-
-
 @pytest.mark.quick("MaxText's names and softmax", "recurrent over time")
-@pytest.mark.parametrize("name", [n if n in QUICK else slow(n) for n in MODELS])
+@pytest.mark.parametrize("name", MODELS)
 def test_the_gradients_are_the_models_own(name):
     """Under every assignment, and the two extreme ones are different programs."""
     loss, params, args = MODELS[name]()
@@ -124,7 +112,7 @@ def test_layers_have_names_of_their_modules_and_kinds():
     def loss(key):
         variables = model.init({"params": key, "dropout": key}, batch)
         apply = lambda v: model.apply(v, batch, rngs={"dropout": key}).mean()
-        found.extend(found_in(apply, variables))
+        found.extend(layers_of(apply, variables))
 
     jax.eval_shape(loss, jax.random.key(0))
     (layer,) = found
@@ -137,7 +125,7 @@ def test_layers_have_names_of_their_modules_and_kinds():
 
 def test_equal_layers_of_a_loop_share_their_names():
     loss, params, args = models.gemma_in_a_loop()
-    layers = found_in(loss, params, *args)
+    layers = layers_of(loss, params, *args)
     assert len(layers) >= SMALL.layers - 1
     (names,) = {tuple((c.name, c.kind) for c in layer.candidates) for layer in layers}
     assert len(set(names)) == len(names)
@@ -161,7 +149,7 @@ def test_what_only_looks_like_a_softmax_keeps_its_derivative(divisor):
     own = lambda params, x: (
         jax.lax.scan(lambda x, p: (x + jax.nn.softmax(x @ p["a"], 0) @ p["b"], None), x, params)[0]
     ).mean()
-    (found,) = found_in(own, params, x)
+    (found,) = layers_of(own, params, x)
     assert "softmax" in [c.kind for c in found.candidates], "a softmax is still one"
 
 
@@ -194,7 +182,7 @@ def test_blocks_and_tags_of_the_users_own_stay():
         return models.gemma_layer(jaxmem.tag(x, "mine", kind="residual"), p), None
 
     loss = lambda params, x: (jax.lax.scan(tagged, x, params)[0] ** 2).mean()
-    (layer,) = found_in(loss, params, x)
+    (layer,) = layers_of(loss, params, x)
     assert "in" not in [c.name for c in layer.candidates], "the user's tag is at the input"
     keep = Assignment({"auto": {"mine": "keep"}})
     program = str(jax.make_jaxpr(jax.grad(jaxmem.auto(loss, keep)))(params, x))
@@ -262,26 +250,3 @@ def test_a_plan_that_does_not_name_a_layer_is_an_error():
     loss, params, args = models.gemma_in_a_scan()
     with pytest.raises(TagError, match="knows no block 'auto'"):
         jax.grad(jaxmem.auto(loss, Assignment({"block": {}})))(params, *args)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:jaxmem. offload is left out for block 'auto'")  # unrolled
-@pytest.mark.parametrize("scanned", [True, False])
-def test_a_model_is_planned_unchanged_within_its_budget(scanned):
-    """For a GPU that is not there: XLA:CPU saves nothing where layers are unrolled."""
-    loss, params, _ = models.gemma_in_a_scan() if scanned else models.gemma_in_a_loop()
-
-    def build(plan):
-        planned = jaxmem.auto(loss, plan)
-        return lambda params, batch: jax.tree.map(
-            lambda p, g: p - 0.1 * g, params, jax.grad(planned)(params, batch)
-        )
-
-    batch = jax.ShapeDtypeStruct((64, 129), jnp.int32)
-    params = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.float32), params)
-    whole = jaxmem.plan(build, params, batch, target="h200")
-    assert whole.compiled_bytes <= whole.baseline_bytes
-    assert whole.predicted_seconds <= whole.baseline_seconds
-    plan = jaxmem.plan(build, params, batch, target="h200", budget=int(0.6 * whole.baseline_bytes))
-    assert plan.compiled_bytes <= 0.6 * whole.baseline_bytes
-    assert {ungrouped(label) for label in plan.actions} == {"auto"}  # in one group or two

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem.plans import Assignment
+from tests.shared.compare import nonzero
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 
@@ -54,11 +55,9 @@ def test_gradients_are_the_models_own_and_a_step_is_planned(loss):
     with jax.set_mesh(mesh):
         params, x = {n: made(*s) for n, s in SHAPES.items()}, made((ROWS, WIDTH), P())
         want = jax.jit(jax.grad(loss))(params, x)
-        assert all(np.abs(a).max() > 0 for a in want.values())
         for plan in (Assignment.nothing(), Assignment.everything()):
             got = jax.jit(jax.grad(jaxmem.auto(loss, plan)))(params, x)
-            for name in want:
-                np.testing.assert_allclose(got[name], want[name], rtol=1e-4, atol=1e-6)
+            nonzero(got, want, 1e-4, 1e-6)
         step = lambda params, x: jax.grad(loss)(params, x)
         plan = jaxmem.plan(jaxmem.auto(step), params, x)
         assert {"softmax", "gelu"} <= {row.kind for row in plan.rows}

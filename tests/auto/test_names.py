@@ -11,9 +11,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
 from jaxmem._core.actions import KEEP, OFFLOAD
-from jaxmem._model.auto.step import planned_step
 from jaxmem._trace.jaxpr import equations
 from jaxmem.plans import Assignment
+from tests.auto.steps import layers_of
 from tests.shared.foreign import maxtext
 from tests.shared.foreign.size import normal
 
@@ -22,17 +22,9 @@ pytestmark = pytest.mark.standard_promotion
 WIDTH, LAYERS = 16, 3
 
 
-def found_in(loss, *args):
-    """The layers that are found in the gradient of `loss`."""
-    layers = []
-    step = planned_step(lambda *args: jax.grad(loss)(*args), Assignment.nothing(), layers)
-    jax.eval_shape(step, *args)
-    return layers
-
-
 def tags(loss, *args) -> dict[str, str]:
     """Kinds by the names of tags, of the last layer."""
-    return {c.name: c.kind for c in found_in(loss, *args)[-1].candidates}
+    return {c.name: c.kind for c in layers_of(loss, *args)[-1].candidates}
 
 
 def programs(loss, plan, *args):
@@ -140,7 +132,7 @@ def test_one_name_of_two_tensors_is_one_decision():
         return attention_layer(attention_layer(x, p), p)
 
     loss = functools.partial(in_a_scan, layer=layer)
-    (one,) = found_in(loss, PARAMS, X)
+    (one,) = layers_of(loss, PARAMS, X)
     assert [c.name for c in one.candidates if c.kind == "softmax"] == ["probs"] * 2
     rest = dict.fromkeys((c.name for c in one.candidates if c.name != "probs"), KEEP)
     kept, made = (Assignment({"auto": rest | more}) for more in ({"probs": KEEP}, {}))
@@ -150,7 +142,7 @@ def test_one_name_of_two_tensors_is_one_decision():
 def test_layers_of_a_loop_may_name_one_tensor_otherwise():
     own = lambda i: functools.partial(attention_layer, name=lambda a: checkpoint_name(a, f"p{i}"))
     loss = functools.partial(in_a_loop, layers=[own(i) for i in range(LAYERS)])
-    found = found_in(loss, PARAMS, X)
+    found = layers_of(loss, PARAMS, X)
     named = [[c.name for c in layer.candidates if c.kind == "softmax"] for layer in found]
     assert named == [[f"p{i}"] for i in range(LAYERS)]
 

@@ -13,11 +13,11 @@ from jax.sharding import AxisType, PartitionSpec
 
 import jaxmem
 from jaxmem._core.actions import KEEP, OFFLOAD
-from jaxmem._model.auto.calls import traced
-from jaxmem._model.auto.find import Finder, read
 from jaxmem._model.layer import block
 from jaxmem._trace.jaxpr import equations
 from jaxmem.plans import Assignment
+from tests.auto.steps import layers_of
+from tests.shared.compare import nonzero
 
 LAYERS, ROWS, WIDTH = 3, 16, 8
 
@@ -75,9 +75,7 @@ X = made(9, ROWS, WIDTH)
 
 
 def candidates(loss, *args):
-    finder, call = Finder(Assignment.nothing()), traced(loss, args, {})
-    jax.eval_shape(lambda *xs: finder.with_blocks(read(call.closed)).run(xs), *call.arrays)
-    return finder.found[0].candidates
+    return layers_of(loss, *args)[0].candidates
 
 
 def rule_of(loss):
@@ -113,9 +111,7 @@ def test_gradients_are_the_models_own(loss, choice):
     plan = Assignment({"auto": kept})
     want = jax.jit(jax.grad(loss, argnums=(0, 1)))(PARAMS, X)
     got = jax.jit(jax.grad(jaxmem.auto(loss, plan), argnums=(0, 1)))(PARAMS, X)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert np.abs(b).max() > 0
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    nonzero(got, want, 1e-5, 1e-7)
     np.testing.assert_allclose(jaxmem.auto(loss, plan)(PARAMS, X), loss(PARAMS, X), rtol=1e-6)
 
 
@@ -166,9 +162,7 @@ def test_one_whose_result_is_not_saved_keeps_what_it_saves():
     (name,) = [c.name for c in candidates(loss, params, X) if c.kind == "exact"]
     want = jax.grad(loss)(params, X)
     got = jax.grad(jaxmem.auto(loss, Assignment({"auto": {name: KEEP}})))(params, X)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert np.abs(b).max() > 0
-        np.testing.assert_allclose(a, b, rtol=1e-5)
+    nonzero(got, want, 1e-5)
 
 
 def test_a_rule_that_asks_which_operands_have_a_derivative_is_left_alone():
@@ -201,27 +195,6 @@ def test_a_rule_that_asks_which_operands_have_a_derivative_is_left_alone():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6 * float(np.abs(b).max()))
 
 
-@pytest.mark.quick("True")
-@pytest.mark.parametrize("checked", [True, False])
-def test_inside_a_shard_map(checked):
-    """Where devices' parts have types of their own."""
-    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
-    inside = jax.shard_map(
-        lambda params, x: jax.lax.pmean(scanned(params, x[0]), "data"),
-        mesh=mesh,
-        in_specs=(PartitionSpec(), PartitionSpec("data")),
-        out_specs=PartitionSpec(),
-        check_vma=checked,
-    )
-    x = X[None]
-    want = jax.jit(jax.grad(inside))(PARAMS, x)
-    for plan in (Assignment.nothing(), Assignment.everything()):
-        got = jax.jit(jax.grad(jaxmem.auto(inside, plan)))(PARAMS, x)
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-            assert np.abs(b).max() > 0
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-
-
 def mapped_in(checked: bool):
     """A loss whose attention is inside a `jax.shard_map`, as those that XLA does not divide are."""
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
@@ -244,30 +217,19 @@ def test_what_is_kept_of_a_rule_inside_a_shard_map_does_not_run_again(checked):
     for kept in (every, without, {name: OFFLOAD}, {}):
         plan = Assignment({"auto": kept})
         got = jax.jit(jax.grad(jaxmem.auto(loss, plan)))(PARAMS, X)
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-            assert np.abs(b).max() > 0
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+        nonzero(got, want, 1e-5, 1e-7)
 
 
-def test_a_plan_tells_of_a_rule_inside_a_shard_map():
-    def step(params, x):
-        return jax.tree.map(lambda a, g: a - g, params, jax.grad(mapped_in(False))(params, x))
-
-    plan = jaxmem.plan(jaxmem.auto(step), PARAMS, X, budget="1GiB", target="local")
-    (row,) = [r for r in plan.rows if r.tag == rule_of(mapped_in(False))]
-    assert row.bytes_before == 4 * ROWS * (WIDTH + 1), "its result, and its sums"
-
-
-def test_a_plan_keeps_them_together():
+@pytest.mark.parametrize("loss", [scanned, mapped_in(False)], ids=["a scan", "a shard_map"])
+def test_a_plan_keeps_what_a_rule_saves_together(loss):
     """Under one name: the sums are small, and without them the result is of no use."""
 
     def step(params, x):
-        return jax.tree.map(lambda a, g: a - g, params, jax.grad(scanned)(params, x))
+        return jax.tree.map(lambda a, g: a - g, params, jax.grad(loss)(params, x))
 
     plan = jaxmem.plan(jaxmem.auto(step), PARAMS, X, budget="1GiB", target="local")
-    name = rule_of(scanned)
-    (row,) = [r for r in plan.rows if r.tag == name]
-    assert row.bytes_before == 4 * ROWS * (WIDTH + 1)
+    (row,) = [r for r in plan.rows if r.tag == rule_of(loss)]
+    assert row.bytes_before == 4 * ROWS * (WIDTH + 1), "its result, and its sums"
 
 
 def test_what_the_derivative_reads_is_asked_once_for_equal_layers(monkeypatch):

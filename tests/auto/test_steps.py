@@ -1,8 +1,14 @@
 """`jaxmem.auto` of whole training steps: what they differentiate is seen, however they name it, and
-nothing else is changed.
+nothing else is changed: elsewhere, and afterwards, JAX is as it was.
 """
 
+import contextlib
 import functools
+import gc
+import sys
+import threading
+import types
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +18,10 @@ from flax import nnx
 from jax import grad as gradient_by_another_name
 
 import jaxmem
-from jaxmem.errors import StepError
+from jaxmem._model.auto.found_layers import found_layers
+from jaxmem._trace.rewrite import Program
+from jaxmem.errors import JaxmemWarning, StepError
+from jaxmem.plans import Assignment
 from tests.auto.steps import ARGS, LOSS, NOTHING, PARAMS, blocks_in, farthest, update
 from tests.shared.foreign import flax_models
 from tests.shared.foreign import plain as models
@@ -193,3 +202,161 @@ def test_a_plan_of_a_step_runs_it():
     assert plan.keeps_everything
     copy = jax.tree.map(jnp.copy, PARAMS)
     assert farthest(plan.step(copy, *ARGS), own_result()) < 1e-13
+
+
+def test_a_step_that_is_run_has_the_labels_of_its_plan():
+    """Whatever its trial trace looks like: a step may do more while it is traced than when run."""
+    groups = Assignment({"auto": {}})
+
+    def step(params, batch):
+        def loss(p):
+            traced = isinstance(batch, jax.core.Tracer)
+            return LOSS(p, batch) * (jnp.cos(0.0) if traced else 1.0)
+
+        return update(params, jax.grad(loss)(params)), 0.0
+
+    for _ in range(2):
+        got, _ = jaxmem.auto(step, groups)(PARAMS, *ARGS)
+    assert farthest(got, step(PARAMS, *ARGS)[0]) < 1e-13
+
+
+def test_static_arguments_may_be_numbers_of_numpy():
+    step = jax.jit(
+        lambda p, batch, n: update(p, jax.grad(lambda p: int(n) * LOSS(p, batch))(p)),
+        static_argnums=2,
+    )
+    got = jaxmem.auto(step, NOTHING)(PARAMS, *ARGS, np.int32(2))
+    assert farthest(got, step(PARAMS, *ARGS, np.int32(2))) < 1e-13
+
+
+def test_caches_of_jit_do_not_hold_a_planned_step():
+    """What it is made of, arrays among that, would stay for as long as the user's function."""
+    inner = jax.jit(own_gradients)
+    planned = jaxmem.auto(lambda params, batch: update(params, inner(params, batch)))(NOTHING)
+    assert blocks_in(planned, PARAMS, *ARGS) > 0
+    held = weakref.ref(planned)
+    del planned
+    gc.collect()
+    assert held() is None
+
+
+def test_a_loop_of_calls_keeps_no_programs():
+    """Each call traces the loss anew; what it was traced to goes when the call is over."""
+    planned = jaxmem.auto(LOSS, NOTHING)
+    programs = lambda: sum(isinstance(x, Program) for x in gc.get_objects())
+    counts = []
+    for _ in range(3):
+        jax.eval_shape(planned, PARAMS, *ARGS)
+        gc.collect()
+        counts.append(programs())
+    assert counts[0] == counts[1] == counts[2]
+
+
+def own_gradients(params, batch):
+    return jax.grad(LOSS)(params, batch)
+
+
+def nested(params, batch):
+    def loss(params, batch):
+        inner = jax.grad(LOSS)(params, batch)
+        return LOSS(params, batch) + sum((g**2).sum() for g in jax.tree.leaves(inner))
+
+    return update(params, jax.grad(loss)(params, batch))
+
+
+def test_of_nested_gradients_the_outermost_is_planned():
+    """Its loss holds three loops over layers: its own, and the inner gradient's two."""
+    planned = jaxmem.auto(nested)(NOTHING)
+    assert blocks_in(planned, PARAMS, *ARGS) > 0
+    assert len(found_layers(nested, (PARAMS, *ARGS))) == 3, "the inner gradient is none of its own"
+
+
+@pytest.mark.slow
+def test_nested_gradients_are_the_steps_own():
+    got, want = jax.jit(jaxmem.auto(nested)(NOTHING))(PARAMS, *ARGS), jax.jit(nested)(PARAMS, *ARGS)
+    assert farthest(got, want) < 1e-10
+
+
+GRADIENT = jax.value_and_grad(LOSS)
+
+
+def helper(params, batch):
+    return GRADIENT(params, batch)
+
+
+def with_a_gradient_made_before(params, batch):
+    value, gradients = helper(params, batch)
+    return update(params, gradients), value
+
+
+def test_a_gradient_that_was_made_before_is_named():
+    with pytest.raises(StepError, match=r"GRADIENT \(of loss, .*plain.py:\d+\)"):
+        jaxmem.plan(jaxmem.auto(with_a_gradient_made_before), PARAMS, *ARGS)
+    made = jax.grad(LOSS)
+    with pytest.raises(StepError, match=r"it uses made \(of loss"):
+        jaxmem.auto(lambda params, batch: made(params, batch))(NOTHING)(PARAMS, *ARGS)
+    partial = functools.partial(jax.grad, has_aux=False)
+    with pytest.raises(StepError, match=r"it uses partial \(a partial of jax.grad\)"):
+        jaxmem.auto(lambda params, batch: partial(LOSS)(params, batch))(NOTHING)(PARAMS, *ARGS)
+    with pytest.raises(StepError, match="called none of jax.grad"):
+        jaxmem.auto(lambda params, batch: params)(NOTHING)(PARAMS, *ARGS)
+    with pytest.raises(StepError, match=r"GRADIENT \(of loss"):
+        jaxmem.auto(with_a_gradient_made_before, NOTHING)(PARAMS, *ARGS)  # not taken for a loss
+    hidden = {"grad": jax.grad}
+    with pytest.raises(StepError, match="called none of jax.grad"):
+        jaxmem.auto(lambda p, b: hidden["grad"](LOSS)(p, b), NOTHING)(PARAMS, *ARGS)
+
+
+def test_a_step_taken_for_a_loss_is_told():
+    loss_first = lambda params, batch: with_a_gradient_made_before(params, batch)[::-1]
+    told = pytest.warns(JaxmemWarning, match=r"taken for a loss, and uses GRADIENT \(of loss")
+    with told, contextlib.suppress(StepError):
+        jaxmem.auto(loss_first, NOTHING)(PARAMS, *ARGS)
+
+
+def own_step(params, batch):
+    return update(params, jax.grad(LOSS)(params, batch))
+
+
+def test_other_threads_are_not_seen():
+    """One thread is in the middle of tracing its planned step while another takes gradients."""
+    inside, done = threading.Event(), threading.Event()
+    elsewhere = []
+
+    def loss(params, batch):
+        inside.set()
+        assert done.wait(60)
+        return LOSS(params, batch)
+
+    def other():
+        assert inside.wait(60)
+        elsewhere.append(blocks_in(own_step, PARAMS, *ARGS))
+        done.set()
+
+    def step(params, batch):
+        return update(params, jax.grad(loss)(params, batch))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert blocks_in(jaxmem.auto(step)(NOTHING), PARAMS, *ARGS) > 0
+    thread.join()
+    assert elsewhere == [0]
+
+
+def test_nothing_stays_replaced():
+    """Neither after an error, nor in a module that was imported while a step was traced."""
+    before = jax.grad, jax.value_and_grad, jax.vjp
+    late = types.ModuleType("imported_late")
+
+    def step(params, batch):
+        exec("from jax import grad, value_and_grad, vjp", vars(late))
+        sys.modules["imported_late"] = late
+        raise RuntimeError("of the user's own")
+
+    try:
+        with pytest.raises(RuntimeError, match="of the user's own"):
+            jaxmem.auto(step)(NOTHING)(PARAMS, *ARGS)
+    finally:
+        sys.modules.pop("imported_late", None)
+    assert (jax.grad, jax.value_and_grad, jax.vjp) == before
+    assert (late.grad, late.value_and_grad, late.vjp) == before

@@ -1,7 +1,5 @@
 """Blocks are found, counted and told apart from what is around them, however a step is written."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -24,23 +22,18 @@ def classes(build, *args):
     return block_classes(trace(build, *args))
 
 
-SHAPES = jax.eval_shape(lambda: (models.parameters(3), models.batch(4)))
+SHAPES = models.shapes(3, size=4)
 
 
-def linear(_):
-    """The same loss without its square: its cotangents are constants."""
+def linear(policy):
+    """The loss without its square: its cotangents are constants."""
+    layer = jax.checkpoint(models.block, policy=policy, prevent_cse=False)
 
-    def wrapped(policy):
-        layer = jax.checkpoint(models.block, policy=policy, prevent_cse=False)
+    def loss(p, x):
+        keys = jnp.arange(3, dtype=jnp.float32)
+        return jax.lax.scan(lambda x, one: (layer(x, *one), None), x, (p, keys))[0].sum()
 
-        def loss(p, x):
-            return jax.lax.scan(
-                lambda x, one: (layer(x, *one), None), x, (p, jnp.arange(3, dtype=jnp.float32))
-            )[0].sum()
-
-        return loss
-
-    return wrapped
+    return loss
 
 
 def cast_outside(policy):
@@ -69,7 +62,7 @@ def auxiliary(policy):
     [
         (models.scanned, 1, 3, 3),
         (models.scanned, 2, 3, 6),
-        (linear(models.scanned), 1, 3, 3),
+        (linear, 1, 3, 3),
         (cast_outside, 1, 3, 3),
         (auxiliary, 1, 3, 3),
     ],
@@ -111,24 +104,20 @@ def test_a_block_that_ends_in_the_loss():
     assert [t.name for t in block.tags] == ["u", "h"]
 
 
-def two_classes(policy_of):
+def build_two(plan):
+    def other(x, w):
+        return x + jnp.tanh(jaxmem.tag(jnp.sin(jaxmem.tag(x, "in") @ w), "h"))
+
+    policy_of = lambda label: jaxmem.remat_policy(plan, block=label)
+    first = jax.checkpoint(models.block, policy=policy_of("encoder"), prevent_cse=False)
+    second = jax.checkpoint(other, policy=policy_of("decoder"), prevent_cse=False)
+
     def loss(p, x):
-        first = jax.checkpoint(models.block, policy=policy_of("encoder"), prevent_cse=False)
-
-        def other(x, w):
-            return x + jnp.tanh(jaxmem.tag(jnp.sin(jaxmem.tag(x, "in") @ w), "h"))
-
-        second = jax.checkpoint(other, policy=policy_of("decoder"), prevent_cse=False)
         keys = jnp.arange(3, dtype=jnp.float32)
         x, _ = jax.lax.scan(lambda x, one: (first(x, *one), None), x, (p, keys))
         x, _ = jax.lax.scan(lambda x, w: (second(x, w), None), x, p["a"][:2])
         return (x * x).sum()
 
-    return loss
-
-
-def build_two(plan):
-    loss = two_classes(functools.partial(lambda label: jaxmem.remat_policy(plan, block=label)))
     return lambda p, x: jax.tree.map(lambda a, g: a - g, p, jax.grad(loss)(p, x))
 
 
@@ -156,13 +145,9 @@ def test_inside_shard_map_and_jit():
 def test_fingerprint_changes_with_shapes_alone():
     of = lambda build, *args: plan_fingerprint(classes(build, *args))
     build = models.build_with(models.scanned)
-    assert of(build, *SHAPES) == of(models.build_with(linear(models.scanned)), *SHAPES)
-    assert of(build, *SHAPES) != of(
-        build, *jax.eval_shape(lambda: (models.parameters(3), models.batch(8)))
-    )
-    assert of(build, *SHAPES) != of(
-        build, *jax.eval_shape(lambda: (models.parameters(4), models.batch(4)))
-    )
+    assert of(build, *SHAPES) == of(models.build_with(linear), *SHAPES)
+    for other in (models.shapes(3, size=8), models.shapes(4, size=4)):
+        assert of(build, *SHAPES) != of(build, *other)
 
 
 def test_a_step_without_blocks_says_what_to_wrap():

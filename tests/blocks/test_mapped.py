@@ -1,6 +1,9 @@
-"""Tags inside a `jax.shard_map` of a block are decided, with the bytes of one device."""
+"""Tags inside a `jax.shard_map` of a block are decided, with the bytes of one device. Gradients
+under plans for such tags are those without a checkpoint, on eight devices in their own process.
+"""
 
 import functools
+import itertools
 import math
 import warnings
 
@@ -23,7 +26,7 @@ from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import batch_axes
 from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning
-from tests.shared import mapped, occurrences
+from tests.shared import children, mapped, occurrences
 from tests.shared.audit import audit
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.todays_checkpoint]
@@ -151,3 +154,33 @@ def test_a_tag_that_is_not_decided_is_told_with_its_bytes():
     with pytest.warns(JaxmemWarning, match=rf"tags 'hidden' \({size}.0 KiB a layer\) of block"):
         made = profile(step.jaxpr, LIMIT, Allowed(ALL, ALL), axes={"data": 2, "fsdp": 2})
     assert {t.name for t in made.blocks[0].tags} == {"q", "up"}
+
+
+EXACT = "keep", "recompute", "offload", "loop", "auto"
+NAMES = "wholly", "partly", "by_tensor", "summed", "ring", "ruled"
+
+
+def errors(*names) -> dict[str, dict[str, float]]:
+    found: dict = {}
+    for row in children.rows(children.with_cpus(8), "tests.programs.mapped_gradients", *names):
+        found |= row
+    assert set(found) == set(names)
+    return found
+
+
+def check(found):
+    for name, of_plan in found.items():
+        exact = {plan: of_plan[plan] for plan in EXACT}
+        assert exact == pytest.approx(dict.fromkeys(EXACT, 0.0), abs=1e-10), name
+        # A codec in the place of the tensor changes the gradient, and not by much.
+        assert 1e-4 < of_plan["compress"] < 0.5, name
+
+
+def test_gradients_are_those_without_a_checkpoint():
+    check(errors("wholly:Auto:unchecked"))
+
+
+@pytest.mark.slow
+def test_gradients_in_every_other_way():
+    every = itertools.product(NAMES, ("Auto", "Explicit"), ("checked", "unchecked"))
+    check(errors(*(":".join(one) for one in every)))

@@ -24,12 +24,7 @@ pytestmark = [
     pytest.mark.jax_defaults,
 ]
 LAYERS, BATCH, SEQUENCE, WIDTH = 3, 4, 16, 32
-SHAPES = jax.eval_shape(
-    lambda: (
-        models.parameters(LAYERS, WIDTH, jnp.float32),
-        models.batch(BATCH, SEQUENCE, WIDTH, jnp.float32),
-    )
-)
+SHAPES = models.shapes(LAYERS, WIDTH, BATCH, SEQUENCE)
 X = LAYERS * BATCH * SEQUENCE * WIDTH * 4
 
 
@@ -99,9 +94,7 @@ def test_a_plan_warns_of_a_block_without_tags():
 
 
 def test_explain_names_untagged_tensors_where_they_hold_most():
-    big = jax.eval_shape(
-        lambda: (models.parameters(8, 16, jnp.float32), models.batch(64, 64, 16, jnp.float32))
-    )
+    big = models.shapes(8, 16, 64, 64)
     advice = jaxmem.explain(build_of(without_tags), *big).advice
     assert advice.startswith("untagged tensors hold most")
     assert line_of(without_tags, "jnp.tanh") in advice
@@ -110,20 +103,9 @@ def test_explain_names_untagged_tensors_where_they_hold_most():
 def test_a_budget_error_names_what_to_tag_where_saved_tensors_are_the_largest_part():
     """The block's input, which is kept at the least, is larger than the other parts here."""
 
-    def step(plan):
-        layer = jax.checkpoint(with_tags, policy=jaxmem.remat_policy(plan), prevent_cse=False)
-
-        def loss(p, x):
-            y, _ = jax.lax.scan(lambda x, one: (layer(x, one, 0), None), x, p)
-            return y.mean()
-
-        return lambda p, x: jax.tree.map(lambda w, g: w - g, p, jax.grad(loss)(p, x))
-
-    big = jax.eval_shape(
-        lambda: (models.parameters(64, 16, jnp.float32), models.batch(8, 64, 16, jnp.float32))
-    )
+    big = models.shapes(64, 16, 8, 64)
     with pytest.raises(jaxmem.errors.BudgetError, match="largest part is tensors saved") as caught:
-        jaxmem.plan(step, *big, budget=2**20)
+        jaxmem.plan(build_of(with_tags), *big, budget=2**20)
     assert "or tag more tensors; the largest tensors that no tag names are" in str(caught.value)
     assert line_of(with_tags, "jnp.tanh") in str(caught.value)
     assert np.isfinite(caught.value.least_bytes)

@@ -7,7 +7,6 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxmem
 from jaxmem._core.assignment import Assignment
@@ -15,9 +14,9 @@ from jaxmem._core.database import Database
 from jaxmem._target.compile.backend import Deviceless
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
-from jaxmem._trace.job import Job
 from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning, TargetError
+from tests.released.test_streamed_deviceless import host
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 ANSWER = Compiled(10, 4, 5, 2, 1, 0, 1e-3, 100, 1, 0.5)
@@ -48,8 +47,8 @@ def backend(monkeypatch):
     return lambda name: Deviceless(Target.parse(name))
 
 
-def step(size: int, sharding=None):
-    args = (jax.ShapeDtypeStruct((size, 8), jnp.float32, sharding=sharding),)
+def step(size: int):
+    args = (jax.ShapeDtypeStruct((size, 8), jnp.float32),)
     return trace(lambda _: lambda x: x + 1, None, args)
 
 
@@ -65,19 +64,8 @@ def test_devices_that_the_step_is_not_sharded_over_are_told_once(backend):
     assert str(w[0].message).endswith("over a mesh of 2 devices"), "no smaller target to plan for"
 
 
-def test_a_step_that_is_sharded_and_pieces_of_one_are_not_told_of(backend):
-    mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    sharding = NamedSharding(mesh, PartitionSpec("data"))
-    eight = backend("h200:8")
-    eight.compile_fully(*step(16, sharding)).result()
-    eight.times([Job(lambda x: x * 2, (jax.ShapeDtypeStruct((8,), jnp.float32),))])
-    backend("h200").compile_fully(*step(16)).result()
-
-
 def test_arguments_in_host_memory_want_a_jaxlib_that_reads_them(backend, monkeypatch):
-    mesh = AbstractMesh((1,), ("data",), axis_types=(AxisType.Auto,))
-    there = NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host")
-    args = (jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=there),)
+    args = (host(16, 8),)
     stage, traced = trace(lambda _: lambda x: x, None, args)
     h200 = backend("h200")
     wants = r"host memory, and .* 'h200' jaxlib 0.11.0 reads .* 0.11.1 or later"

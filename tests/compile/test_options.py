@@ -1,14 +1,22 @@
-"""Options that XLA is asked with: copies of loops run beside work, on every kind of GPU."""
+"""Options that XLA is asked with: copies of loops run beside work, on every kind of GPU. Options of
+a released step that is divided over devices, without a plan.
+"""
+
+import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+import jaxmem
 from jaxmem._model.states.store import counted, fetch
 from jaxmem._target.compile.options import HIDING, options_of
 from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._trace.export import export_flat
+from jaxmem.plans import Assignment, compiler_options
+from tests.shared import tiny_lm
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 LAYERS, WIDTH = 6, 1024
@@ -96,3 +104,29 @@ def test_with_them_a_layer_is_fetched_beside_products_on_every_gpu(target, hides
             assert fetched
             beside.append(all(t.products for t in fetched))
     assert beside == [hides_unasked, True]
+
+
+DEVICES, STACK = 4, 4
+
+
+@pytest.mark.parametrize(
+    ("divided", "persist", "hides"),
+    [("moments", STACK, False), ("states", STACK, False), ("layers", STACK, True)]
+    + [("layers", 1, True)],
+)
+def test_loops_that_gather_layers_ask_for_the_scheduler_of_resident_states_too(
+    divided, persist, hides
+):
+    mesh = AbstractMesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
+    tx = jaxmem.adama(1e-3, axis_name="data")
+    step = tiny_lm.released(tx, plan=Assignment({"block": {}}))
+    make = functools.partial(tiny_lm.parameters, np.float32, layers=STACK, width=16)
+    shapes = jax.eval_shape(lambda: step.init(make()))
+    put = lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec))
+    specs = step.specs(shapes[0], DEVICES, divided)
+    state = step.split(jax.tree.map(put, shapes, specs), persist)
+    batch = put(jax.ShapeDtypeStruct((2 * DEVICES, 6), jnp.int32), PartitionSpec("data"))
+    found = compiler_options(
+        step.data_parallel(mesh, divided), state, batch, target=f"a100-80gb:{DEVICES}"
+    )
+    assert found == ({HIDING: True} if hides else {})

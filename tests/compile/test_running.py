@@ -1,4 +1,6 @@
-"""Whole steps are run as often as wanted, and nothing of the user's is changed by it."""
+"""Whole steps are run as often as wanted, and nothing of the user's is changed by it. Pieces of a
+step are timed on arguments of their own kind.
+"""
 
 import dataclasses
 
@@ -11,6 +13,7 @@ from flax import nnx
 from jaxmem._target.compile import running
 from jaxmem._target.compile.backend import Local
 from jaxmem._target.compile.running import CannotRun, StepRun, in_turns, obstacle
+from jaxmem._target.compile.timing import sample
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 
@@ -68,15 +71,8 @@ def test_steps_take_turns_until_the_time_is_over(monkeypatch):
     monkeypatch.setattr(running.time, "perf_counter", lambda: float(next(clock)))
     seen = []
 
-    class Counted:
-        def __init__(self, name):
-            self.name = name
-
-        def __call__(self):
-            seen.append(self.name)
-            return 1.0
-
-    found = in_turns([Counted("a"), Counted("b"), Counted("c")], seconds=4.5)
+    counted = lambda name: lambda: seen.append(name) or 1.0
+    found = in_turns([*map(counted, "abc")], seconds=4.5)
     rounds = [tuple(seen[i : i + 3]) for i in range(0, len(seen), 3)]
     assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
     assert len(set(rounds)) > 1, "in an order of its own each time"
@@ -130,3 +126,17 @@ def test_a_step_that_fails_as_it_runs_is_not_timed(measured_times):
     built = backend.compile_fully(stage, told).result()
     with pytest.raises(CannotRun, match=r"(?s)running it raised .*division by zero"):
         backend.run([built], told, (SHAPE,), 0.01)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_a_random_key_is_of_the_generator_that_the_step_was_given(impl):
+    keys = jax.random.split(jax.random.key(3, impl=impl), (2, 3))
+    found = sample(jax.ShapeDtypeStruct(keys.shape, keys.dtype))
+    assert (found.shape, found.dtype) == (keys.shape, keys.dtype)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_numbers_are_ordinary(dtype):
+    found = np.asarray(sample(jax.ShapeDtypeStruct((64, 64), dtype)), np.float32)
+    assert np.isfinite(found).all()
+    assert 0.8 < found.std() < 1.2

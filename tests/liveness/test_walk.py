@@ -1,4 +1,6 @@
-"""Live bytes of a walk: against an independent count, and against compiled programs."""
+"""Live bytes of a walk: against an independent count, and against compiled programs. A walk tells
+what a codec's kernel takes more than its reference, which XLA fuses.
+"""
 
 import hypothesis
 import jax
@@ -7,12 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+import jaxmem_kernels
 from jaxmem._model.states.store import counted, fetch
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
 from jaxmem._trace.liveness.kernels import kernels_of
 from jaxmem._trace.liveness.order import ORDERS, as_written
-from jaxmem._trace.liveness.walk import temporary_bytes
+from jaxmem._trace.liveness.walk import runs_references, temporary_bytes
 from jaxmem._trace.rewrite import flatten
+from tests.shared import models
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 KiB = 2**10
@@ -191,9 +198,8 @@ LAYERS, WIDTH = 6, 128
 def losses():
     """A loss whose layers are under checkpoints that save nothing, some and all."""
 
-    def layer(x, weights):
-        h = checkpoint_name(jax.nn.gelu(x @ weights[0]), "h")
-        return x + h @ weights[1], None
+    def layer(x, p, key):
+        return x + checkpoint_name(jax.nn.gelu(x @ p["up"]), "h") @ p["down"]
 
     policies = {
         "nothing": jax.checkpoint_policies.nothing_saveable,
@@ -201,18 +207,13 @@ def losses():
         "dots": jax.checkpoint_policies.dots_saveable,
         "everything": jax.checkpoint_policies.everything_saveable,
     }
-
-    def loss(policy):
-        body = jax.checkpoint(layer, policy=policy, prevent_cse=False)
-        return lambda weights, x: (jax.lax.scan(body, x, weights)[0] ** 2).sum()
-
-    return {name: loss(policy) for name, policy in policies.items()}
+    return {name: models.scanned(policy, layer) for name, policy in policies.items()}
 
 
 @pytest.mark.todays_checkpoint
 def test_walks_tell_what_compiled_steps_take():
-    weights = (jnp.ones((LAYERS, WIDTH, 4 * WIDTH)), jnp.ones((LAYERS, 4 * WIDTH, WIDTH)))
-    x = jnp.ones((512, WIDTH))
+    up, down = jnp.ones((LAYERS, WIDTH, 4 * WIDTH)), jnp.ones((LAYERS, 4 * WIDTH, WIDTH))
+    weights, x = {"up": up, "down": down}, jnp.ones((512, WIDTH))
     told, compiled = {}, {}
     for name, loss in losses().items():
         step = jax.jit(jax.grad(loss)).trace(weights, x)
@@ -246,3 +247,44 @@ def test_what_a_loop_fetches_from_host_memory_is_there_from_the_start_of_a_turn(
     # A CPU has no memory of another kind to fetch from.
     on_cpu = [walked(lambda x, far, w=w: loop(x, far, w), X, far, on_gpu=False) for w in (0, 1)]
     assert on_cpu[0] == on_cpu[1]
+
+
+ROWS = jax.ShapeDtypeStruct((512, 1024), jnp.float32)
+
+
+def masked(x):
+    """Packs which values are positive. A kernel reads a mask that was written; the reference's is
+    written nowhere.
+    """
+    packed = jaxmem_kernels.pack_bits(x > 0, jnp.asarray(False), group=64)
+    return packed
+
+
+def walked_on_two(jaxpr, divided: bool) -> int:
+    return 2 * temporary_bytes(jaxpr, (), on_gpu=True, shards=2, divided=divided)
+
+
+def test_a_walk_tells_what_compiled_kernels_take_more_than_references():
+    step = jax.jit(masked)
+    with backend_for(Target.parse("h200")) as backend:
+        with jaxmem_kernels.references():
+            references = backend.compile_fully(None, step.trace(ROWS)).result()
+        jax.clear_caches()
+        kernels = backend.compile_fully(None, step.trace(ROWS)).result()
+    more = kernels.total_bytes - references.total_bytes
+    assert more == pytest.approx(ROWS.size, rel=0.01), "a mask takes a byte a value"
+    jaxpr = step.trace(ROWS).jaxpr
+    assert walked_on_two(jaxpr, divided=True) - walked_on_two(
+        jaxpr, divided=False
+    ) == pytest.approx(more, rel=0.01)
+
+
+def test_references_run_where_xla_divides_arrays_and_not_inside_shard_map():
+    mesh = AbstractMesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    rows = PartitionSpec("data")
+    mapped = jax.shard_map(masked, mesh=mesh, in_specs=rows, out_specs=rows)
+    looped = lambda x: jax.lax.scan(lambda c, _: (c, masked(c)), x, length=2)[1]
+    assert runs_references(jax.make_jaxpr(masked)(ROWS))
+    assert runs_references(jax.make_jaxpr(looped)(ROWS))
+    assert not runs_references(jax.make_jaxpr(mapped)(ROWS))
+    assert not runs_references(jax.make_jaxpr(lambda x: x > 0)(ROWS))

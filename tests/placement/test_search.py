@@ -81,15 +81,6 @@ def test_an_answer_that_is_expected_to_fit_is_found_at_every_room_above_the_leas
     assert search(floor - MB, told).run() is None
 
 
-def test_what_compiles_teach_is_reckoned_with():
-    one = search(800 * MB, sums, more=150 * MB)
-    best = one.run()
-    assert best is not None
-    assert best.total <= 800 * MB
-    assert one.error == 150 * MB
-    assert len(one.trials) <= 3
-
-
 @hypothesis.settings(max_examples=40, deadline=None)
 @hypothesis.given(
     st.lists(st.integers(0, 400), min_size=7, max_size=7),

@@ -1,16 +1,25 @@
-"""Lines of a plan's table, and policies, in files."""
+"""A plan as plain text and as HTML, and what differs between two plans. Lines of a plan's table,
+policies, and plans that leave a step as its author wrote it: in a file, in a table, and on a page.
+"""
 
 import dataclasses
+import json
+from xml.etree import ElementTree
 
 import pytest
 
 import jaxmem
 from jaxmem._core.actions import KEEP, Action, Choice
+from jaxmem._result.plan.difference import difference
 from jaxmem._result.plan.file import read_assignment
+from jaxmem._result.plan.rows import Bytes, WrittenStep
 from jaxmem.errors import PlanFileError
 from tests.shared import plans
+from tests.shared.plans import CODEC, WHY, other, plan
 
 pytestmark = pytest.mark.core
+MIB = 2**20
+WRITTEN = WrittenStep(7 * MIB, 0, 0.0135, Bytes(4 * MIB, 1 * MIB, 2 * MIB))
 
 
 def test_lines_of_several_tensors_say_how_many_and_others_are_as_they_were(tmp_path):
@@ -45,3 +54,99 @@ def test_a_policy_is_read_as_actions_by_name_or_as_a_plans(tmp_path):
 def test_a_policy_that_is_broken_is_named(data, field):
     with pytest.raises(PlanFileError, match=f"policy 'p.json', field `{field}`"):
         read_assignment(data, "p.json")
+
+
+def as_written() -> jaxmem.Plan:
+    return plans.plan(actions={}, rows=(), as_written=True, written=WRITTEN)
+
+
+@pytest.mark.parametrize("plan", [as_written(), plans.plan(written=WRITTEN)])
+def test_a_file_keeps_what_is_said_of_the_step_as_written(plan, tmp_path):
+    plan.save(tmp_path / "plan.json")
+    assert jaxmem.Plan.load(tmp_path / "plan.json") == plan
+    assert json.loads((tmp_path / "plan.json").read_text())["written"]["bytes"] == 7 * MIB
+
+
+def test_only_a_plan_that_leaves_the_step_may_have_no_actions(tmp_path):
+    data = as_written().to_json() | {"as_written": False}
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(PlanFileError, match="field `actions`"):
+        jaxmem.Plan.load(tmp_path / "plan.json")
+
+
+def test_the_two_baselines_have_names_of_their_own(tmp_path):
+    for made in (as_written(), plans.plan(written=WRITTEN)):
+        text = str(made)
+        assert "everything kept: 20.0 MiB; as written: 7.0 MiB" in text
+        jaxmem.plans.report(made, tmp_path / "plan.html")
+        page = (tmp_path / "plan.html").read_text()
+        assert "As written" in page
+        assert "13.50 ms" in page
+    assert "the checkpoints of its own decide it" in str(as_written())
+    assert not as_written().keeps_everything
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.012, ": 2.00 ms more, ± 0.50 ms"),
+        (0.009, ": 1.00 ms less, ± 0.50 ms"),
+        (0.0104, ": equal as far as is known, ± 0.50 ms"),
+        (0.0096, ": equal as far as is known, ± 0.50 ms"),
+    ],
+)
+def test_times_are_told_beside_those_of_everything_kept_as_far_as_they_are_known(seconds, said):
+    told = plan(predicted_seconds=seconds, uncertain_seconds=5e-4, baseline_source="xla")
+    line = str(told).splitlines()[5]
+    start = f"step {1e3 * seconds:.2f} ms as predicted, everything kept 10.00 ms (XLA's estimate)"
+    assert line.startswith(start + said)
+
+
+def test_a_plan_that_keeps_everything_has_one_time():
+    kept = plan(actions={"block": {"*": KEEP}}, baseline_source="measured")
+    assert str(kept).splitlines()[5] == "step with everything kept 10.00 ms (measured); 3 compiles"
+
+
+def test_a_notebook_shows_the_same_table():
+    made = plan(notes=("<script>alert(1)</script>",))
+    text = made._repr_html_()
+    assert "<script>" not in text
+    read, plain = ElementTree.fromstring(text.replace("<br>", "\n")), str(made).splitlines()
+    cells = [cell.text for cell in read.iter() if cell.tag in ("th", "td")]
+    assert cells[:8] == plain[0].split()
+    assert cells[16:] == [
+        "up", "linear", "compress", "grouped_symmetric", "1.5 KiB", "512 B", "0.250", WHY,
+    ]  # fmt: skip
+    assert read.findtext("p").splitlines() == plain[3:]
+
+
+def test_the_difference_of_equal_plans_is_none():
+    same = difference(plan(), plan(profile_seconds=7.0))
+    assert str(same) == "the plans are the same"
+    assert same.to_json() == {"figures": {}, "seconds_comparable": True, "actions": {}}
+
+
+def test_the_difference_names_figures_and_tags():
+    found = difference(plan(), other())
+    assert str(found).splitlines() == [
+        "budget_bytes: 10.0 MiB -> 8.0 MiB (-2,097,152 bytes)",
+        "time_source: roofline -> measured",
+        "microbatches: - -> 4",
+        "predicted_seconds: 12.000 ms -> 13.000 ms, by other means: not to be compared",
+        "block/h: keep -> recompute",
+        "block/new: not in the plan -> offload",
+    ]
+    comparable = difference(plan(), plan(predicted_seconds=0.0135, actions={"block": {"*": "x"}}))
+    assert (
+        str(comparable).splitlines()[0] == "predicted_seconds: 12.000 ms -> 13.500 ms (+1.500 ms)"
+    )
+    assert f"block/up: compress {CODEC} -> not in the plan" in str(comparable)
+    assert "block/all that no tag names: not in the plan -> x" in str(comparable)
+
+
+def test_the_difference_as_json():
+    data = json.loads(json.dumps(difference(plan(), other()).to_json()))
+    assert data["figures"]["budget_bytes"] == [10 * 2**20, 8 * 2**20]
+    assert data["figures"]["microbatches"] == [None, 4]
+    assert data["seconds_comparable"] is False
+    assert data["actions"] == {"block": {"h": ["keep", "recompute"], "new": [None, "offload"]}}

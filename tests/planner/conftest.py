@@ -5,12 +5,9 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def own_database(tmp_path_factory):
+def own_database(own_database):
     """A module's plans know nothing of what others compiled. They may be made by other fixtures of
     the module, which come before a test's own settings: so JAX is set here too, as a user has it.
     """
     jax.config.update("jax_enable_x64", False)
     jax.config.update("jax_numpy_dtype_promotion", "standard")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield

@@ -20,6 +20,7 @@ from tests.auto.steps import blocks_in
 from tests.shared.foreign import plain as models
 from tests.shared.foreign.libraries import EquinoxModel
 from tests.shared.foreign.size import SMALL, cross_entropy, perturbed, tokens
+from tests.shared.programs import nbytes
 
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("own_cache")]
 LOSS, PARAMS, (BATCH,) = models.gemma_in_a_scan()
@@ -31,15 +32,13 @@ def step(params, batch, rate=0.1, *, power: int = 1):
     return jax.tree.map(lambda p, g: p - rate * g**power, params, gradients), loss
 
 
-def nbytes(function, *args, **options) -> int:
-    found = jax.jit(function, **options).lower(*args).compile().memory_analysis()
-    whole = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
-    return whole - found.alias_size_in_bytes
+def compiled_bytes(function) -> int:
+    return nbytes(jax.jit(function, donate_argnums=0).lower(PARAMS, BATCH).compile())
 
 
 @functools.cache
 def budget() -> int:
-    return int(SHARE * nbytes(step, PARAMS, BATCH, donate_argnums=0))
+    return int(SHARE * compiled_bytes(step))
 
 
 @functools.cache
@@ -205,12 +204,6 @@ def test_trace_lower_and_explain(planned):
     assert explained.total_bytes == planned.plan.compiled_bytes
 
 
-def test_inside_another_function_it_is_the_step_under_its_plan(planned):
-    planned(copied(PARAMS), BATCH)
-    outer = lambda params: planned(params, BATCH)[0]
-    assert blocks_in(outer, PARAMS)
-
-
 def test_inside_another_function_it_is_planned_for_the_shapes_there():
     """As where a library jits the step that it is given."""
     made = jaxmem.jit(step, budget(), actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
@@ -219,7 +212,7 @@ def test_inside_another_function_it_is_planned_for_the_shapes_there():
     assert made.plan.compiled_bytes <= budget()
     assert not made.plan.keeps_everything
     assert blocks_in(lambda *args: made(*args), PARAMS, BATCH)
-    assert nbytes(lambda *args: made(*args), PARAMS, BATCH, donate_argnums=0) <= budget()
+    assert compiled_bytes(lambda *args: made(*args)) <= budget()
 
 
 def test_inside_a_function_for_several_devices_it_runs_as_it_is():
@@ -271,20 +264,11 @@ def test_equinox_modules(scanned):
 
 
 @pytest.mark.filterwarnings("ignore:plan. the step replaces")  # it donates nothing
-def test_equinox_modules_are_planned_for_other_devices_too():
-    train, model, rest, want = equinox_train(True)
-    made = jaxmem.jit(train)
-    plan = jaxmem.plan(jaxmem.auto(made), model, *rest, budget="1GiB")
-    assert_updated(jaxmem.auto(made, plan)(model, *rest), want)
-
-
-@pytest.mark.filterwarnings("ignore:plan. the step replaces")  # it donates nothing
 def test_a_step_of_filter_jit_without_donation_is_planned():
     train, model, rest, want = equinox_train(True)
     jitted = eqx.filter_jit(train)
     assert_updated(jitted(model, *rest), want)  # what filter_jit traced before is no plan's
-    found = jitted.lower(model, *rest).compile().compiled.memory_analysis()
-    whole = found.temp_size_in_bytes + found.argument_size_in_bytes + found.output_size_in_bytes
+    whole = nbytes(jitted.lower(model, *rest).compile().compiled)
     made = jaxmem.jit(jitted, int(0.9 * whole))
     assert_updated(made(model, *rest), want)
     assert made.plan.compiled_bytes <= made.plan.budget_bytes < whole
@@ -324,33 +308,31 @@ def nnx_train(model, x):
     return loss
 
 
-def test_nnx_modules_inside_a_librarys_own_jit():
+@pytest.fixture
+def twins():
+    """Two equal models, and an input."""
     x = jnp.asarray(np.random.default_rng(0).standard_normal((8, 32)))
-    ours, theirs = Model(32, 4, nnx.Rngs(0)), Model(32, 4, nnx.Rngs(0))
-    made = jaxmem.jit(nnx_train, "1GiB", donate_argnums=0)
-    library, jitted = nnx.jit(lambda *args: made(*args)), nnx.jit(nnx_train)
-    assert float(library(ours, x)) == pytest.approx(float(jitted(theirs, x)), rel=1e-12)
-    assert_equal(nnx.state(ours), nnx.state(theirs))
-    assert made.plan.compiled_bytes
+    return Model(32, 4, nnx.Rngs(0)), Model(32, 4, nnx.Rngs(0)), x
 
 
-def test_nnx_modules_are_updated():
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((8, 32)))
-    ours, theirs = Model(32, 4, nnx.Rngs(0)), Model(32, 4, nnx.Rngs(0))
+@pytest.mark.parametrize("jit_of_a_library", [False, True])
+def test_nnx_modules_are_updated(jit_of_a_library, twins):
+    ours, theirs, x = twins
     made, jitted = jaxmem.jit(nnx_train, "1GiB", donate_argnums=0), nnx.jit(nnx_train)
+    called = nnx.jit(lambda *args: made(*args)) if jit_of_a_library else made
     for _ in range(3):
-        assert float(made(ours, x)) == pytest.approx(float(jitted(theirs, x)), rel=1e-12)
+        assert float(called(ours, x)) == pytest.approx(float(jitted(theirs, x)), rel=1e-12)
     assert_equal(nnx.state(ours), nnx.state(theirs))
     assert ours.calls[...] == 3
+    assert made.plan.compiled_bytes
     assert len(made._known) == 1
 
 
 @pytest.mark.parametrize(
     ("options", "named"), [({"donate_argnums": 0}, False), ({"donate_argnames": "model"}, True)]
 )
-def test_a_step_of_nnx_jit_keeps_its_donation(options, named):
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((8, 32)))
-    ours, theirs = Model(32, 4, nnx.Rngs(0)), Model(32, 4, nnx.Rngs(0))
+def test_a_step_of_nnx_jit_keeps_its_donation(options, named, twins):
+    ours, theirs, x = twins
     made, jitted = jaxmem.jit(nnx.jit(nnx_train, **options), "1GiB"), nnx.jit(nnx_train)
     for _ in range(2):
         before = jax.tree.leaves(nnx.state(ours, nnx.Param))
@@ -374,20 +356,16 @@ def test_a_step_without_layers_runs_as_it_is_if_it_fits():
         jaxmem.jit(regression, 10)(w, x)
 
 
-def test_static_arguments_of_a_jitted_step_are_refused():
-    """Which ones they are is known to its own jit alone."""
+@pytest.mark.parametrize("options", [{"static_argnums": 2}, {"static_argnames": "power"}], ids=str)
+def test_static_arguments_of_a_jitted_step_are_refused(options, twins):
+    """Only the step's own jit knows which arguments are static."""
+    model, _, x = twins
+    train = lambda model, x, power: nnx_train(model, x**power)
+    with pytest.raises(StepError, match="static arguments"):
+        jaxmem.jit(nnx.jit(train, donate_argnums=0, **options))(model, x, 2)
     jitted = jax.jit(step, static_argnames="power", donate_argnums=0)
     with pytest.raises(StepError, match="static arguments"):
         jaxmem.jit(jitted)(copied(PARAMS), BATCH, power=2)
-
-
-@pytest.mark.parametrize("options", [{"static_argnums": 2}, {"static_argnames": "power"}], ids=str)
-def test_static_arguments_of_a_step_of_nnx_jit_are_refused(options):
-    train = lambda model, x, power: nnx_train(model, x**power)
-    jitted = nnx.jit(train, donate_argnums=0, **options)
-    args = Model(32, 4, nnx.Rngs(0)), jnp.ones((8, 32)), 2
-    with pytest.raises(StepError, match="static arguments"):
-        jaxmem.jit(jitted)(*args)
 
 
 class OutOfMemory(Exception):

@@ -11,7 +11,6 @@ from jaxmem._planner import multi_process as module
 from jaxmem._planner.multi_process import by_the_first
 from jaxmem._target.compile.options import SHARED_TUNING, tuned_alone
 from jaxmem._target.processes import channel as channel_module
-from jaxmem._target.processes.channel import Channel
 from jaxmem.errors import BudgetError, PlanFileError, RunError, TagError
 from tests.shared import children, plans
 from tests.shared.processes import together
@@ -63,14 +62,6 @@ def test_the_first_plans_and_all_compile_its_step(processes):
     assert sorted(processes.verified) == [(0, "build", (1, 2)), (1, "build", (1, 2))]
 
 
-def test_one_that_is_alone_plans(monkeypatch):
-    monkeypatch.setattr(module, "joined", lambda: Channel())
-    assert by_the_first(lambda build, **asked: (build, asked))("build", budget=1) == (
-        "build",
-        {"budget": 1},
-    )
-
-
 def test_a_plan_for_other_devices_is_compiled_in_none(processes):
     """It has no step: the first process compiled it in processes of its own."""
     plan = by_the_first(lambda build: dataclasses.replace(LOCAL, target="h200"))
@@ -97,17 +88,6 @@ def test_an_error_of_the_planner_is_that_of_all(processes, error):
     assert str(second) == str(error)
     assert getattr(second, "least_bytes", None) == getattr(error, "least_bytes", None)
     assert processes.verified == []
-
-
-def test_what_the_users_code_raises_in_the_first_ends_the_call_in_all(processes):
-    @by_the_first
-    def plan(build):
-        raise KeyError("the user's")
-
-    first, second = processes(lambda channel: plan("build"))
-    assert isinstance(first, KeyError)
-    assert isinstance(second, RunError)
-    assert 'process 0 of 2 failed: "the user\'s"' in str(second)
 
 
 def test_a_process_in_which_the_step_does_not_compile_ends_the_call_in_all(processes, monkeypatch):

@@ -1,9 +1,9 @@
 """plan(): what it returns compiled within its budget, and what it refuses says why."""
 
+import concurrent.futures
 import dataclasses
 import functools
 import itertools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -14,16 +14,18 @@ import jaxmem
 from jaxmem._core.actions import KEEP, REST, keeps_everything
 from jaxmem._planner import verify
 from jaxmem._planner.search.compile import StepCompiler
+from jaxmem._planner.search.history import History
+from jaxmem._target.compile.backend import Local
+from jaxmem.errors import StepError
 from tests.shared import models
+from tests.shared.programs import nbytes
 
 pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
     pytest.mark.usefixtures("own_database"),
 ]
-SHAPES = jax.eval_shape(
-    lambda: (models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32))
-)
+SHAPES = models.shapes(4, 64, 8, 128)
 build = models.build_with(models.scanned)
 
 
@@ -31,13 +33,7 @@ build_narrow = models.build_with(functools.partial(models.scanned, block=models.
 
 
 @pytest.fixture(scope="module")
-def defaults():
-    jax.config.update("jax_enable_x64", False)
-    jax.config.update("jax_numpy_dtype_promotion", "standard")
-
-
-@pytest.fixture(scope="module")
-def unplanned(quick_compiles, own_database, defaults):
+def unplanned(quick_compiles, own_database):
     return jaxmem.plan(build, *SHAPES)
 
 
@@ -56,20 +52,8 @@ def arrays():
     return models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)
 
 
-@pytest.fixture(scope="module")
-def plainly(quick_compiles, defaults):
-    """Parameters and loss after a step without a plan."""
-    return jax.jit(build(None))(*arrays())
-
-
 def compiled_bytes(plan):
-    memory = jax.jit(build(plan), donate_argnums=0).lower(*SHAPES).compile().memory_analysis()
-    return (
-        memory.temp_size_in_bytes
-        + memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-    )
+    return nbytes(jax.jit(build(plan), donate_argnums=0).lower(*SHAPES).compile())
 
 
 def test_with_room_everything_is_kept(unplanned):
@@ -84,25 +68,34 @@ def test_a_plan_compiles_within_its_budget(halved, unplanned):
     assert halved.compiled_bytes <= halved.budget_bytes == int(0.4 * unplanned.baseline_bytes)
     assert compiled_bytes(halved) == halved.compiled_bytes
     assert halved.compiles <= 6
-    assert (
-        abs(halved.predicted_bytes / halved.compiled_bytes - 1) < 0.25
-    )  # of a toy; benchmarks/budgets.py measures it
+    # The bound is for a toy model; benchmarks/budgets.py measures real models.
+    assert abs(halved.predicted_bytes / halved.compiled_bytes - 1) < 0.25
+    assert halved.parts.saved < unplanned.parts.saved
     assert halved.predicted_seconds >= unplanned.predicted_seconds > 0
 
 
-def test_the_step_runs_and_trains_as_the_plain_one(halved, optimized):
+def test_the_step_runs_and_trains_as_the_plain_one(halved, optimized, tmp_path):
+    halved.save(tmp_path / "plan.json")
+    loaded = jaxmem.Plan.load(tmp_path / "plan.json")
+    assert loaded == halved
+    with pytest.raises(jaxmem.errors.StepError, match="no executable"):
+        _ = loaded.step
+    verified = jaxmem.verify(loaded, build, *SHAPES)
+    assert verified.compiled_bytes == halved.compiled_bytes
     _, want = jax.jit(build(None))(*arrays())
-    _, got = jaxmem.verify(halved, build, *SHAPES).step(*arrays())
+    _, got = verified.step(*arrays())
     assert got == want, "the loss is bit-equal: a plan changes nothing in the forward"
 
 
-def test_a_lossless_plan_steps_as_the_plain_one(lossless, plainly):
-    want, _ = plainly
+def test_a_lossless_plan_steps_as_the_plain_one(lossless):
+    assert not any(c.action.compresses for c in lossless.actions["block"].values())
+    assert lossless.compiled_bytes <= lossless.budget_bytes
+    want, _ = jax.jit(build(None))(*arrays())
     got, _ = lossless.step(*arrays())
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-5), got, want)
 
 
-def test_nothing_of_the_models_size_is_allocated(own_database, defaults):
+def test_nothing_of_the_models_size_is_allocated(own_database):
     big = (
         jax.eval_shape(lambda: models.parameters(64, 256, jnp.float32)),
         jax.ShapeDtypeStruct((2, 16, 256), jnp.float32),
@@ -145,39 +138,13 @@ def test_the_curve_goes_from_the_least_bytes_to_everything(halved, unplanned):
     assert min(within) <= halved.predicted_seconds
 
 
-def test_what_holds_the_bytes_adds_up(halved, unplanned):
-    for plan in (halved, unplanned):
-        assert sum(dataclasses.astuple(plan.parts)) == plan.compiled_bytes
-        assert sum(dataclasses.astuple(plan.baseline_parts)) == plan.baseline_bytes
-    assert halved.parts.saved < unplanned.parts.saved
-
-
-def test_lossless_plans_use_no_codec(lossless):
-    assert not any(c.action.compresses for c in lossless.actions["block"].values())
-    assert lossless.compiled_bytes <= lossless.budget_bytes
-
-
-def test_infeasible_budgets_name_the_least(own_database, defaults):
+def test_infeasible_budgets_name_the_least(own_database):
     with pytest.raises(jaxmem.errors.BudgetError, match="least that compiled") as caught:
         jaxmem.plan(build_narrow, *SHAPES, budget="1MiB")
     least = caught.value.least_bytes
     assert f"{least} bytes" in str(caught.value)
     plan = jaxmem.plan(build_narrow, *SHAPES, budget=least)
     assert 2**20 < plan.compiled_bytes <= least < plan.baseline_bytes
-
-
-def test_save_load_verify(halved, plainly, tmp_path):
-    path = tmp_path / "plans" / "plan.json"
-    halved.save(path)
-    loaded = jaxmem.Plan.load(path)
-    assert loaded == halved
-    assert [p.name for p in path.parent.iterdir()] == ["plan.json"]
-    with pytest.raises(jaxmem.errors.StepError, match="no executable"):
-        _ = loaded.step
-    verified = jaxmem.verify(loaded, build, *SHAPES)
-    assert verified.compiled_bytes == halved.compiled_bytes
-    assert verified.step(*arrays())[1] == plainly[1]
-    assert json.loads(path.read_text()).keys() >= {"schema", "budget_bytes", "actions", "target"}
 
 
 def test_a_plan_that_stores_tensors_in_host_memory_is_refused_under_a_known_fault(
@@ -213,13 +180,6 @@ def test_a_plan_for_another_model_is_refused(halved):
         jaxmem.remat_policy(halved, block="decoder")
 
 
-def test_steps_are_taken_as_they_are(unplanned):
-    jitted = lambda plan: jax.jit(build(plan))
-    with pytest.warns(jaxmem.errors.JaxmemWarning, match="does not donate them"):
-        plan = jaxmem.plan(jitted, *SHAPES)
-    assert plan.compiled_bytes > unplanned.compiled_bytes, "nothing is donated"
-
-
 def test_a_step_planned_before_is_planned_from_what_it_compiled_to(unplanned, halved, monkeypatch):
     budget = int(0.45 * unplanned.baseline_bytes)
     monkeypatch.setattr("jaxmem._planner.search.history.History.recall", lambda _: [])
@@ -244,3 +204,42 @@ def test_what_cannot_be_read_of_earlier_plans_is_left_out(unplanned, monkeypatch
     monkeypatch.setattr("jaxmem._core.database.Database.read_tried", lambda *_: rows)
     plan = jaxmem.plan(build, *SHAPES, budget=int(0.4 * unplanned.baseline_bytes))
     assert plan.compiled_bytes <= plan.budget_bytes
+
+
+BUILD = models.build_with(models.scanned)
+ARGS = models.shapes(4, 32, 8, 64)
+BUDGET = "2MiB"
+
+
+@pytest.fixture
+def refusing(monkeypatch):
+    """A set to which numbers of compiles are added, from 1, that fail as XLA's do."""
+    refused, count = set(), [0]
+    real = Local.compile_fully
+
+    def compile_(self, stage, traced):
+        count[0] += 1
+        if count[0] not in refused:
+            return real(self, stage, traced)
+        failed = concurrent.futures.Future()
+        failed.set_exception(StepError("XLA could not compile the step: INTERNAL"))
+        return failed
+
+    monkeypatch.setattr(Local, "compile_fully", compile_)
+    monkeypatch.setattr(History, "recall", lambda self: [])  # each search is the first
+    return refused
+
+
+def test_another_plan_is_found(refusing):
+    """The first compile is of everything kept, the second the first guess."""
+    refusing |= {2, 4}
+    plan = jaxmem.plan(BUILD, *ARGS, budget=BUDGET)
+    assert plan.compiled_bytes <= 2 * 2**20
+    assert not plan.keeps_everything
+    assert plan.compiles > 4, "all of them were tried, and more"
+
+
+def test_the_step_itself_has_to_compile(refusing):
+    refusing.add(1)
+    with pytest.raises(StepError, match="INTERNAL"):
+        jaxmem.plan(BUILD, *ARGS, budget=BUDGET)

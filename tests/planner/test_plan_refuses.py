@@ -17,28 +17,8 @@ pytestmark = [
     pytest.mark.core,
     pytest.mark.jax_defaults,
 ]
-SHAPES = jax.eval_shape(
-    lambda: (models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32))
-)
+SHAPES = models.shapes(4, 64, 8, 128)
 build = models.build_with(models.scanned)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def defaults():
-    jax.config.update("jax_enable_x64", False)
-    jax.config.update("jax_numpy_dtype_promotion", "standard")
-
-
-def test_wasted_tags_are_told():
-    def block(x, p, key):
-        x = jaxmem.tag(x, "in")
-        return x + jaxmem.tag(jax.nn.softmax(x @ p["a"]), "late") @ p["a"]
-
-    late = models.build_with(functools.partial(models.scanned, block=block))
-    with pytest.warns(
-        jaxmem.errors.JaxmemWarning, match="'late' of block 'block'.*derivative rule"
-    ):
-        jaxmem.plan(late, *SHAPES)
 
 
 def test_idle_tags_are_told():
@@ -56,8 +36,8 @@ def test_idle_tags_are_told():
 
 
 def test_tags_that_auto_chose_are_not_told():
-    """The same tags, wasted and idle, in a block with a label that `jaxmem.auto` gives: a warning,
-    which would be an error here, would tell the user to move what is not his.
+    """Wasted and idle tags in a block with a label that `jaxmem.auto` gives: a warning, which would
+    be an error here, would tell the user to move tags that are not the user's.
     """
 
     def block(x, p, key):
@@ -76,12 +56,7 @@ def test_tags_that_auto_chose_are_not_told():
     ("arguments", "error", "message"),
     [
         ({"budget": 0}, jaxmem.errors.BudgetError, "`budget` is 0"),
-        ({"budget": -5}, jaxmem.errors.BudgetError, "`budget` is -5"),
-        ({"budget": "12 parsecs"}, jaxmem.errors.BudgetError, "12 parsecs"),
-        ({"budget": "0%"}, jaxmem.errors.BudgetError, "0%"),
         ({"budget": "120%"}, jaxmem.errors.BudgetError, "more than all"),
-        ({"budget": float("nan")}, jaxmem.errors.BudgetError, "nan"),
-        ({"budget": [1]}, jaxmem.errors.BudgetError, r"\[1\]"),
         ({"host_budget": "x"}, jaxmem.errors.BudgetError, "`host_budget` is 'x'"),
         ({"target": "h2000"}, jaxmem.errors.TargetError, "h200"),
         ({"target": 3}, jaxmem.errors.TargetError, "int"),
@@ -106,9 +81,7 @@ def test_a_hopeless_budget_is_refused_before_anything_is_timed_or_compiled(monke
         assert f"({arguments} bytes) for target 'local'" in str(caught.value)
         assert caught.value.least_bytes == arguments
         some = lambda plan, microbatches: build(plan)
-        with pytest.raises(
-            BudgetError, match=r"none of 1, 2 microbatches fits; the least, .*alone"
-        ):
+        with pytest.raises(BudgetError, match="none of 1, 2 microbatches fits; .*alone"):
             jaxmem.plan(some, *SHAPES, budget="1KiB", microbatches=(1, 2))
 
 

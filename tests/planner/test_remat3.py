@@ -115,19 +115,24 @@ def assert_equal_steps(off, on, args):
     assert all(np.abs(leaf).min(axis=-1).max() > 0 for leaf in jax.tree.leaves(off))
 
 
+def equal_plans(build, args, budget):
+    """Asserts that the plans within a budget are equal. Returns their actions."""
+    off, on = both(lambda: jaxmem.plan(build, *args, budget=budget, actions="lossless"))
+    assert on.actions == off.actions
+    assert on.compiled_bytes == pytest.approx(off.compiled_bytes, rel=0.01)
+    assert on.compiled_bytes <= budget
+    assert_equal_steps(off.step, on.step, args)
+    return on.actions
+
+
 @each_step
 def test_plans_are_equal(step):
     build, p, x = STEPS[step]()
     least, most = (compiled(build, (p, x), plan)[0] for plan in (Assignment.nothing(), kept()))
     budget = (least + 3 * most) // 4
     assert least < budget < most
-    make = lambda: jaxmem.plan(build, p, x, budget=budget, actions="lossless")
-    off, on = both(make)
-    assert on.actions == off.actions
-    assert {c.action for c in on.actions["block"].values()} == {KEEP.action, RECOMPUTE.action}
-    assert on.compiled_bytes == pytest.approx(off.compiled_bytes, rel=0.01)
-    assert on.compiled_bytes <= budget
-    assert_equal_steps(off.step, on.step, (p, x))
+    actions = equal_plans(build, (p, x), budget)
+    assert {c.action for c in actions["block"].values()} == {KEEP.action, RECOMPUTE.action}
 
 
 @pytest.mark.quick("scanned")
@@ -137,14 +142,8 @@ def test_plans_of_auto_are_equal(form):
     step = lambda p, x: jax.grad(form(None))(p, x)
     x = x.astype(jnp.float64)
     as_written = compiled(lambda plan: step, (p, x), None)[0]
-    make = lambda: jaxmem.plan(
-        jaxmem.auto(step), p, x, budget=as_written * 3 // 4, actions="lossless"
-    )
-    off, on = both(make)
-    assert on.actions == off.actions
-    assert RECOMPUTE.action in {c.action for c in on.actions["auto"].values()}
-    assert on.compiled_bytes == pytest.approx(off.compiled_bytes, rel=0.01)
-    assert_equal_steps(off.step, on.step, (p, x))
+    actions = equal_plans(jaxmem.auto(step), (p, x), as_written * 3 // 4)
+    assert RECOMPUTE.action in {c.action for c in actions["auto"].values()}
 
 
 def kept():

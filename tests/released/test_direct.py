@@ -237,25 +237,19 @@ def test_a_state_is_made_in_its_places_as_it_is_split(persist):
     assert kinds(new) == kinds(want)
 
 
+GROUPS = optax.multi_transform(
+    {True: optax.normalize_by_update_norm(), False: optax.sgd(0.1)}, TREE
+)
+
+
 @pytest.mark.parametrize(
     ("tx", "message"),
     [
-        (
-            optax.apply_if_finite(optax.sgd(0.1), 3),
-            r"updates `params\['blocks'\]\['down'\]` and .*\['up'\]` by each other",
-        ),
-        (optax.normalize_by_update_norm(), "expected an update in which every array stands alone"),
-        (
-            optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation(),
-            "jaxmem.adama gathers microbatches",
-        ),
-        (
-            optax.multi_transform(
-                {True: optax.normalize_by_update_norm(), False: optax.sgd(0.1)}, TREE
-            ),
-            r"updates `params\['blocks'\]\['up'\]` and `params\['embedding'\]`",
-        ),
-        (optax.polyak_sgd(), "missing 1 required keyword-only argument: 'value'.*needs no `value`"),
+        (optax.apply_if_finite(optax.sgd(0.1), 3), r"`params\['blocks'\].*` and .*\['up'\]"),
+        (optax.normalize_by_update_norm(), "an update in which every array stands alone"),
+        (optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation(), "jaxmem.adama gathers"),
+        (GROUPS, r"updates `params\['blocks'\]\['up'\]` and `params\['embedding'\]`"),
+        (optax.polyak_sgd(), "missing 1 required .*: 'value'.*needs no `value`"),
         (optax.add_noise(0.1, 0.5, key=0), "draws random numbers"),
         (optax.masked(optax.sgd(0.1), {"w": True}), "fits the parameters' tree"),
     ],

@@ -14,7 +14,7 @@ from flax.core import FrozenDict
 import jaxmem
 from jaxmem._core.actions import Choice
 from jaxmem._core.assignment import Assignment
-from jaxmem.errors import OptimizerError, StackError
+from jaxmem.errors import OptimizerError
 from tests.shared import adama_oracle, row_oracle, tiny_lm
 
 pytestmark = [
@@ -89,14 +89,6 @@ def test_it_agrees_with_algorithm_1_over_50_steps_tied_embeddings_decay_and_sche
     (got, state), _ = run(tiny_lm.released(tx), params, batches)
     close(jax.tree.leaves(got), want)
     assert (int(state.count), int(state.folded)) == (50, 0)
-
-
-def test_a_state_that_was_just_made_can_be_donated():
-    step = tiny_lm.released(jaxmem.adama(0.01))
-    state, call = step.init(tiny_lm.parameters()), jax.jit(step, donate_argnums=0)
-    for _ in range(2):
-        state, _ = call(state, tiny_lm.tokens(2))
-    assert int(state[1].count) == 2
 
 
 @pytest.mark.quick("plan1-squares", "plan3-row")
@@ -241,17 +233,6 @@ def test_layers_of_numbers_have_rows_of_their_own():
     assert state.square["final"].shape == ()
 
 
-def test_with_one_microbatch_the_row_ratio_changes_no_bit():
-    params = tiny_lm.parameters(np.float32)
-    batches = [tiny_lm.tokens(4, seed).astype(jnp.int32) for seed in range(5)]
-    found = []
-    for second_moment in ("squares", "row"):
-        tx = jaxmem.adama(0.01, second_moment=second_moment)
-        (new, state), _ = run(tiny_lm.released(tx), params, batches)
-        found.append((new, state.mu, state.nu))
-    jax.tree.map(np.testing.assert_array_equal, *found)
-
-
 def test_auxiliary_outputs_reach_the_head():
     def block(p, x, *shared):
         y = tiny_lm.block(p, x, *shared)
@@ -302,15 +283,11 @@ def test_layers_may_compute_in_bfloat16_and_moments_be_stored_in_it():
 @pytest.mark.parametrize(
     ("tx", "message"),
     [
-        (
-            optax.chain(optax.clip_by_global_norm(1.0), jaxmem.adama(0.1)),
-            "a chain with optax.clip_by_global_norm.*expected",
-        ),
+        (optax.chain(optax.clip_by_global_norm(1.0), jaxmem.adama(0.1)), "a chain with optax.clip"),
         (optax.MultiSteps(optax.adam(0.1), 2), "`tx` is MultiSteps; expected what jaxmem.adama"),
-        (
-            optax.chain(jaxmem.scale_by_adama(), optax.scale(-0.1)),
-            "rates, schedules and decay are its arguments",
-        ),
+        (optax.chain(jaxmem.scale_by_adama(), optax.scale(-0.1)), "rates, schedules and decay"),
+        (optax.lookahead(optax.sgd(0.1), 5, 0.5), "optax.lookahead.*optax.incremental_update"),
+        (optax.chain(optax.clip(1.0), optax.lookahead(optax.adam(0.1), 5, 0.5)), "optax.lookahead"),
         (None, "`tx` is NoneType"),
         (jaxmem.adama(0.1, nesterov=True), "`nesterov`"),
     ],
@@ -334,30 +311,18 @@ def test_what_does_not_fit_is_refused():
     step = tiny_lm.released(tx)
     with pytest.raises(OptimizerError, match="`block` is int; expected a function"):
         jaxmem.released_step(tx, tiny_lm.embed, 3, tiny_lm.head)
-    with pytest.raises(
-        OptimizerError,
-        match=r"`batch` has shape \(4, 6\); expected a leading axis that accumulation_steps = 3",
-    ):
+    with pytest.raises(OptimizerError, match=r"shape \(4, 6\); .* accumulation_steps = 3"):
         step(step.init(params), tiny_lm.tokens(4))
-    with pytest.raises(
-        OptimizerError, match="`params` has 'embedding'; expected a dict with 'blocks'.*no stack"
-    ):
+    with pytest.raises(OptimizerError, match="`params` has 'embedding'; .*no stack"):
         step.init({"embedding": params["embedding"]})
-    with pytest.raises(
-        OptimizerError, match="`params` is FrozenDict; expected a dict with 'blocks'"
-    ):
+    with pytest.raises(OptimizerError, match="`params` is FrozenDict; expected a dict"):
         step.init(FrozenDict(params))
     with pytest.raises(OptimizerError, match=r"`params\['n'\]` is int64; expected floating-point"):
         step.init(params | {"n": jnp.arange(3)})
-    uneven = params | {"blocks": params["blocks"] | {"up": params["blocks"]["up"][:2]}}
-    with pytest.raises(StackError, match="holds 2 layers"):
-        step(step.init(uneven), tiny_lm.tokens(3))
     vector = jaxmem.released_step(
         tx, tiny_lm.embed, tiny_lm.block, lambda outer, x, batch: x[0, 0, :3], layers="blocks"
     )
-    with pytest.raises(
-        OptimizerError, match=r"`head` returned f.*\[3\]; expected the microbatch's mean loss"
-    ):
+    with pytest.raises(OptimizerError, match=r"`head` returned f.*\[3\]; expected .* mean loss"):
         vector(step.init(params), tiny_lm.tokens(3))
     with pytest.raises(OptimizerError, match="`axis_name` is None, and `mesh` has 'data'"):
         step.data_parallel(jax.make_mesh((1,), ("data",)))

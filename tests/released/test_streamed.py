@@ -1,5 +1,5 @@
 """A released step whose layers' states lie in host memory: the values of the resident step, and
-where its state lies before and after.
+where its state and the rows of the row ratio lie before and after.
 """
 
 import functools
@@ -20,7 +20,6 @@ from tests.shared.streamed import (
     close,
     moved,
     no_bit_depends,
-    on_device,
     parameters,
     places,
     split_at,
@@ -51,15 +50,19 @@ def matrices(params):
     return jax.tree.map(lambda a: a.ndim > 1, params)
 
 
-def decaying(n):
+def decaying(n, **options):
     # A larger eps, so that rounding is not magnified where a gradient is nearly zero.
-    options = {"eps": 1e-3, "weight_decay": 0.1, "mask": matrices}
-    return jaxmem.adamaw_a(schedule, accumulation_steps=n, **options)
+    given = {"eps": 1e-3, "weight_decay": 0.1, "mask": matrices}
+    return jaxmem.adamaw_a(schedule, accumulation_steps=n, **given | options)
+
+
+def row(n, **options):
+    return decaying(n, second_moment="row", **options)
 
 
 @functools.cache
-def resident(n, steps, clip=None):
-    step = tiny_lm.released(decaying(n), clip=clip)
+def resident(n, steps, clip=None, optimizer=decaying):
+    step = tiny_lm.released(optimizer(n), clip=clip)
     return train(step, step.init(parameters()), steps)[0]
 
 
@@ -161,37 +164,6 @@ def test_plans_keys_and_auxiliary_outputs_go_with_it(plan):
     close((found, streamed), (want, metrics))
 
 
-def test_moments_alone_may_lie_in_host_memory():
-    step = tiny_lm.released(decaying(2))
-    params, moments = step.split(step.init(parameters()), 0)
-    (found, metrics), kinds = train(step, (on_device(params), moments), 3)
-    assert kinds == [{"device", "pinned_host"}]
-    close((found, metrics), resident(2, 3))
-
-
-def test_every_layers_own_values_come_back_to_it():
-    """A layer that is written to another's place would look like one that was trained."""
-    step = tiny_lm.released(jaxmem.adama(0.0, mu_dtype="bfloat16", accumulation_steps=2))
-    params = parameters()
-    numbers = jnp.arange(1.0, LAYERS + 1)[:, None, None]
-    params["blocks"] = jax.tree.map(lambda a: jnp.zeros_like(a) + numbers, params["blocks"])
-    state = step.split(step.init(params), 1)
-    for seed in range(20):
-        state, _ = jax.jit(step, donate_argnums=0)(state, tokens(seed))
-    params, moments = step.joined(state)
-    assert {a.dtype for a in jax.tree.leaves(moments.mu)} == {jnp.dtype("bfloat16")}
-    for a in jax.tree.leaves(params["blocks"]):
-        assert (np.asarray(a) == np.asarray(numbers)).all()
-
-
-def test_a_donated_state_is_updated_in_place():
-    step = tiny_lm.released(jaxmem.adama(0.01))
-    state = step.split(step.init(parameters()), 2)
-    new, _ = jax.jit(step, donate_argnums=0)(state, tokens(0))
-    assert all(a.is_deleted() for a in jax.tree.leaves(state))
-    assert places(new) == [{"device"}, {"pinned_host"}]
-
-
 def test_what_does_not_fit_is_refused():
     step = tiny_lm.released(jaxmem.adama(0.01))
     for persist in (-1, LAYERS + 1, True, 1.0, None):
@@ -215,3 +187,59 @@ def test_what_does_not_fit_is_refused():
     wrong = Assignment({"block[0:1]": {"in": Choice("keep"), "up": Choice("keep")}})
     with pytest.raises(TagError, match="there are 4 layers"):
         tiny_lm.released(jaxmem.adama(0.01), plan=wrong)(state, tokens(0))
+
+
+OF_EACH_KIND = PLACES["of each kind"][0]
+
+
+@pytest.mark.quick("4-where1-3-clip1")
+@pytest.mark.parametrize(
+    ("n", "where", "steps", "clip"),
+    [
+        (4, {"persist": 0}, 3, None),
+        (4, {"persist": 1}, 3, ("component", 0.1)),
+        (4, OF_EACH_KIND, 3, None),
+        (4, OF_EACH_KIND, 20, None),
+        (2, {"persist": 3}, 20, None),
+        (1, {"persist": 1}, 3, None),
+    ],
+)
+def test_values_with_rows_are_those_of_a_resident_state(n, where, steps, clip):
+    step = tiny_lm.released(row(n), clip=clip)
+    found, _ = train(step, step.split(step.init(parameters()), **where), steps)
+    (params, state), _ = found
+    assert moved(params) > 1e-3
+    assert min(float(np.max(a)) for a in jax.tree.leaves(state.square)) > 0
+    close(found, resident(n, steps, clip, row))
+
+
+def test_the_ratio_is_felt():
+    """Else all of the above would hold without it."""
+    (params, _), _ = resident(4, 3, optimizer=row)
+    (plain, _), _ = resident(4, 3)
+    largest = lambda tree: max(float(np.abs(a).max()) for a in jax.tree.leaves(tree))
+    assert largest(jax.tree.map(np.subtract, params, plain)) > 1e-3
+
+
+def test_rows_are_one_array_for_all_layers_on_the_device_before_and_after():
+    step = tiny_lm.released(row(2))
+    state = step.split(step.init(parameters()), **OF_EACH_KIND)
+    for _ in range(2):
+        for rows in (state[1].square, state[1].sketch):
+            assert jax.tree.map(jnp.shape, rows["blocks"]) == {"down": (4, 64), "up": (4, 32)}
+            assert {a.sharding.memory_kind for a in jax.tree.leaves(rows)} == {"device"}
+        state, _ = jax.jit(step, donate_argnums=0)(state, tokens(0))
+    assert places(state) == [{"device"}, {"device", "pinned_host"}, {"pinned_host"}]
+    assert jax.tree.structure(step.joined(state)) == jax.tree.structure(step.init(parameters()))
+
+
+def test_a_state_of_the_other_second_moment_is_refused():
+    step, plain = tiny_lm.released(row(2)), tiny_lm.released(jaxmem.adama(0.01))
+    with pytest.raises(OptimizerError, match="the state has no rows"):
+        step(plain.init(parameters()), tokens(0))
+    with pytest.raises(OptimizerError, match="the state has rows"):
+        plain.split(step.init(parameters()), 1)
+    params, state = step.init(parameters())
+    other = state._replace(square=jax.tree.map(lambda a: a[..., None], state.square))
+    with pytest.raises(OptimizerError, match=r"`state\[1\].square\['blocks'\].* has shape"):
+        step((params, other), tokens(0))

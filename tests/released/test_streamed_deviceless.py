@@ -21,6 +21,7 @@ from jaxmem.errors import StepError
 from jaxmem.plans import compiler_options
 from tests.shared import tiny_lm
 from tests.shared.marks import slow
+from tests.shared.streamed import host_bytes
 
 pytestmark = pytest.mark.jax_defaults
 LAYERS, WIDTH = 6, 256
@@ -37,11 +38,10 @@ def compiled(compiler, function, *args, donated=0, options=None):
     return found
 
 
-def in_host_memory(tree) -> int:
-    """Bytes of the shapes that lie there."""
-    kind = lambda a: a.sharding and a.sharding.memory_kind
-    host = [a for a in jax.tree.leaves(tree) if kind(a) == "pinned_host"]
-    return sum(math.prod(a.shape) * a.dtype.itemsize for a in host)
+def moved(found, *, to_host: bool, beside=False) -> int:
+    """Bytes that loops move to or from host memory. beside: those that a product runs beside."""
+    chosen = [t for t in found.transfers if t.in_loop and t.to_host == to_host]
+    return sum(t.nbytes * t.runs for t in chosen if t.products or not beside)
 
 
 def streamed(n, persist, second_moment="squares"):
@@ -75,21 +75,20 @@ def test_host_memory_holds_the_placed_states_alone_and_copies_run_beside_product
     step, *args = streamed(n, persist, second_moment)
     found = compiled(h200, step, *args)
     # No stack is copied, and each is updated in place: arguments + temporaries + outputs - aliased.
-    assert found.host_bytes == in_host_memory(args) > 0
+    assert found.host_bytes == host_bytes(args) > 0
     assert fault(found.transfers) is None
     streamed_layers = LAYERS - persist
-    layer = in_host_memory(args) // streamed_layers
-    moved = lambda to_host: [t for t in found.transfers if t.in_loop and t.to_host == to_host]
-    total = lambda chosen: sum(t.nbytes * t.runs for t in chosen)
+    layer = host_bytes(args) // streamed_layers
     if streamed_layers > 1:  # a loop of one turn is none in the compiled program
         # Parameters are fetched twice a microbatch, moments once, and stored; parameters are stored
         # once a minibatch. One layer is fetched before the first loop, and the last one in vain.
-        assert total(moved(False)) == n * streamed_layers * (4 * layer // 3)
-        assert total(moved(True)) == streamed_layers * (n * 2 * layer // 3 + layer // 3)
-        beside = [t for t in moved(False) if t.products]
-        assert total(beside) >= BESIDE * total(moved(False))
-        before = [t for t in found.transfers if not t.in_loop]
-        assert total(before) == layer // 3
+        fetched = n * streamed_layers * (4 * layer // 3)
+        assert moved(found, to_host=False) == fetched
+        stored = streamed_layers * (n * 2 * layer // 3 + layer // 3)
+        assert moved(found, to_host=True) == stored
+        assert moved(found, to_host=False, beside=True) >= BESIDE * fetched
+        before = [t.nbytes * t.runs for t in found.transfers if not t.in_loop]
+        assert sum(before) == layer // 3
 
 
 def test_options_of_what_is_no_step_are_refused():
@@ -108,17 +107,14 @@ def test_copies_are_not_fetched_and_buffers_are_fetched_once(how, h200):
     step = tiny_lm.released(step.optimizer.tx, plan=step.model.plan, dtype=jnp.bfloat16)
     args = step.split((params, moments), **how), batch
     found = compiled(h200, step, *args)
-    assert found.host_bytes == in_host_memory(args) > 0
+    assert found.host_bytes == host_bytes(args) > 0
     assert fault(found.transfers) is None
-    layer = in_host_memory(args) // (LAYERS - how["persist"]) // 3  # its parameters
+    layer = host_bytes(args) // (LAYERS - how["persist"]) // 3  # its parameters
     copies, buffers = how["copies"], how.get("buffers", 0)
-    fetched = sum(t.nbytes * t.runs for t in found.transfers if t.in_loop and not t.to_host)
-    stored = sum(t.nbytes * t.runs for t in found.transfers if t.in_loop and t.to_host)
-    assert fetched == layer * (3 * copies + 3 * buffers)
-    assert stored == layer * 3 * (copies + buffers)
+    each_way = layer * 3 * (copies + buffers)
+    assert moved(found, to_host=False) == moved(found, to_host=True) == each_way
     if jax.__version_info__ >= (0, 11, 1):  # which a GPU that streams wants
-        beside = [t for t in found.transfers if t.in_loop and not t.to_host and t.products]
-        assert sum(t.nbytes * t.runs for t in beside) >= BESIDE * fetched
+        assert moved(found, to_host=False, beside=True) >= BESIDE * each_way
 
 
 @pytest.mark.slow
@@ -133,11 +129,11 @@ def test_what_all_microbatches_save_is_held_once(n, h200):
         step = tiny_lm.released(step.optimizer.tx, plan=plan)
         batch = jax.ShapeDtypeStruct((rows * n, sequence + 1), jnp.int32)
         found = compiled(h200, step, state, batch)
-        assert found.host_bytes == in_host_memory(state)
+        assert found.host_bytes == host_bytes(state)
         assert fault(found.transfers) is None
         leaves = jax.tree.leaves((state, batch))
         arguments = sum(math.prod(a.shape) * a.dtype.itemsize for a in leaves)
-        return found.total_bytes - (arguments - in_host_memory(state))
+        return found.total_bytes - (arguments - host_bytes(state))
 
     saved = LAYERS * rows * sequence * (WIDTH + 2 * WIDTH) * 4
     alone = temporaries(1)
@@ -145,12 +141,11 @@ def test_what_all_microbatches_save_is_held_once(n, h200):
     assert temporaries(n) < alone + saved / 10
 
 
-@pytest.mark.parametrize("persist", [LAYERS - 1])
-def test_a_stack_of_one_layer_is_copied_as_a_whole(persist, h200):
-    step, *args = streamed(1, persist)
+def test_a_stack_of_one_layer_is_copied_as_a_whole(h200):
+    step, *args = streamed(1, LAYERS - 1)
     found = compiled(h200, step, *args)
     assert {t.how for t in found.transfers} == {"dma"}
-    assert found.host_bytes == in_host_memory(args)
+    assert found.host_bytes == host_bytes(args)
 
 
 def test_a_stacks_gradient_is_stacked_in_host_memory_a_layer_at_a_time(h200):
@@ -164,9 +159,8 @@ def test_a_stacks_gradient_is_stacked_in_host_memory_a_layer_at_a_time(h200):
 
     found = compiled(h200, jax.value_and_grad(loss), layers, x, *shared, donated=())
     assert fault(found.transfers) is None
-    assert found.host_bytes == 2 * in_host_memory(layers)
-    stored = sum(t.nbytes * t.runs for t in found.transfers if t.to_host and t.in_loop)
-    assert stored == in_host_memory(layers)
+    assert found.host_bytes == 2 * host_bytes(layers)
+    assert moved(found, to_host=True) == host_bytes(layers)
 
 
 SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10, 100)
@@ -186,17 +180,15 @@ def test_an_update_in_the_backward_moves_each_state_once_each_way(tx, persist, h
     step, *args = of_a_model(tx, 1, persist)
     found = compiled(h200, step, *args)
     (params, optimizer), layers = args[0], LAYERS - persist
-    host = {"params": in_host_memory(params), "optimizer": in_host_memory(optimizer)}
+    host = {"params": host_bytes(params), "optimizer": host_bytes(optimizer)}
     assert host["params"] == layers * 2 * 2 * WIDTH * WIDTH * 4
     assert host["optimizer"] in (host["params"], 2 * host["params"])
     assert found.host_bytes == sum(host.values())
     assert fault(found.transfers) is None
-    moved = lambda to_host: [t for t in found.transfers if t.in_loop and t.to_host == to_host]
-    total = lambda chosen: sum(t.nbytes * t.runs for t in chosen)
-    assert total(moved(False)) == 2 * host["params"] + host["optimizer"]
-    assert total(moved(True)) == host["params"] + host["optimizer"]
-    beside = [t for t in moved(False) if t.products]
-    assert total(beside) >= BESIDE * total(moved(False))
+    fetched = 2 * host["params"] + host["optimizer"]
+    assert moved(found, to_host=False) == fetched
+    assert moved(found, to_host=True) == host["params"] + host["optimizer"]
+    assert moved(found, to_host=False, beside=True) >= BESIDE * fetched
 
 
 def test_no_gradient_of_a_layer_outlives_it(h200):
@@ -286,8 +278,8 @@ def updating(ordered):
 
 def test_a_fetch_that_is_not_ordered_before_the_store_copies_the_stack(h200):
     in_order = compiled(h200, updating(True), STACK, X)
-    assert in_order.host_bytes == in_host_memory(STACK)
+    assert in_order.host_bytes == host_bytes(STACK)
     assert fault(in_order.transfers) is None
     without = compiled(h200, updating(False), STACK, X)
-    assert without.host_bytes >= 2 * in_host_memory(STACK)
+    assert without.host_bytes >= 2 * host_bytes(STACK)
     assert "within host memory" in fault(without.transfers)

@@ -3,24 +3,16 @@
 import concurrent.futures
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import pytest
 
-import jaxmem
 from jaxmem._core.actions import KEEP, REST
 from jaxmem._planner.search.compile import CompiledStep, StepCompiler
 from jaxmem.errors import StepError
+from tests.shared import models
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 KEPT, NOTHING = {"block": {REST: KEEP}}, {"block": {}}
-ARGS = jax.ShapeDtypeStruct((4, 4), jnp.float32), jax.ShapeDtypeStruct((2, 4), jnp.float32)
-
-
-def build(plan):
-    policy: Any = jaxmem.remat_policy(plan)
-    layer = jax.checkpoint(lambda w, x: jaxmem.tag(jnp.tanh(x @ w), "h"), policy=policy)
-    return lambda w, x: w - jax.grad(lambda w: layer(w, x).sum())(w)
+ARGS, build = models.shapes(), models.build_with(models.scanned)
 
 
 class Counting:

@@ -15,7 +15,8 @@ from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.memory import working_bytes
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import solve
-from tests.shared.profiles import assignments, block, flat, nested, options, oracle, prices, profile
+from tests.shared import profiles
+from tests.shared.profiles import block, chain, flat, options, oracle, prices, profile
 
 pytestmark = pytest.mark.core
 few = hypothesis.settings(
@@ -25,7 +26,7 @@ few = hypothesis.settings(
 
 def expected(made, working) -> Additive:
     """A model that knows this working memory, and a reference of nothing."""
-    first = nested(next(assignments(made)), made)
+    first = profiles.nested(next(profiles.assignments(made)), made)
     assert all(c == RECOMPUTE for tags in first.values() for c in tags.values())
     prior = {k: s for k, s in working.items() if s}
     size = sum(prior.get((*key, RECOMPUTE), 0.0) for key in flat(first))
@@ -35,25 +36,11 @@ def expected(made, working) -> Additive:
 @st.composite
 def stacks(draw):
     """A chain of two tags with options of random prices, several layers deep."""
-    u, v = draw(options(40)), draw(options(80))
-    equations = [
-        ([0], [1], 1.0, None),
-        ([1], [2], 0.0, "u"),
-        ([2], [3], 2.0, None),
-        ([3], [4], 0.0, "v"),
-    ]
     layers = draw(st.integers(2, 5))
-    return profile(
-        block(
-            equations,
-            [2, 4],
-            [20, 40, 40, 80, 80],
-            {"u": u, "v": v},
-            layers=layers,
-            runs=layers,
-            divisible=layers,
-        )
-    )
+    made = chain(layers=layers, runs=layers, divisible=layers)
+    drawn = draw(options(40)), draw(options(80))
+    tags = tuple(dataclasses.replace(t, options=o) for t, o in zip(made.tags, drawn))
+    return profile(dataclasses.replace(made, values=(20, 40, 40, 80, 80), tags=tags))
 
 
 @few

@@ -11,8 +11,8 @@ from jaxmem._core.profile import Option
 from jaxmem._planner.search.factors import LEAST_FACTOR, MOST_FACTOR, Factors, fitted, rescaled
 from jaxmem._planner.search.history import Comparison
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem.errors import TagError
-from tests.shared.profiles import INT4, INT4_OFFLOAD, block, copied, profile, profiles
+from tests.shared.profiles import INT4, INT4_OFFLOAD, block, copied, nested, open_to, profile
+from tests.shared.profiles import profiles as drawn_profiles
 
 FACTOR = st.floats(0.5, 2.0)
 TAGS = {
@@ -46,30 +46,26 @@ def observations(made, true, noise=1e-6):
 
 @hypothesis.given(FACTOR, FACTOR, FACTOR)
 def test_planted_factors_are_found(recompute, keep, codec):
-    made, true = MADE, Factors(recompute, keep, codec)
-    found = fitted(list(observations(made, true)))
+    found = fitted(list(observations(MADE, Factors(recompute, keep, codec))))
     assert found.recompute == pytest.approx(recompute, rel=1e-3)
     assert found.keep == pytest.approx(keep, rel=1e-3)
     assert found.codec == pytest.approx(codec, rel=1e-3)
 
 
 def test_what_was_not_run_is_not_corrected():
-    made = MADE
     assert fitted([]) == Factors()
-    of_keeping = [o for o in observations(made, Factors(codec=2.0)) if o.first == of(made, KEPT)]
+    of_keeping = [o for o in observations(MADE, Factors(codec=2.0)) if o.first == of(MADE, KEPT)]
     assert fitted(of_keeping).codec == pytest.approx(1.0)
 
 
 def test_runs_that_tell_little_change_little():
-    made = MADE
-    found = fitted(list(observations(made, Factors(recompute=3.0), noise=100.0)))
+    found = fitted(list(observations(MADE, Factors(recompute=3.0), noise=100.0)))
     assert found.recompute == pytest.approx(1.0, abs=0.01)
 
 
 def test_absurd_differences_are_cut_off():
-    made = MADE
     absurd = [
-        Comparison(of(made, KEPT), of(made, NOTHING), seconds, 1e-3) for seconds in (1e6, -1e6)
+        Comparison(of(MADE, KEPT), of(MADE, NOTHING), seconds, 1e-3) for seconds in (1e6, -1e6)
     ]
     for one in absurd:
         factors = fitted([one])
@@ -93,17 +89,11 @@ def test_no_factor_changes_the_seconds_of_copies():
         assert after.seconds - before.seconds == pytest.approx(coding)
 
 
-@hypothesis.given(profiles(), st.data())
+@hypothesis.given(drawn_profiles(), st.data())
 def test_a_rescaled_profile_costs_the_same_where_nothing_is_rescaled(made, data):
-    actions = {b.name: {} for b in made.blocks}
-    for b in made.blocks:
-        for tag in b.tags:
-            choice = data.draw(st.sampled_from([None, *(o.choice for o in tag.options)]))
-            actions[b.name] |= {} if choice is None else {tag.name: choice}
-    try:
-        cost = evaluate(made, actions)
-    except TagError:  # a choice that another occurrence of the name has no price for
-        hypothesis.reject()
+    picked = {k: data.draw(st.sampled_from(c)) for k, c in open_to(made).items()}
+    actions = nested(picked, made)
+    cost = evaluate(made, actions)
     assert evaluate(rescaled(made, Factors()), actions) == cost
     doubled = evaluate(rescaled(made, Factors(2.0, 2.0, 2.0)), actions)
     assert doubled.recompute_seconds == pytest.approx(2 * cost.recompute_seconds)

@@ -1,8 +1,10 @@
 """Changes that are weighed by the whole step: steps are priced here as pieces and a planted error.
+At the end of a search, what was known by its buffers is compiled whole.
 
 No compiler is asked: what weighs a step is told its bytes and seconds by the test.
 """
 
+import dataclasses
 import itertools
 import types
 
@@ -10,11 +12,13 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
+import jaxmem._planner.search.search as search_module
+from jaxmem._core.actions import KEEP, RECOMPUTE, REST
 from jaxmem._core.profile import Option
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.candidates import hand_policies
 from jaxmem._planner.search.compile import CompiledStep
+from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Limits, Trial
 from jaxmem._planner.search.whole_steps import refine_by_whole_steps
 from jaxmem._planner.solve.cost import effective, evaluate
@@ -122,17 +126,6 @@ def test_a_plan_that_was_found_outlives_a_solver_that_finds_none(monkeypatch):
     assert steps.weighed, "changes of one tag are"
 
 
-def test_the_fastest_plan_without_a_limit_is_weighed():
-    """No policy by hand is this plan: it keeps one tensor of two, the other costs more to keep."""
-    options = {"u": [Option(KEEP, 10, 0, 3.0)], "v": [Option(KEEP, 10, 0, 0.0)]}
-    equations = [([0], [1], 2.0, None), ([1], [2], 0.0, "u")]
-    equations += [([0], [3], 1.0, None), ([3], [4], 0.0, "v")]
-    made = profile(block(equations, [2, 4], [0, 10, 10, 10, 10], options))
-    _, _, steps = polished(made, {}, STATIC + 15, {"block": {"u": KEEP}})
-    first = [effective(made, a)["block"] for a in steps.weighed[:4]]
-    assert {"u": RECOMPUTE, "v": KEEP} in first
-
-
 def test_where_everything_is_kept_every_tag_but_one_is_tried():
     made = pair(u=2.0, v=1.0)
     # Whatever is kept by tags is slow: the step as it is remains the best.
@@ -143,17 +136,6 @@ def test_where_everything_is_kept_every_tag_but_one_is_tried():
     tried = [effective(made, a)["block"] for a in steps.weighed]
     assert {"u": RECOMPUTE, "v": KEEP} in tried
     assert {"u": KEEP, "v": RECOMPUTE} in tried
-
-
-def test_nothing_is_moved_beyond_the_room_in_host_memory():
-    options = {"u": [Option(KEEP, 10, 0, 0.0), Option(OFFLOAD, 0, 10, 0.0)]}
-    equations = [([0], [1], 5.0, None), ([1], [2], 0.0, "u")]
-    made = profile(block(equations, [2], [0, 10, 10], options), link=100.0)
-    found = {}
-    for host_room in (0, 10):
-        best, _, _ = polished(made, {}, STATIC + 5, {"block": {}}, host_room)
-        found[host_room] = effective(made, best.actions)["block"]["u"]
-    assert found == {0: RECOMPUTE, 10: OFFLOAD}
 
 
 def test_nothing_is_weighed_where_a_whole_compile_alone_tells():
@@ -178,16 +160,19 @@ def test_the_best_is_no_slower_than_the_start_a_policy_or_a_change_of_one_tag(ma
     start = {b.name: {} for b in made.blocks}
     for (label, tag), choices in open_to.items():
         start[label][tag] = data.draw(st.sampled_from(choices))
-    room = STATIC + evaluate(made, start).saved_bytes + data.draw(st.integers(0, 200))
-    best, search, steps = polished(made, errors, room, start)
+    more = st.integers(0, 200)
+    room = STATIC + evaluate(made, start).saved_bytes + data.draw(more)
+    host_room = evaluate(made, start).host_bytes + data.draw(more)
+    best, search, steps = polished(made, errors, room, start, host_room)
     assert best.total <= room
+    assert best.cost.host_bytes <= host_room
     seconds = lambda actions: (
         steps.step(actions).compiled.xla_seconds
         + sum((evaluate(made, actions).host_seconds, evaluate(made, actions).doubt_seconds))
     )
     now = seconds(best.actions)
     assert now <= seconds(start) + 1e-9
-    unlimited = candidates.solve_fastest(ActionProblem(made, None, 10**9))
+    unlimited = candidates.solve_fastest(ActionProblem(made, None, host_room))
     near = [best.actions, unlimited.actions, *hand_policies(made).values()]
     for (label, tag), choice in itertools.product(open_to, (KEEP, RECOMPUTE)):
         if choice in open_to[label, tag]:
@@ -196,5 +181,75 @@ def test_the_best_is_no_slower_than_the_start_a_policy_or_a_change_of_one_tag(ma
     for other in near:
         if any(REST in tags for tags in other.values()):
             continue
-        if STATIC + evaluate(made, other).saved_bytes <= room:
+        cost = evaluate(made, other)
+        if STATIC + cost.saved_bytes <= room and cost.host_bytes <= host_room:
             assert now <= seconds(other) + gain
+
+
+BYTES = {"u": 40, "v": 39, "w": 10}  # of each tensor, the dearest to make first
+
+
+class Whole(Steps):
+    """Compiled whole, every step takes `more` bytes than its buffers."""
+
+    def __init__(self, made, more):
+        super().__init__(made, {})
+        self.more, self.proved = more, []
+
+    def compile_fully(self, step):
+        self.proved.append([*step.actions["block"]])
+        total = step.compiled.total_bytes + self.more
+        compiled = dataclasses.replace(step.compiled, total_bytes=total)
+        return dataclasses.replace(step, compiled=compiled)
+
+
+def settled(more, room, monkeypatch):
+    """What a search ends with that found how to keep any one of the tensors."""
+    equations, options = [], {}
+    for i, (name, seconds) in enumerate(zip(BYTES, (9.0, 8.0, 1.0))):
+        equations += [([0], [2 * i + 1], seconds, None), ([2 * i + 1], [2 * i + 2], 0.0, name)]
+        options[name] = [Option(KEEP, BYTES[name], 0, 0.0)]
+    sizes = [0, *(size for name in BYTES for size in (BYTES[name],) * 2)]
+    made = profile(block(equations, [2, 4, 6], sizes, options))
+    steps = Whole(made, more)
+    trial = lambda actions: Trial(steps.step(actions), evaluate(made, actions), 0)
+    limits = Limits(room, room, 0)
+    tried = [trial({"block": {name: KEEP}}) for name in BYTES]
+    search = searches.search(
+        made, limits, trial({"block": dict.fromkeys(BYTES, KEEP)}), tried, steps
+    )
+    monkeypatch.setattr(Search, "compiles_left", 0)
+    monkeypatch.setattr(search_module, "begin", lambda search, arguments: None)
+    monkeypatch.setattr(search_module, "refine_by_whole_steps", lambda search: {})
+    search_module.find_plan(search, STATIC)
+    best = None if search.best is None else [*search.best.actions["block"]]
+    return best, steps.proved
+
+
+def test_what_fits_whole_is_returned_after_one_compile(monkeypatch):
+    assert settled(0, STATIC + 40, monkeypatch) == (["u"], [["u"]])
+
+
+def test_what_is_as_near_to_the_room_as_one_that_did_not_fit_is_not_compiled(monkeypatch):
+    """Each would cost a whole compile. What has room for as much more is, though it is slower."""
+    assert settled(3, STATIC + 41, monkeypatch) == (["w"], [["u"], ["w"]])
+
+
+def test_it_is_compiled_where_nothing_else_is_left(monkeypatch):
+    best, proved = settled(35, STATIC + 41, monkeypatch)
+    assert best is None
+    assert sorted(proved) == [["u"], ["v"], ["w"]]
+
+
+def test_what_takes_less_compiled_whole_than_its_buffers_is_not_refused(monkeypatch):
+    """The nearest to the room is asked first, and nothing that exceeds it by far."""
+    monkeypatch.setattr(search_module, "compile_least", lambda search: None)
+    smallest = STATIC + BYTES["w"]
+    assert settled(-1, smallest - 1, monkeypatch) == (["w"], [["w"]])
+    best, proved = settled(-30, smallest - 2, monkeypatch)
+    assert (best, proved) == (["w"], [["w"]])
+    best, proved = settled(-1, smallest - 2, monkeypatch)
+    assert best is None
+    assert proved == [["w"], ["v"], ["u"]]
+    best, proved = settled(0, int(0.94 * smallest), monkeypatch)
+    assert (best, proved) == (None, [])

@@ -72,6 +72,11 @@ def batch(size=2, sequence=8, width=16, dtype=jnp.float32):
     return jnp.asarray(np.random.default_rng(7).standard_normal((size, sequence, width)), dtype)
 
 
+def shapes(layers=2, width=16, size=2, sequence=8):
+    """Returns the shapes of `parameters` and of `batch`, in float32."""
+    return jax.eval_shape(lambda: (parameters(layers, width), batch(size, sequence, width)))
+
+
 def scanned(policy, block=block):
     """Returns loss(p, x) by lax.scan over checkpointed layers. Policy None: no checkpoint."""
     layer = block if policy is None else jax.checkpoint(block, policy=policy, prevent_cse=False)

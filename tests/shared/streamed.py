@@ -48,6 +48,13 @@ def places(state) -> list[set[str]]:
     return [{a.sharding.memory_kind for a in jax.tree.leaves(stack)} for stack in stacks]
 
 
+def host_bytes(tree) -> int:
+    """Returns the bytes of the arrays, or of the shapes, in host memory."""
+    kind = lambda a: a.sharding and a.sharding.memory_kind
+    host = [a for a in jax.tree.leaves(tree) if kind(a) == "pinned_host"]
+    return sum(a.size * a.dtype.itemsize for a in host)
+
+
 def split_at(persist) -> list[set[str]]:
     """Returns the places of layers if the first `persist` layers are resident and others stream."""
     return [{"device"}, {"pinned_host"}][persist == 0 :]

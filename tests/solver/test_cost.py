@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Choice
 from jaxmem._core.profile import Option
 from jaxmem._planner.solve.cost import effective, evaluate, everything
-from jaxmem._planner.solve.problem import ActionProblem
-from jaxmem._planner.solve.solve import solve
 from jaxmem._planner.solve.waste import gaps, warnings, wasted
 from jaxmem.errors import SolverError, TagError
 from tests.shared import profiles
@@ -85,22 +83,6 @@ def test_everything_keeps_what_the_backward_needs_at_the_price_of_keeping():
     assert effective(made, {"block": {"u": KEEP, REST: KEEP}}) == {"block": {REST: KEEP}}
 
 
-def test_a_tag_after_an_operation_that_is_recomputed_all_the_same_is_told():
-    softmax = block(
-        [([0], [1], 5.0, None), ([1], [2], 1.0, None), ([2], [3], 0.0, "probs")], [2, 3],
-        [1, 9, 9, 9], {"probs": [Option(KEEP, 9, 0, 0.1)]},
-    )  # fmt: skip
-    cost = evaluate(profile(softmax), {"block": {"probs": KEEP}})
-    assert cost.blocks[0].recomputed == (0, 1)
-    assert wasted(profile(softmax), {"block": {"probs": KEEP}}) == (("block", "probs"),)
-    (message,) = warnings(profile(softmax), {"block": {"probs": KEEP}})
-    assert "'probs' of block 'block' is saved" in message
-    assert solve(ActionProblem(profile(softmax), room=100)).actions == {
-        "block": {"probs": RECOMPUTE}
-    }
-    assert not warnings(profile(chain()), {"block": {"u": KEEP, "v": KEEP}})
-
-
 def between_tags(keeping, normalizing, second_product=0):
     """x -> "a" -> product (4 s) -> norm -> "b"; the backward reads the square of what the norm
     reads, "a" and "b". There may be a second product between norm and "b".
@@ -134,6 +116,7 @@ def test_a_saved_tag_is_wasted_only_if_it_spares_nothing(
     assert spared == [second_product, pytest.approx(normalizing)]
     assert wasted(made, {"block": kept}) == ((("block", "b"),) if in_vain else ())
     assert gaps(made, {"block": kept}) == {("block", "b"): 1}
+    assert not warnings(profile(chain()), {"block": {"u": KEEP, "v": KEEP}})
     (message,) = warnings(made, {"block": kept})
     assert ("recomputed all the same" in message) is in_vain
     assert ("1 matrix product before tag 'b'" in message) is not in_vain
@@ -170,11 +153,7 @@ def test_names_and_choices_that_the_profile_lacks():
         evaluate(made, {"block": {"w": KEEP}})
     with pytest.raises(TagError, match="names block 'blok'"):
         evaluate(made, {"blok": {}})
-    with pytest.raises(
-        TagError,
-        match="choice `compress int8` has no price; expected recompute or one of: keep, compress"
-        " int4",
-    ):
+    with pytest.raises(TagError, match="`compress int8` has no price; .*: keep, compress int4"):
         evaluate(made, {"block": {"v": INT8}})
     with pytest.raises(SolverError, match="value 2 is demanded, and no equation makes it"):
         evaluate(profile(dataclasses.replace(chain(), equations=())), {})

@@ -3,23 +3,27 @@ formulation.
 """
 
 import dataclasses
+import itertools
 import math
 import statistics
+import types
 
+import highspy
 import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE
+import jaxmem
+from jaxmem._core.actions import ALL, KEEP, OFFLOAD, RECOMPUTE
 from jaxmem._core.profile import Option
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import least_bytes, runner_up, solve
 from jaxmem.errors import SolverError, TagError
-from tests.shared import profiles
+from tests.shared import models, profiles
 from tests.shared.greedy import greedy
-from tests.shared.profiles import INT4, INT8, block, chain, flat, oracle, prices, profile
+from tests.shared.profiles import INT4, block, chain, flat, oracle, prices, profile
 
 pytestmark = pytest.mark.core
 few = hypothesis.settings(
@@ -168,62 +172,12 @@ def test_runner_up_is_the_optimum_without_the_choice(data):
         assert any(extra == pytest.approx(e, abs=slack) for e in expected)
 
 
-def test_classes_of_one_label_share_their_choices_and_need_a_price_in_each():
-    cheap, dear = chain(), chain(layers=4, runs=4)
-    other = dataclasses.replace(
-        dear.tags[1], options=(Option(KEEP, 20, 0, 0.2), Option(INT8, 11, 0, 0.1))
-    )
-    made = profile(cheap, dataclasses.replace(dear, tags=(dear.tags[0], other)))
-    solution = solve(ActionProblem(made, room=5 * 25))
-    assert solution.actions["block"]["v"] in (
-        KEEP,
-        RECOMPUTE,
-    )  # int4 and int8 are each missing in one class
-    assert solution.saved_bytes <= 5 * 25
-
-
-def test_host_room_limits_what_is_offloaded():
-    made = profile(chain(), link=1e9)
-    assert solve(ActionProblem(made, room=20)).actions["block"]["u"] == OFFLOAD
-    assert solve(ActionProblem(made, room=20, host_room=9)).host_bytes == 0
-
-
 def test_ties_take_fewer_bytes():
     equal = Option(KEEP, 20, 0, 0.5), Option(INT4, 6, 0, 0.5)
     made = profile(
         block([([0], [1], 3.0, None), ([1], [2], 0.0, "u")], [2], [5, 20, 20], {"u": equal})
     )
     assert solve(ActionProblem(made, room=None)).actions == {"block": {"u": INT4}}
-
-
-def two_forms(**doubt):
-    """A tag that may be kept at 1 s, or compressed at 0.6 s, of which some are doubted."""
-    equal = Option(KEEP, 20, 0, 1.0), Option(INT4, 6, 0, 0.6, **doubt)
-    return profile(
-        block(
-            [([0], [1], 3.0, None), ([1], [2], 0.0, "u")], [2], [5, 20, 20], {"u": equal},
-            layers=4, runs=8,
-        )
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("doubt", "room", "choice"),
-    [(0.0, 99, INT4), (0.39, 99, INT4), (0.41, 99, KEEP), (0.41, 79, INT4), (2.5, 79, RECOMPUTE)],
-)
-def test_a_lossy_codec_is_taken_where_it_gains_more_than_is_doubted(doubt, room, choice):
-    solution = solve(ActionProblem(two_forms(doubt=doubt), room=room))
-    assert solution.actions == {"block": {"u": choice}}
-    true = {KEEP: 8 * 1.0, INT4: 8 * 0.6, RECOMPUTE: 8 * 3.0}
-    assert solution.seconds == pytest.approx(true[choice]), "true seconds, without the doubt"
-    assert solution.cost.doubt_seconds == pytest.approx(8 * doubt if choice == INT4 else 0)
-
-
-def test_what_a_doubted_codec_would_gain_is_told():
-    made = two_forms(doubt=0.41)
-    problem = ActionProblem(made, room=99)
-    choice, seconds = runner_up(problem, solve(problem), "block", "u")
-    assert (choice, seconds) == (INT4, pytest.approx(8 * (0.6 - 1.0)))
 
 
 def test_thousands_of_assignments_a_hair_over_the_room():
@@ -238,15 +192,6 @@ def test_thousands_of_assignments_a_hair_over_the_room():
     solution = solve(ActionProblem(made, room=8 * size - 1))
     assert solution.seconds == count - 7
     assert solution.saved_bytes == 7 * size + 1
-
-
-def test_a_correction_is_not_earned_by_a_tag_that_nothing_demands():
-    made = profile(dataclasses.replace(chain(), needed=(4,)))
-    solution = solve(
-        ActionProblem(made, room=10, working={("block", "u", KEEP): -50, ("block", "u", INT4): -50})
-    )
-    assert solution.actions == {"block": {"u": RECOMPUTE, "v": INT4}}
-    assert solution.bytes == 6
 
 
 def test_recomputation_is_not_taken_to_hide_a_transfer():
@@ -316,25 +261,13 @@ def broken(field, value):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        (
-            "equation",
-            math.nan,
-            r"seconds of equation 0 \(op\) of block 'block' is nan; expected a finite number",
-        ),
+        ("equation", math.nan, r"seconds of equation 0 \(op\) of block 'block' is nan"),
         ("equation", -1.0, "seconds of equation 0"),
-        (
-            "option",
-            math.inf,
-            r"`seconds` of option `compress int4` of tag 'u' of block 'block' is inf",
-        ),
+        ("option", math.inf, r"`seconds` of option `compress int4` of tag 'u' .* is inf"),
         ("values", (5, -10, 10, 20, 20), "bytes of value 1 of block 'block' is -10"),
         ("forward_seconds", math.nan, "`forward_seconds` of block 'block' is nan"),
         ("needed", (2, 9), "needs value 9, which no equation makes"),
-        (
-            "inputs",
-            (),
-            r"equation 0 \(op\) of block 'block' reads value 0, which nothing before it makes",
-        ),
+        ("inputs", (), r"equation 0 \(op\) .* reads value 0, which nothing before it makes"),
         ("input_seconds", (1.0, 2.0), "has 2 entries for 1 inputs"),
         ("input_seconds", (-1.0,), "`input_seconds` of block 'block' is -1.0"),
     ],
@@ -370,22 +303,114 @@ def test_a_block_of_ten_tags_is_solved_in_under_half_a_second():
     assert statistics.median(s.solve_seconds for s in solutions) < 0.5
 
 
-def test_a_name_of_two_places_is_one_decision():
-    """x -> a -> tag "u" -> b (half the bytes) -> tag "u" again: both are kept, or neither is."""
-    first = [Option(KEEP, 10, 0, 0.1), Option(INT4, 3, 0, 0.4)]
-    second = [Option(KEEP, 5, 0, 0.1), Option(INT8, 3, 0, 0.2)]
-    equations = [
-        ([0], [1], 1.0, None),
-        ([1], [2], 0.0, "u"),
-        ([2], [3], 2.0, None),
-        ([3], [4], 0.0, "u"),
-    ]
-    made = profile(block(equations, [2, 4], [4, 10, 10, 5, 5], [("u", first), ("u", second)]))
-    assert ActionProblem(made).open_choices() == {("block", "u"): (RECOMPUTE, KEEP)}, (
-        "a codec that one of the places lacks is open to none"
+MB = 1_000_000
+
+# Adacc Table 1: size MB, recompute ms, compress and decompress ms, compressed MB
+TABLE_1 = {
+    "T1": (96, 0.36, 0.37, 24),
+    "T2": (42, 1.02, 0.16, 11.8),
+    "T3": (42, 0.58, 0.16, 11.8),
+    "T4": (10.5, 0.04, 0.04, 2.6),
+}
+OP_1 = {"T0": (42, math.inf, 0.16, 11.8)}
+
+
+def table_1(compress_input: bool):
+    """Each tensor made from the block's input, which the backward reads too; keeping is free, as in
+    eq. 4.
+    """
+    equations, sizes, named = (
+        [([0], [1], 0.0, "T0")],
+        [42 * MB, 42 * MB],
+        {"T0": [Option(KEEP, 42 * MB, 0, 0.0)]},
     )
-    kept, again = solve(ActionProblem(made, room=15)), solve(ActionProblem(made, room=14))
-    assert (kept.actions, kept.bytes, kept.seconds) == ({"block": {"u": KEEP}}, 15, 0.2)
-    assert (again.actions, again.bytes, again.seconds) == ({"block": {"u": RECOMPUTE}}, 4, 3.0)
-    assert solve(ActionProblem(made, room=3)) is None
-    assert kept.cost.blocks[0].saved == (("u", KEEP), ("u", KEEP))
+    if compress_input:
+        named["T0"].append(Option(INT4, round(11.8 * MB), 0, 0.16e-3))
+    for name, (size, recompute, compress, small) in TABLE_1.items():
+        raw = len(sizes)
+        sizes += [round(size * MB)] * 2
+        equations += [([1], [raw], recompute * 1e-3, None), ([raw], [raw + 1], 0.0, name)]
+        named[name] = [
+            Option(KEEP, round(size * MB), 0, 0.0),
+            Option(INT4, round(small * MB), 0, compress * 1e-3),
+        ]
+    return profile(block(equations, [1, *range(3, len(sizes), 2)], sizes, named))
+
+
+def eq_4_to_8(room_mb: float) -> float | None:
+    """Least milliseconds over all R (0 recompute, 1 compress, 2 retain), R of the first operator
+    never 0.
+    """
+    tensors = [*OP_1.values(), *TABLE_1.values()]
+    feasible = [
+        sum((recompute, compress, 0.0)[r] for r, (_, recompute, compress, _) in zip(rs, tensors))
+        for rs in itertools.product((0, 1, 2), repeat=len(tensors))
+        if rs[0] != 0
+        and sum((0, small, size)[r] for r, (size, _, _, small) in zip(rs, tensors)) <= room_mb
+    ]
+    return min(feasible, default=None)
+
+
+def test_adacc_table_1():
+    solution = solve(ActionProblem(table_1(compress_input=False), room=(25 + 42) * MB))
+    choices = solution.actions["block"]
+    assert [choices[t] for t in TABLE_1] == [RECOMPUTE, INT4, INT4, RECOMPUTE]
+    assert solution.seconds == pytest.approx((0.36 + 0.16 + 0.16 + 0.04) * 1e-3)
+
+
+def test_adacc_equations_4_to_8_at_every_budget():
+    made = table_1(compress_input=True)
+    for room_mb in range(0, 240, 4):
+        solution, want = solve(ActionProblem(made, room=room_mb * MB)), eq_4_to_8(room_mb)
+        assert (solution is None) == (want is None)
+        assert solution is None or solution.seconds == pytest.approx(
+            want * 1e-3, rel=1e-6, abs=1e-12
+        )
+
+
+@pytest.fixture
+def out_of_time(monkeypatch):
+    """A solver that tells of any optimum as of what it had found when its time ran out."""
+    status, late = highspy.Highs.modelStatusToString, "Time limit reached"
+    told = lambda *given: late if status(*given) == "Optimal" else status(*given)
+    monkeypatch.setattr(highspy.Highs, "modelStatusToString", told)
+    info, real = {"primal_solution_status": 2, "mip_gap": 0.25}, highspy.Highs.getInfo
+    read = lambda found: {n: getattr(found, n) for n in dir(found) if not n.startswith("_")}
+    overlaid = lambda highs: types.SimpleNamespace(**(read(real(highs)) | info))
+    monkeypatch.setattr(highspy.Highs, "getInfo", overlaid)
+    return info
+
+
+def deep_problem():
+    made = profile(profiles.deep(), link=55e9)
+    return ActionProblem(made, room=least_bytes(ActionProblem(made)).bytes * 2)
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.25, float("inf")])
+def test_what_was_found_is_taken_with_its_gap(out_of_time, gap):
+    out_of_time["mip_gap"] = gap
+    found = solve(deep_problem())
+    assert found.bytes <= deep_problem().room
+    assert found.gap == gap
+
+
+def test_where_nothing_was_found_it_is_an_error(out_of_time):
+    out_of_time["primal_solution_status"] = 0
+    with pytest.raises(SolverError, match="status 'Time limit reached' and no assignment"):
+        solve(ActionProblem(profile(profiles.deep(), link=55e9), room=2**31))
+
+
+@pytest.mark.jax_defaults
+def test_a_plan_that_is_not_proven_says_so(out_of_time, quick_compiles):
+    args = models.shapes(4, 32, 8, 64)
+    plan = jaxmem.plan(models.build_with(models.scanned), *args, budget="2MiB", actions=ALL)
+    assert plan.compiled_bytes <= plan.budget_bytes
+    assert plan.notes[-1] == (
+        "the solver's time ran out before the assignment was proven fastest: 25.0% of what it"
+        " decides about may be gained"
+    )
+
+
+def test_no_time_at_all_is_an_error():
+    with pytest.raises(SolverError, match=r"no assignment; `time_limit` is 0\.0 s"):
+        solve(ActionProblem(profile(profiles.deep(), link=55e9), room=2**31, time_limit=0.0))

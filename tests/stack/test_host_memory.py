@@ -1,5 +1,7 @@
 """jaxmem.stack over parameters in host memory: values, gradients, and what it folds into."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from jaxmem._model.states.layout import masters_of
 from jaxmem.errors import StackError
 from tests.released.test_streamed import grouped
 from tests.shared import tiny_lm
-from tests.shared.streamed import LAYERS, close, parameters, tokens
+from tests.shared.streamed import LAYERS, apart, close, parameters, tokens
 
 pytestmark = [
     pytest.mark.core,
@@ -18,35 +20,30 @@ pytestmark = [
 ]
 
 
+def loss(layers, **how):
+    """The loss of a model whose other parameters are `parameters`."""
+    _, outer = apart(parameters())
+    x, *shared = tiny_lm.embed(outer, tokens(0))
+    y = jaxmem.stack(tiny_lm.block, layers, x, *shared, **how)
+    return tiny_lm.head(outer, y, tokens(0))
+
+
 def test_a_stack_reads_its_parameters_from_host_memory():
-    step = tiny_lm.released(jaxmem.adama(0.01))
-    outer = {k: v for k, v in parameters().items() if k != "blocks"}
-
-    @jax.jit
-    def loss(layers):
-        x, *shared = tiny_lm.embed(outer, tokens(0))
-        return tiny_lm.head(outer, jaxmem.stack(tiny_lm.block, layers, x, *shared), tokens(0))
-
-    want = loss(parameters()["blocks"])
+    step, jitted = tiny_lm.released(jaxmem.adama(0.01)), jax.jit(loss)
+    want = jitted(parameters()["blocks"])
     for persist, more in ((0, {}), (1, {}), (LAYERS, {}), (1, {"copies": 2, "buffers": 1})):
         layers = step.split(step.init(parameters()), persist, **more)[0]["blocks"]
-        np.testing.assert_allclose(loss(layers), want, rtol=1e-6)
+        np.testing.assert_allclose(jitted(layers), want, rtol=1e-6)
 
 
 @pytest.mark.parametrize("how", [{"persist": 1}, {"persist": 1, "buffers": 2}])
 @pytest.mark.parametrize("plan", [None, grouped])
 def test_a_stack_has_the_gradient_of_parameters_in_host_memory_where_they_are(how, plan):
     step = tiny_lm.released(jaxmem.adama(0.01))
-    outer = {k: v for k, v in parameters().items() if k != "blocks"}
-
-    def loss(layers):
-        x, *shared = tiny_lm.embed(outer, tokens(0))
-        y = jaxmem.stack(tiny_lm.block, layers, x, *shared, plan=plan)
-        return tiny_lm.head(outer, y, tokens(0))
-
-    want = jax.tree.leaves(jax.jit(jax.grad(loss))(parameters()["blocks"]))
+    gradient = jax.jit(jax.grad(functools.partial(loss, plan=plan)))
+    want = jax.tree.leaves(gradient(parameters()["blocks"]))
     layers = step.split(step.init(parameters()), **how)[0]["blocks"]
-    found = jax.jit(jax.grad(loss))(layers)
+    found = gradient(layers)
     kinds = lambda tree: [a.sharding.memory_kind for a in jax.tree.leaves(tree)]
     assert kinds(found) == kinds(layers)
     for a in want:
@@ -58,7 +55,7 @@ def test_a_stack_has_the_gradient_of_parameters_in_host_memory_where_they_are(ho
 def test_a_stack_with_copies_has_no_gradient_since_they_would_stay_as_they_were():
     step = tiny_lm.released(jaxmem.adama(0.01))
     layers = step.split(step.init(parameters()), 0, copies=2)[0]["blocks"]
-    x, *shared = tiny_lm.embed({k: v for k, v in parameters().items() if k != "blocks"}, tokens(0))
+    x, *shared = tiny_lm.embed(apart(parameters())[1], tokens(0))
     run = lambda layers: jaxmem.stack(tiny_lm.block, layers, x, *shared).sum()
     assert np.isfinite(run(layers))
     with pytest.raises(StackError, match="has layers with copies, and is differentiated"):
@@ -81,16 +78,10 @@ def test_integers_in_host_memory_have_no_gradient_and_other_leaves_do():
 
 def test_moments_that_are_split_as_parameters_are_folded_into():
     step = tiny_lm.released(jaxmem.adama(0.01))
-    outer = {k: v for k, v in parameters().items() if k != "blocks"}
 
     def folded(layers, moments):
-        def loss(moments):
-            x, *shared = tiny_lm.embed(outer, tokens(0))
-            fold = lambda m, g: jax.tree.map(lambda m, g: m + g, m, g)
-            y = jaxmem.stack(tiny_lm.block, layers, x, *shared, moments=moments, fold=fold)
-            return tiny_lm.head(outer, y, tokens(0))
-
-        return jax.jit(jax.grad(loss))(moments)
+        fold = functools.partial(jax.tree.map, jnp.add)
+        return jax.jit(jax.grad(lambda m: loss(layers, moments=m, fold=fold)))(moments)
 
     zero = jax.tree.map(jnp.zeros_like, parameters()["blocks"])
     want = jax.tree.map(np.asarray, folded(parameters()["blocks"], zero))

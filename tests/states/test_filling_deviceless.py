@@ -37,6 +37,13 @@ def of_a_model(name):
     return lambda i: models.parts(config, jax.random.key(0))[1](i)
 
 
+NUMBER = jax.ShapeDtypeStruct((), jnp.int32)  # of a layer
+
+
+def nbytes(tree) -> int:
+    return sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(tree))
+
+
 @pytest.mark.quick("gpt")
 @pytest.mark.parametrize(
     "layer",
@@ -46,14 +53,13 @@ def of_a_model(name):
 def test_one_layer_is_held_beside_the_states(layer, h200):
     mesh = AbstractMesh((1,), ("data",), axis_types=(AxisType.Auto,))
     host = NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host")
-    number = jax.ShapeDtypeStruct((), jnp.int32)
-    one = jax.eval_shape(layer, number)
+    one = jax.eval_shape(layer, NUMBER)
     stacked = lambda a: jax.ShapeDtypeStruct((LAYERS, *a.shape), a.dtype, sharding=host)
     stacks = jax.tree.map(stacked, one)
-    size = sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(one))
+    size = nbytes(one)
     # Something must lie on the device, for its mesh: the number of the first layer.
     fill = lambda stacks, first: filling(lambda i: layer(first + i), LAYERS)(stacks)
-    found = result(h200, fill, stacks, number, donate=0)
+    found = result(h200, fill, stacks, NUMBER, donate=0)
     assert found.host_bytes == LAYERS * size
     assert found.temp_bytes < 1.02 * size
     assert found.argument_bytes + found.output_bytes - found.alias_bytes < 1024
@@ -76,15 +82,14 @@ def test_a_device_holds_its_part_of_the_states_and_one_layer_beside(layer, axes,
     place = lambda a, spec: jax.ShapeDtypeStruct(
         a.shape, a.dtype, sharding=NamedSharding(mesh, spec, memory_kind=kind)
     )
-    number = jax.ShapeDtypeStruct((), jnp.int32)
-    one = jax.eval_shape(layer, number)
+    one = jax.eval_shape(layer, NUMBER)
     whole = jax.tree.map(lambda a: jax.ShapeDtypeStruct((LAYERS, *a.shape), a.dtype), one)
     specs = shards(whole, 8, "data", first=1)
     # Something must lie on the devices, for their mesh.
     there = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
     fill = lambda stacks, _: filling(layer, LAYERS, mesh, specs)(stacks)
     found = result(eight_h200, fill, jax.tree.map(place, whole, specs), there, donate=0)
-    size = sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(one))
+    size = nbytes(one)
     parts = LAYERS * size // 8  # eight devices divide all of these arrays
     on_host = kind == "pinned_host"
     assert found.host_bytes == parts * on_host

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import (
-    AbstractMesh,
-    AxisType,
     Mesh,
     NamedSharding,
     PartitionSpec,
@@ -19,37 +17,19 @@ from jax.sharding import (
 )
 
 from jaxmem._model.states.store import after, counted, fetch, put
-from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._target.hlo.transfers import fault
 from jaxmem._trace.arguments import on_host
-from jaxmem._trace.export import export_flat
+from tests.released.test_streamed_deviceless import host
 from tests.shared import children
+from tests.shared.deviceless import result
 
 pytestmark = pytest.mark.jax_defaults
 LAYERS, WIDTH = 8, 256
 
 
-def host(*shape):
-    mesh = AbstractMesh((1,), ("data",), axis_types=(AxisType.Auto,))
-    there = NamedSharding(mesh, PartitionSpec(), memory_kind="pinned_host")
-    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=there)
-
-
 STACK = host(LAYERS, WIDTH, WIDTH)
 LAYER = 4 * WIDTH * WIDTH  # bytes
 W, X = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((WIDTH, WIDTH), (64, WIDTH)))
-
-
-@pytest.fixture(scope="module")
-def h200():
-    with Compiler("h200", workers=1) as compiler:
-        yield lambda step, *args, donate=0: _compiled(compiler, step, args, donate)
-
-
-def _compiled(compiler, step, args, donate):
-    traced = jax.jit(step, donate_argnums=donate).trace(*args)
-    exported, donated = export_flat(traced, "cuda", 90)
-    return compiler.submit(exported, donated=donated).result()
 
 
 def replacing(of_carry: bool):
@@ -69,10 +49,10 @@ def replacing(of_carry: bool):
 
 
 def test_what_is_updated_is_held_twice_unless_it_is_read_from_the_carry(h200):
-    carried = h200(replacing(True), STACK, X)
+    carried = result(h200, replacing(True), STACK, X, donate=0)
     assert carried.host_bytes == LAYERS * LAYER
     assert fault(carried.transfers) is None
-    outside = h200(replacing(False), STACK, X)
+    outside = result(h200, replacing(False), STACK, X, donate=0)
     assert outside.host_bytes >= 2 * LAYERS * LAYER, (
         "XLA no longer holds twice what a loop reads from outside and replaces: `backward` of"
         " jaxmem/_optim/released/backward.py need not read parameters from the carry"
@@ -100,12 +80,12 @@ def folding(barred: bool):
 
 
 def test_an_index_behind_the_gradients_barrier_is_no_counter(h200):
-    of_gradient = h200(folding(False), STACK, W, X)
+    of_gradient = result(h200, folding(False), STACK, W, X, donate=0)
     assert fault(of_gradient.transfers) is None
     fetches = [t for t in of_gradient.transfers if t.in_loop and not t.to_host]
     assert fetches
     assert all(t.products for t in fetches)
-    of_both = h200(folding(True), STACK, W, X)
+    of_both = result(h200, folding(True), STACK, W, X, donate=0)
     assert "kernels in loops" in (fault(of_both.transfers) or ""), (
         "XLA knows a loop's index behind a barrier: `folded_at` of jaxmem/_model/loop/stack.py may"
         " bar the whole fold"

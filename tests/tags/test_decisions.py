@@ -1,8 +1,15 @@
-"""What an object given as `plan` means: the same to a policy and to a stack."""
+"""What an object given as `plan` means, the same to a policy and to a stack. Policies in the
+configs of libraries: by name, and as a field that is copied.
+"""
+
+import copy
+import dataclasses
+import functools
+import pickle
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import jaxmem
@@ -10,6 +17,7 @@ from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Choice
 from jaxmem._model.tags.policy import groups_of
 from jaxmem.errors import TagError
 from jaxmem.plans import Assignment
+from tests.auto.steps import blocks_in
 
 pytestmark = pytest.mark.core
 INT4 = Choice(Action.COMPRESS, "grouped_symmetric(group=64,scale=bfloat16)")
@@ -93,23 +101,6 @@ def test_what_assigns_nothing_is_told(actions, message):
         Assignment(actions)
 
 
-def test_a_stack_under_an_assignment_by_hand_has_the_plain_gradient():
-    keys = jax.random.split(jax.random.key(0), 2)
-    w = jax.random.normal(keys[0], (3, 8, 8)) / 3
-    x = jax.random.normal(keys[1], (4, 8))
-
-    def layer(w, x):
-        return x + jnp.sin(jaxmem.tag(x @ w, "up"))
-
-    def loss(w, plan):
-        return (jaxmem.stack(layer, w, x, plan=plan) ** 2).sum()
-
-    plain = jax.grad(loss)(w, None)
-    assert float(abs(plain).min()) > 0
-    plan = Assignment({"block[0:1]": {"up": "keep"}, "block[1:3]": {}})
-    np.testing.assert_allclose(jax.grad(loss)(w, plan), plain, rtol=1e-12)
-
-
 def test_a_layer_of_a_python_loop_has_the_policy_of_its_group():
     plan = Assignment({"block[0:1]": {"up": "keep"}, "block[1:3]": {}})
     policies = [jaxmem.remat_policy(plan, layer=(i, 3)) for i in range(3)]
@@ -132,3 +123,88 @@ def test_everything_kept_saves_no_wider_copy_of_what_it_saves():
     saved = jax.eval_shape(lambda x: jax.vjp(block, x)[1], x)
     shapes = [(a.shape, a.dtype.name) for a in jax.tree.leaves(saved) if a.shape == x.shape]
     assert shapes == [(x.shape, "bfloat16")]
+
+
+PLAN = Assignment({"block": {"up": Choice(Action.KEEP)}})
+
+
+@pytest.fixture(autouse=True)
+def no_policy_stays():
+    yield
+    for name in ("jaxmem", "planned"):
+        if hasattr(jax.checkpoint_policies, name):
+            delattr(jax.checkpoint_policies, name)
+
+
+def looked_up(name: str):
+    """A model's layers as big_vision and simply make them: the policy by its name in a config."""
+
+    def layer(x, w):
+        return x + jnp.tanh(jaxmem.tag(x @ w, "up")) @ w.T, None
+
+    policy = getattr(jax.checkpoint_policies, name, None)
+    return jax.checkpoint(layer, policy=policy, prevent_cse=False)
+
+
+def loss(w, x, name="jaxmem"):
+    return (jax.lax.scan(looked_up(name), x, w)[0] ** 2).mean()
+
+
+def test_a_library_that_looks_policies_up_by_name_is_planned():
+    w, x = jnp.full((6, 8, 8), 0.1), jnp.ones((16, 8))
+
+    def build(plan):
+        jaxmem.install(plan)
+        return lambda w, x: jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w, x))
+
+    whole = jaxmem.plan(build, w, x, budget="1GiB")
+    recomputed = jaxmem.plan(build, w, x, budget=whole.baseline_bytes - 1)
+    assert recomputed.compiled_bytes < whole.baseline_bytes
+    assert {row.tag for row in recomputed.rows} == {"up"}
+    got, want = build(recomputed)(w, x), build(None)(w, x)
+    assert float(jnp.abs(got - want).max()) < 1e-12
+    assert float(jnp.abs(want - w).max()) > 0, "the gradient is not zero"
+
+
+def test_a_name_holds_the_latest_plan():
+    first = jaxmem.install(None, "planned")
+    assert jax.checkpoint_policies.planned == first == jaxmem.remat_policy(None)
+    second = jaxmem.install(PLAN, "planned")
+    assert jax.checkpoint_policies.planned == second == jaxmem.remat_policy(PLAN)
+    assert blocks_in(
+        jax.grad(functools.partial(loss, name="planned")), jnp.ones((2, 4, 4)), jnp.ones(4)
+    )
+
+
+@pytest.mark.parametrize("name", ["dots_saveable", "not a name", "", 3, "everything_saveable"])
+def test_names_that_are_refused(name):
+    before = jax.checkpoint_policies.dots_saveable
+    with pytest.raises(TagError, match="`name` is"):
+        jaxmem.install(PLAN, name)
+    assert jax.checkpoint_policies.dots_saveable is before
+
+
+@dataclasses.dataclass(frozen=True)
+class RematSpec:
+    """A config of AXLearn's kind, which is made plain before its fields are used."""
+
+    prevent_cse: bool = False
+    policy: Any = None
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda policy: dataclasses.asdict(RematSpec(policy=policy))["policy"],
+        copy.deepcopy,
+        lambda policy: pickle.loads(pickle.dumps(policy)),
+    ],
+)
+@pytest.mark.parametrize("plan", [PLAN, None])
+def test_a_policy_survives_a_copy_of_its_config(copied, plan):
+    policy = jaxmem.remat_policy(plan)
+    again = copied(policy)
+    assert callable(again)
+    assert again == policy
+    assert hash(again) == hash(policy)
+    assert again != jaxmem.remat_policy(Assignment.nothing())

@@ -135,35 +135,6 @@ def test_the_users_own_rule_is_what_is_applied():
     assert np.abs(plain(with_a_rule)[1][0]["w"] - plain(sine)[1][0]["w"]).min() > 1e-9
 
 
-@pytest.mark.quick(
-    "keep-with_a_while_loop",
-    "recompute-with_integers",
-    "compress grouped_symmetric(group=64,scale=bfloat16)-with_a_rule",
-)
-@each_block
-@pytest.mark.parametrize("action", ["keep", "recompute", INT4], ids=str)
-def test_donated_parameters(block, action):
-    """A step in place: what is donated is gone, and what comes back is what the step without tags
-    and without donation makes.
-    """
-    choices = {**actions("keep"), "real": action} if action is INT4 else actions(action)
-
-    def step(choices, p, x):
-        loss = lambda p: (jnp.cos(layer(block, choices)(p, x)) ** 2).sum()
-        return jax.tree.map(lambda a, g: a - 0.1 * g, p, jax.grad(loss)(p))
-
-    donated = parameters()
-    got = jax.jit(functools.partial(step, choices), donate_argnums=0)(donated, X)
-    assert all(a.is_deleted() for a in jax.tree.leaves(donated))
-    if action is INT4:
-        want = jax.jit(functools.partial(step, choices))(parameters(), X)
-    else:
-        want = jax.jit(functools.partial(step, "plain"))(parameters(), X)
-    close(got, want)
-    moved = jax.tree.map(lambda a, b: np.abs(a - b).min(), got, parameters())
-    assert all(m > 0 for m in jax.tree.leaves(moved))
-
-
 def forward_only(tag, p, x):
     """A while loop that forward mode runs through."""
     turn = lambda state: (state[0] + 1, tag(jnp.sin(state[1] @ p["v"]), "real") + x @ p["w"])

@@ -23,6 +23,7 @@ from tests.shared import models, outlier_layers
 from tests.shared.compare import close
 from tests.shared.outlier_layers import tracked
 from tests.shared.remat3 import both, options
+from tests.tags import test_tag
 
 pytestmark = [
     pytest.mark.core,
@@ -34,13 +35,15 @@ each_action = pytest.mark.parametrize("action", ACTIONS)
 SAVE = jax.checkpoint_policies.save_only_these_names
 
 
-def off_and_on(make, *arguments, also: tuple[str, ...] = ()):
-    """Returns the results of the function that `make()` returns, traced with the option off and
-    with the option on.
+def equal(make, *arguments, rtol=1e-12, also: tuple[str, ...] = ()):
+    """Asserts that the function that `make()` returns has equal results, traced with the option off
+    and with the option on. Returns the results.
     """
     off = jax.jit(make())(*arguments)
     with options("jax_remat3", *also):
-        return off, jax.jit(make())(*arguments)
+        on = jax.jit(make())(*arguments)
+    close(on, off, rtol)
+    return on
 
 
 def inputs():
@@ -55,8 +58,7 @@ def policy(action):
 @each_action
 def test_gradients_are_equal(form, action):
     make = lambda: jax.value_and_grad(form(policy(action)), argnums=(0, 1))
-    off, on = off_and_on(make, *inputs())
-    close(on, off, 1e-12)
+    equal(make, *inputs())
 
 
 def saved(action):
@@ -76,13 +78,29 @@ def test_equal_bytes_are_stored(action):
         assert nbytes(saved(action)) == off
 
 
-@pytest.mark.parametrize(("action", "dtype"), [("offload", "f32"), ("compress_offload", "u8")])
-def test_offloaded_residuals_are_in_host_memory(action, dtype):
-    p = jax.tree.map(lambda a: a[0], models.parameters())
+@pytest.mark.parametrize(
+    ("law", "actions"),
+    [
+        (test_tag.test_offloaded_residuals_lie_in_host_memory, [()]),
+        (test_tag.test_gradient_of_gradient, ["keep", "recompute", "offload"]),
+        (test_tag.test_gradient_of_gradient_through_codes_is_refused, [()]),
+        (test_tag.test_forward_over_reverse, [()]),
+        (test_tag.test_shard_map, ["keep", "compress_offload"]),
+        (test_tag.test_checkpoint_name_values_are_tags, [()]),
+        (test_tag.test_complex_values_are_stored, ["keep", "recompute", "offload"]),
+    ],
+    ids=lambda law: getattr(law, "__name__", ""),
+)
+def test_laws_of_tags_hold(law, actions):
+    """Tests of tags under today's checkpoint pass with the option on."""
+    known = test_tag.gradients, test_tag.second
+    for cached in known:
+        cached.cache_clear()
     with options("jax_remat3"):
-        layer = jax.checkpoint(models.block, policy=policy(action), prevent_cse=False)
-        grad = jax.grad(lambda x, p, k: layer(x, p, k).sum())
-        assert f"{dtype}<host>" in str(jax.make_jaxpr(grad)(models.batch(), p, jnp.float32(0)))
+        for action in actions:
+            law(*([action] if action else []))
+    for cached in known:
+        cached.cache_clear()
 
 
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["", "jit"])
@@ -91,53 +109,7 @@ def test_vmap_of_gradients(action, jit):
     p, _ = inputs()
     one = lambda loss: jit(lambda x: jax.grad(loss)(p, x[None]))
     make = lambda: jax.vmap(one(models.scanned(policy(action))))
-    off, on = off_and_on(make, models.batch(4, dtype=jnp.float64))
-    close(on, off, 1e-9)
-
-
-@pytest.mark.parametrize("action", ["keep", "recompute", "offload"])
-def test_gradient_of_gradient(action):
-    p, x = inputs()
-
-    def make():
-        first = jax.grad(models.scanned(policy(action)), argnums=1)
-        return jax.grad(lambda x: (first(p, x) ** 2).sum())
-
-    off, on = off_and_on(make, x)
-    close(on, off, 1e-11)
-
-
-def test_gradient_of_gradient_through_codes_is_refused():
-    p, x = models.parameters(layers=2), models.batch()
-    with options("jax_remat3"):
-        loss = models.scanned(policy("compress"))
-        with pytest.raises(TagError, match="LOSSLESS"):
-            jax.grad(lambda x: (jax.grad(loss, argnums=1)(p, x) ** 2).sum())(x)
-
-
-def test_forward_over_reverse():
-    p, x = inputs()
-
-    def make():
-        first = jax.grad(models.scanned(policy("offload")), argnums=1)
-        return lambda x: jax.jvp(first, (p, x), (p, x))[1]
-
-    off, on = off_and_on(make, x)
-    close(on, off, 1e-11)
-
-
-@pytest.mark.parametrize("action", ["keep", "compress_offload"])
-def test_shard_map(action):
-    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    P = jax.sharding.PartitionSpec
-
-    def make():
-        loss = models.scanned(policy(action))
-        mean = lambda p, x: jax.lax.pmean(loss(p, x), "data")
-        return jax.grad(jax.shard_map(mean, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()))
-
-    off, on = off_and_on(make, *inputs())
-    close(on, off, 1e-12)
+    equal(make, models.batch(4, dtype=jnp.float64), rtol=1e-9)
 
 
 def test_a_mesh_with_explicit_axes():
@@ -146,8 +118,7 @@ def test_a_mesh_with_explicit_axes():
     make = lambda: jax.grad(models.scanned(policy("compress"), models.narrow))
     with jax.set_mesh(mesh):
         rows = jax.device_put(x, jax.sharding.PartitionSpec("data"))
-        off, on = off_and_on(make, p, rows)
-    close(on, off, 1e-12)
+        equal(make, p, rows)
 
 
 def test_a_kept_value_is_rounded_to_its_own_precision():
@@ -169,16 +140,14 @@ def plain(stored):
 
 def test_a_checkpoint_without_a_policy_recomputes_a_tag():
     x = jnp.linspace(0.1, 1, 16)
-    off, on = off_and_on(lambda: plain(None), x)
-    close(on, off, 1e-12)
+    on = equal(lambda: plain(None), x)
     assert np.abs(on).min() > 0
 
 
 def test_a_policy_of_the_user_offloads_a_tag():
     x = jnp.linspace(0.1, 1, 16)
     away = lambda primitive, *_, **__: primitive is tag_p and Offloadable("device", "pinned_host")
-    off, on = off_and_on(lambda: plain(away), x)
-    close(on, off, 1e-12)
+    equal(lambda: plain(away), x)
     with options("jax_remat3"):
         assert "<host>" in str(jax.make_jaxpr(plain(away))(x))
 
@@ -202,9 +171,7 @@ def test_checkpoint_name_values_are_tags(choice):
     make = lambda: jax.grad(
         models.scanned(jaxmem.remat_policy(Assignment({"block": {"h": choice}})), named)
     )
-    off, on = off_and_on(make, *inputs())
-    close(on, off, 1e-12)
-    assert np.abs(off["a"]).max() > 0
+    assert np.abs(equal(make, *inputs())["a"]).max() > 0
 
 
 @pytest.mark.parametrize("choice", CODES, ids=str)
@@ -234,20 +201,17 @@ def test_a_policy_from_before_the_option_takes_no_codes_of_names(rule_of_jax):
         jax.grad(models.scanned(stored, named))(*inputs())
 
 
-@pytest.mark.parametrize("name", [jaxmem.tag, checkpoint_name])
-def test_complex_values_are_stored(name):
+def test_complex_values_of_checkpoint_name_are_stored():
     w = jax.random.normal(jax.random.key(0), (2, 4, 4), jnp.complex128)
 
     def make(stored):
-        block = lambda w: jnp.tanh(name(jnp.exp(w[0] @ w[1]), "powers")) @ w[1]
+        block = lambda w: jnp.tanh(checkpoint_name(jnp.exp(w[0] @ w[1]), "powers")) @ w[1]
         block = jax.checkpoint(block, policy=stored)
         return jax.grad(lambda w: (jnp.abs(block(w)) ** 2).sum())
 
     for action in (OFFLOAD, KEEP, RECOMPUTE):  # a policy that offloads lets others store names
         stored = jaxmem.remat_policy(Assignment({"block": {"powers": action}}))
-        off, on = off_and_on(functools.partial(make, stored), w)
-        close(on, off, 1e-12)
-        assert np.abs(on).min() > 0
+        assert np.abs(equal(functools.partial(make, stored), w)).min() > 0
 
 
 @pytest.mark.parametrize("operation", ["softmax", "tanh", "sigmoid", "exp"])
@@ -270,8 +234,7 @@ def test_self_tagged_operations(operation):
         return lambda x, w: (first(x, w), mapped(x, w), second(x, w), forward(x, w))
 
     for choice in (KEEP, RECOMPUTE, Choice("compress", models.CODEC["in"])):
-        off, on = off_and_on(functools.partial(make, choice), x, w)
-        close(on, off, 1e-10)
+        equal(functools.partial(make, choice), x, w, rtol=1e-10)
 
 
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["", "jit"])
@@ -287,8 +250,7 @@ def test_self_tagged_operations_of_each_example(jit):
         return jax.vmap(jit(jax.grad(block, argnums=(0, 1))))
 
     for choice in (KEEP, RECOMPUTE, Choice("compress", models.CODEC["in"])):
-        off, on = off_and_on(functools.partial(make, choice), x, w)
-        close(on, off, 1e-10)
+        on = equal(functools.partial(make, choice), x, w, rtol=1e-10)
         assert min(np.abs(leaf).max() for leaf in on) > 0
 
 
@@ -320,8 +282,7 @@ def test_values_that_a_derivative_rule_saves():
 
     x = jnp.linspace(0.1, 1, 16)
     for choice in (KEEP, RECOMPUTE, OFFLOAD):
-        off, on = off_and_on(functools.partial(make, choice), x, also=("jax_custom_vjp3",))
-        close(on, off, 1e-12)
+        equal(functools.partial(make, choice), x, also=("jax_custom_vjp3",))
     with options("jax_remat3", "jax_custom_vjp3"):
         text = jax.jit(make(KEEP)).lower(x).compile().as_text()
     assert text.count(" exponential(") == 1, "saved, and not recomputed"
@@ -335,10 +296,8 @@ def test_compressed_residuals():
     make = lambda: jax.grad(
         lambda x, p: (jaxmem.ops.compress_residuals(layer, models.CODEC["in"])(x, p) ** 2).sum()
     )
-    off, on = off_and_on(make, x, p)
-    close(on, off, 1e-12)
-    off, on = off_and_on(make, x, p, also=("jax_custom_vjp3",))
-    close(on, off, 1e-12)
+    equal(make, x, p)
+    equal(make, x, p, also=("jax_custom_vjp3",))
 
 
 def test_a_value_that_another_policy_saves_is_saved():
@@ -347,8 +306,7 @@ def test_a_value_that_another_policy_saves_is_saved():
             jax.checkpoint_policies.save_from_both_policies(policy("compress"), SAVE("in", "up"))
         )
     )
-    off, on = off_and_on(make, *inputs())
-    close(on, off, 1e-12)
+    equal(make, *inputs())
 
 
 def test_groups_of_layers():
@@ -368,8 +326,7 @@ def test_groups_of_layers():
 
         return jax.grad(loss)
 
-    off, on = off_and_on(make, *inputs())
-    close(on, off, 1e-12)
+    equal(make, *inputs())
 
 
 @each_action
@@ -380,9 +337,8 @@ def test_gradients_of_a_stack_are_equal(action):
         loss = lambda p, x: (jaxmem.stack(block, p, x, plan=models.draft(action)) ** 2).mean()
         return jax.grad(loss, argnums=(0, 1))
 
-    off, on = off_and_on(make, *inputs())
-    close(on, off, 1e-12)
-    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(off))
+    on = equal(make, *inputs())
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(on))
 
 
 @pytest.mark.parametrize("form", [models.scanned, models.unrolled])
@@ -395,9 +351,8 @@ def test_gradients_of_auto_are_equal(form, action):
     is_exact = lambda tag: tag.kind in ("mask", "exact")
     choose = lambda tag: KEEP if is_exact(tag) else Choice(action, codec)
     plan = Assignment({"auto": {tag.name: choose(tag) for tag in found.tags}})
-    off, on = off_and_on(lambda: jaxmem.auto(step, plan), *inputs())
-    close(on, off, 1e-12)
-    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(off[1]))
+    on = equal(lambda: jaxmem.auto(step, plan), *inputs())
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(on[1]))
 
 
 def test_counts_of_outliers_are_equal():

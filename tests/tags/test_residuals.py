@@ -1,5 +1,6 @@
-"""Residuals held encoded: the value is `f`'s, the gradient is `f`'s at what was decoded, the bytes
-are the codes'.
+"""What a backward reads: residuals held encoded, and residuals of a derivative rule that a plan
+decides about. The value is `f`'s, the gradient is `f`'s at what was decoded, the bytes are the
+codes'.
 """
 
 import dataclasses
@@ -10,10 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxmem
 from jaxmem import codecs
+from jaxmem._core.actions import Action, Choice
+from jaxmem._cost.profile.options import codecs_for
+from jaxmem._model.tags.implementation import todays_checkpoint
+from jaxmem._trace.jaxpr import equations
 from jaxmem.errors import TagError
-from jaxmem.ops import compress_residuals
-from tests.shared.compare import close
+from jaxmem.ops import compress_residuals, name_residuals
+from jaxmem.plans import Assignment
+from tests.shared.compare import close, nonzero
 
 pytestmark = pytest.mark.core
 INT4 = codecs.GroupedSymmetric(group=8)
@@ -72,10 +79,12 @@ def plain(f):
     return lambda p, x, key: jax.value_and_grad(squares(f), (0, 1))(p, x, key)
 
 
+def gradients(loss):
+    return lambda p, x, key: jax.jit(jax.value_and_grad(lambda p, x: loss(p, x, key), (0, 1)))(p, x)
+
+
 def jitted(f):
-    return lambda p, x, key: jax.jit(
-        jax.value_and_grad(lambda p, x: squares(f)(p, x, key), (0, 1))
-    )(p, x)
+    return gradients(squares(f))
 
 
 def vmapped(f):
@@ -85,7 +94,7 @@ def vmapped(f):
             jnp.stack([x, 2 * x, 3 * x]), keys
         ).sum()
 
-    return lambda p, x, key: jax.jit(jax.value_and_grad(lambda p, x: loss(p, x, key), (0, 1)))(p, x)
+    return gradients(loss)
 
 
 def per_example(f):
@@ -103,13 +112,11 @@ def scan_loss(f, key, layers=3):
 
 
 def scanned(f):
-    return lambda p, x, key: jax.jit(jax.value_and_grad(scan_loss(f, key), (0, 1)))(p, x)
+    return gradients(lambda p, x, key: scan_loss(f, key)(p, x))
 
 
 def checkpointed(f):
-    return lambda p, x, key: jax.jit(
-        jax.value_and_grad(jax.checkpoint(lambda p, x: squares(f)(p, x, key)), (0, 1))
-    )(p, x)
+    return gradients(lambda p, x, key: jax.checkpoint(lambda p, x: squares(f)(p, x, key))(p, x))
 
 
 @pytest.mark.parametrize(
@@ -294,6 +301,10 @@ def test_a_second_derivative_is_refused():
         jax.grad(lambda x: (first(x) ** 2).sum())(x)
 
 
+def relu_sum(x):
+    return jnp.where(x > 0, x, 0.0).sum()
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -303,14 +314,107 @@ def test_a_second_derivative_is_refused():
         (lambda f: compress_residuals(f, INT4, keep_args=0), "`keep_args` is 0"),
         (lambda f: compress_residuals(f, INT4, keep_args=("x",)), "`keep_args` is"),
         (lambda f: compress_residuals(f, INT4, keep_args=(1,))(jnp.ones(3)), "1 positional"),
-        (
-            lambda f: jax.grad(
-                compress_residuals(lambda x: jnp.where(x > 0, x, 0.0).sum(), lambda a: INT4)
-            )(jnp.ones(3)),
-            "bool",
-        ),
+        (lambda f: jax.grad(compress_residuals(relu_sum, lambda a: INT4))(jnp.ones(3)), "bool"),
     ],
 )
 def test_wrong_arguments(call, message):
     with pytest.raises(TagError, match=message):
         call(jnp.sin)
+
+
+ROWS, WIDTH = 16, 8
+Q, K, V = (jax.random.normal(jax.random.key(i), (ROWS, WIDTH), jnp.float32) for i in range(3))
+FORWARD = 2  # products of the attention
+
+
+def block(plan, call=None):
+    call = call or name_residuals(attention, "attention")
+    inside = lambda q, k, v: jnp.tanh(call(jnp.sin(q), jnp.sin(k), v))
+    run = jax.checkpoint(inside, policy=jaxmem.remat_policy(plan))
+    return lambda q, k, v: (run(q, k, v) ** 2).sum()
+
+
+def products(plan, call=None) -> int:
+    with todays_checkpoint():
+        traced = jax.make_jaxpr(jax.grad(block(plan, call), argnums=(0, 1, 2)))(Q, K, V)
+    return sum(e.primitive.name == "dot_general" for e in equations(traced.jaxpr))
+
+
+def of(action: Action) -> Assignment:
+    return Assignment({"block": {"attention": Choice(action)}})
+
+
+def test_its_forward_does_not_run_again_where_they_are_kept():
+    kept, recomputed = products(of(Action.KEEP)), products(of(Action.RECOMPUTE))
+    assert recomputed - kept == FORWARD
+    tagged = lambda q, k, v: jaxmem.tag(attention(q, k, v), "attention")
+    assert products(of(Action.KEEP), tagged) == recomputed, "a tag behind it spares nothing"
+
+
+@pytest.mark.parametrize("action", [Action.KEEP, Action.RECOMPUTE, Action.OFFLOAD])
+def test_gradients_are_those_of_the_function(action):
+    own = lambda q, k, v: (jnp.tanh(attention(jnp.sin(q), jnp.sin(k), v)) ** 2).sum()
+    want = jax.grad(own, argnums=(0, 1, 2))(Q, K, V)
+    got = jax.jit(jax.grad(block(of(action)), argnums=(0, 1, 2)))(Q, K, V)
+    nonzero(got, want, 1e-5, 1e-6)
+
+
+def test_arguments_may_be_trees_and_whatever_is_no_array():
+    scale = jnp.float32(0.5)  # closed over
+
+    def f(tree, power, *, name):
+        assert (power, name) == (2, "x")
+        return {"y": jnp.exp(scale * tree["x"]) ** power, "n": tree["n"] + 1}
+
+    named = name_residuals(f, "saved")
+    tree = {"x": Q, "n": jnp.arange(3)}
+    want, got = f(tree, 2, name="x"), named(tree, 2, name="x")
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    loss = lambda f: lambda x: f({"x": x, "n": tree["n"]}, 2, name="x")["y"].sum()
+    np.testing.assert_allclose(jax.grad(loss(named))(Q), jax.grad(loss(f))(Q), rtol=1e-6)
+    batched = jax.vmap(loss(named))(jnp.stack([Q, K]))
+    np.testing.assert_allclose(batched, jax.vmap(loss(f))(jnp.stack([Q, K])), rtol=1e-6)
+
+
+def test_a_planner_makes_no_codes_of_them():
+    """Whatever codecs there are, unless they name the kind."""
+    float32 = jnp.dtype(jnp.float32)
+    assert codecs_for("exact", None, float32, None) == []
+    assert codecs_for("exact", None, float32, "grouped_symmetric") == []
+    assert codecs_for("exact", None, float32, {"exact": "grouped_symmetric"})
+    for asked in (None, "grouped_symmetric"):
+        assert [*map(str, codecs_for("exact", None, jnp.dtype(bool), asked))] == ["bit_mask()"]
+
+
+@pytest.mark.parametrize("makes", ["mask", "index", "key"])
+def test_it_may_close_over_what_is_traced_and_not_floating(makes):
+    """As a kernel that is made inside the layer closes over its mask."""
+
+    def inner(x, call):
+        made = {
+            "mask": jnp.tril(jnp.ones((ROWS, WIDTH), bool)),
+            "index": jnp.cumsum(jnp.ones(ROWS, jnp.int32)) - 1,
+            "key": jax.random.fold_in(jax.random.key(0), jnp.int32(x[0, 0] > 0)),
+        }[makes]
+
+        def f(x):
+            if makes == "mask":
+                return jnp.where(made, jnp.tanh(x), 0.1 * x)
+            if makes == "index":
+                return jnp.tanh(x[made])
+            return jnp.tanh(x) * jax.random.normal(made, x.shape, x.dtype)
+
+        return call(f)(jnp.sin(x))
+
+    def loss(x, call):
+        return (jax.checkpoint(lambda x: inner(x, call))(x) ** 2).sum()
+
+    got = jax.jit(jax.grad(lambda x: loss(x, lambda f: name_residuals(f, "n"))))(Q)
+    want = jax.grad(lambda x: loss(x, lambda f: f))(Q)
+    nonzero(got, want, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["", "*", None, 3])
+def test_a_name_that_is_none_is_refused(name):
+    with pytest.raises(TagError, match="name_residuals: `name` is"):
+        name_residuals(attention, name)

@@ -222,32 +222,15 @@ def test_self_tagged_operations(ours, plain):
         lambda f, x, w: (jax.grad(f)(x, w), jax.jvp(f, (x, w), (x, w))), static_argnums=0
     )
     close(both(mine, x, w), both(f(plain), x, w), 1e-11)
-    products = lambda op: str(
-        jax.make_jaxpr(
-            jax.grad(
-                jax.checkpoint(
-                    f(op), policy=jaxmem.remat_policy(Assignment({"block": {"y": KEEP}}))
-                ),
-                argnums=(0, 1),
-            )
-        )(x, w)
-    ).count("dot_general")
+
+    def products(op) -> int:
+        stored = jaxmem.remat_policy(Assignment({"block": {"y": KEEP}}))
+        gradient = jax.grad(jax.checkpoint(f(op), policy=stored), argnums=(0, 1))
+        return str(jax.make_jaxpr(gradient)(x, w)).count("dot_general")
+
     tag_after = lambda x: jaxmem.tag(plain(x), "y")
-    assert products(functools.partial(ours, name="y")) == 3, (
-        "x @ w once, and the two of its derivative"
-    )
-    assert products(tag_after) == 4, (
-        "a tag after the operation leaves x @ w to be recomputed: why these exist"
-    )
-
-
-def test_policies_are_equal_by_value_and_hash():
-    a, b = jaxmem.remat_policy(models.draft("keep")), jaxmem.remat_policy(models.draft("keep"))
-    assert a == b
-    assert hash(a) == hash(b)
-    assert a != jaxmem.remat_policy(models.draft("recompute"))
-    with pytest.raises(AttributeError, match="no setter"):
-        a.block = "other"
+    assert products(functools.partial(ours, name="y")) == 3, "x @ w, and two of its derivative"
+    assert products(tag_after) == 4, "a tag after the operation leaves x @ w to be recomputed"
 
 
 def test_jaxmem_is_imported_under_remat3():

@@ -1,4 +1,9 @@
-"""What is said of a step's arguments beforehand is what XLA counts, or less."""
+"""What is said of a step's arguments beforehand is what XLA counts, or less. What a step holds
+twice for want of donation: its bytes are those that the compile shows, and the user is told.
+"""
+
+import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +11,12 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+import jaxmem
 from jaxmem._trace.arguments import argument_bytes, divisors, shards_of
+from jaxmem._trace.donation import held_twice
 from jaxmem._trace.step import trace
+from jaxmem.errors import JaxmemWarning
+from tests.shared import models, tiny_lm
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 S, P = jax.ShapeDtypeStruct, PartitionSpec
@@ -73,19 +82,16 @@ def test_a_scans_idle_carry_is_not_read():
     assert argument_bytes(traced(step, *args), args, 1) <= counted(step, *args)
 
 
+def on_mesh(axes, *spec):
+    """A sharding over four by two devices."""
+    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(axes, axes))
+    return NamedSharding(mesh, P(*spec))
+
+
 @pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
 def test_divided_arguments_count_a_devices_share(axes):
-    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(axes, axes))
-
-    def place(shape, *spec):
-        return S(shape, jnp.float32, sharding=NamedSharding(mesh, P(*spec)))
-
-    args = (
-        place((16, 8), ("data", "model")),
-        place((16, 8), "data"),
-        place((16, 8), None, "model"),
-        place((16, 8)),
-    )
+    place = lambda *spec: S((16, 8), jnp.float32, sharding=on_mesh(axes, *spec))
+    args = place(("data", "model")), place("data"), place(None, "model"), place()
     step = traced(lambda *a: [x + 1 for x in a], *args)
     assert divisors(step, args)[:3] == [8, 4, 2]
     assert argument_bytes(step, args, 8) == 4 * (16 + 32 + 64) + 4 * 128
@@ -110,8 +116,7 @@ def test_arguments_that_a_step_flattens_in_its_own_way_may_be_divided():
 
 @pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
 def test_a_block_is_divided_as_the_batch_is(axes):
-    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(axes, axes))
-    place = lambda *spec: S((16, 8), jnp.float32, sharding=NamedSharding(mesh, P(*spec)))
+    place = lambda *spec: S((16, 8), jnp.float32, sharding=on_mesh(axes, *spec))
     add = lambda x, y: (x + 1, y + 1)
     args = place(("data", "model")), place("data")
     assert shards_of(traced(add, *args), args, 8) == 4, "the first is donated: states"
@@ -124,8 +129,7 @@ def test_a_block_is_divided_as_the_batch_is(axes):
 
 @pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
 def test_a_jit_says_how_arguments_are_divided(axes):
-    mesh = AbstractMesh((4, 2), ("data", "model"), axis_types=(axes, axes))
-    of = lambda *spec: NamedSharding(mesh, P(*spec))
+    of = functools.partial(on_mesh, axes)
     plain = S((16, 8), jnp.float32), S((16, 8), jnp.float32), S((16, 8), jnp.float32)
     add = lambda x, y, z: (x + 1, y + 1, z + 1)
     shardings = of(("data", "model")), of("data"), of()
@@ -145,3 +149,54 @@ def test_what_lies_in_host_memory_is_not_the_devices():
     args = S((64,), jnp.float32, sharding=host), S((16,), jnp.float32)
     step = traced(jax.jit(lambda x, y: (jax.device_put(x, device), y + 1)), *args)
     assert argument_bytes(step, args, 1) == 64
+
+
+def state_and_step():
+    step = tiny_lm.released(jaxmem.adama(1e-3, accumulation_steps=2))
+    params = tiny_lm.parameters(jnp.float32, width=64, vocab=64)
+    return step, step.init(params), tiny_lm.tokens(4)
+
+
+def test_its_bytes_are_those_that_the_compile_shows():
+    step, state, batch = state_and_step()
+    total = lambda compiled: (
+        (m := compiled.memory_analysis()).output_size_in_bytes - m.alias_size_in_bytes
+    )
+    kept, donated = jax.jit(step), jax.jit(step, donate_argnums=0)
+    found = held_twice(kept.trace(state, batch))
+    assert found.keys() == {"0"}
+    assert held_twice(donated.trace(state, batch)) == {}
+    difference = total(kept.lower(state, batch).compile()) - total(
+        donated.lower(state, batch).compile()
+    )
+    assert found["0"] == pytest.approx(difference, rel=0.01)
+    assert found["0"] >= 3 * sum(a.nbytes for a in jax.tree.leaves(state[0]))
+
+
+def test_moments_alone_are_told_apart():
+    apart = lambda params, moments, batch: state_and_step()[0]((params, moments), batch)
+    _, (params, moments), batch = state_and_step()
+    traced = jax.jit(apart, donate_argnums=0).trace(params, moments, batch)
+    assert held_twice(traced) == {"1": sum(a.nbytes for a in jax.tree.leaves(moments))}
+
+
+def test_plan_warns_of_a_step_that_is_jitted_without_donation():
+    _, state, batch = state_and_step()
+
+    def build(plan, **donated):
+        return jax.jit(
+            tiny_lm.released(jaxmem.adama(1e-3, accumulation_steps=2), plan=plan), **donated
+        )
+
+    ask = lambda build: jaxmem.plan(build, state, batch)
+    with pytest.warns(JaxmemWarning, match="replaces .* of its argument 0 .*donate_argnums=0"):
+        ask(build)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ask(lambda plan: build(plan, donate_argnums=0))
+
+
+def test_what_is_no_result_is_not_held_twice():
+    loss = models.scanned(None)
+    traced = jax.jit(lambda p, x: loss(p, x)).trace(models.parameters(), models.batch())
+    assert held_twice(traced) == {}

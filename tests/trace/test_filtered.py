@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 import jaxmem
 from jaxmem._core.assignment import Assignment
@@ -162,14 +161,6 @@ def test_a_module_with_a_state_keeps_its_words():
     assert (first == second).all()
 
 
-def test_an_nnx_module_is_taken_as_jit_takes_it():
-    drop = nnx.Dropout(0.5, deterministic=True, rngs=nnx.Rngs(0))
-    x = normal(1, 4, 8, dtype=jnp.float32)
-    assert not takes_more_than_arrays((nnx.Linear(8, 8, rngs=nnx.Rngs(0)), x))
-    compiled = compiled_for(lambda drop, x: drop(x), drop, x)
-    assert (compiled(drop, x) == x).all()
-
-
 @pytest.mark.parametrize("function", [None, jnp.tanh], ids=["arrays alone", "a function"])
 def test_an_error_about_an_argument_names_its_path(function):
     def step(params, options, function):
@@ -192,34 +183,6 @@ def test_shapes_are_enough_to_trace_and_arguments_keep_their_names():
     assert stage.traced is traced
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(traced.args_info)]
     assert any("layers[0].weight" in path for path in paths)
-
-
-def test_an_equinox_step_is_planned_and_run():
-    class Layer(eqx.Module):
-        mlp: eqx.nn.MLP
-
-        def __init__(self, key):
-            self.mlp = eqx.nn.MLP(32, 32, 64, 1, activation=jnp.tanh, key=key)
-
-    layers = eqx.filter_vmap(Layer)(jax.random.split(jax.random.key(0), 4))
-
-    def whole(layers, x):
-        def loss(layers):
-            arrays, rest = eqx.partition(layers, eqx.is_array)
-            turn = lambda x, one: (x + jax.vmap(eqx.combine(one, rest).mlp)(x), None)
-            return (jax.lax.scan(turn, x, arrays)[0] ** 2).mean()
-
-        value, gradients = eqx.filter_value_and_grad(loss)(layers)
-        return eqx.apply_updates(layers, jax.tree.map(lambda g: -0.1 * g, gradients)), value
-
-    x = jax.random.normal(jax.random.key(1), (256, 32))
-    plan = jaxmem.plan(jaxmem.auto(whole), layers, x, budget="500KiB", actions="lossless")
-    assert plan.compiled_bytes <= 500 * 2**10 < plan.baseline_bytes
-    want, _ = whole(layers, x)
-    got, _ = plan.step(layers, x)
-    arrays = lambda tree: jax.tree.leaves(eqx.filter(tree, eqx.is_array))
-    for a, b in zip(arrays(got), arrays(want), strict=True):
-        assert float(np.abs(np.subtract(a, b)).max()) < 1e-5
 
 
 def test_a_model_whose_words_are_only_numbers_is_planned_and_run():

@@ -1,10 +1,11 @@
-"""FLOPs of matrix products as a trace tells them."""
+"""FLOPs of matrix products as a trace tells them, those of Pallas kernels too."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
+from jaxmem._target.hlo.kernels import kernel_flops
 from jaxmem._trace.jaxpr import matmul_flops
 
 pytestmark = pytest.mark.core
@@ -57,3 +58,15 @@ def multiplied(rows: int):
 
 def test_those_of_a_pallas_kernel_count_for_every_step_of_its_grid():
     assert of(multiplied(ROWS // 4), X, W) == (2 * ROWS * DEPTH * COLUMNS, 8)
+
+
+def test_kernels_are_found_by_their_shapes_wherever_they_are():
+    """Of two with equal shapes the dearer one counts: compiled programs do not tell them apart."""
+
+    def twice(x, w):
+        again = jax.lax.scan(lambda x, _: (x, multiplied(16)(x, w)), x, length=2)[1]
+        return multiplied(ROWS)(x, w), again
+
+    (found,) = kernel_flops(jax.make_jaxpr(twice)(X, W).jaxpr)
+    assert found == ((X.shape, W.shape), ((ROWS, COLUMNS),), 2 * ROWS * DEPTH * COLUMNS)
+    assert kernel_flops(jax.make_jaxpr(jnp.matmul)(X, W).jaxpr) == []

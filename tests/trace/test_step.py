@@ -27,10 +27,7 @@ def raises(plan):
         (lambda: step, r"`build` is <lambda>\(\), .* called as <lambda>\(plan\): too many"),
         (lambda plan, data: step, r"missing a required .*'data'; expected a function of a plan"),
         (lambda *, plan: step, "too many positional arguments"),
-        (
-            functools.partial(lambda plan: step, microbatches=2),
-            r"called as <lambda>\(plan, microbatches=...\): got an unexpected .*'microbatches'",
-        ),
+        (functools.partial(lambda plan: step, microbatches=2), "an unexpected .*'microbatches'"),
     ],
 )
 def test_a_build_of_the_wrong_arity_is_told_what_is_expected(build, said):

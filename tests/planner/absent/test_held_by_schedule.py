@@ -2,6 +2,7 @@
 many layers at once, and the plan says so.
 """
 
+import functools
 import types
 
 import jax
@@ -23,33 +24,23 @@ LAYERS, WIDTH, ROWS, DEVICES = 8, 1024, 8192, 8
 MESH = AbstractMesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
 
 
-def build(plan):
-    """Returns a step whose layers are a list. Each device stores an eighth of each weight."""
+def build(plan, stacked=False):
+    """Returns a step whose layers are a list, or in a scan. Each device stores an eighth of each
+    weight.
+    """
 
     def layer(h, w):
-        return h + jax.nn.relu(jaxmem.tag(h @ w[0], "up")) @ w[1]
+        return h + jax.nn.relu(jaxmem.tag(h @ w[0], "up")) @ w[1], None
 
-    run = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan))
+    run = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan), prevent_cse=not stacked)
 
     def loss(ws, x):
         h = x
-        for w in ws:
-            h = run(h, w)
-        return (h.astype(jnp.float32) ** 2).mean()
-
-    return lambda ws, x: jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(loss)(ws, x))
-
-
-def scanned(plan):
-    """Returns the step of `build` with its layers in a scan."""
-
-    def layer(h, w):
-        return h + jax.nn.relu(jaxmem.tag(h @ w[0], "up")) @ w[1]
-
-    run = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan), prevent_cse=False)
-
-    def loss(ws, x):
-        h, _ = jax.lax.scan(lambda h, w: (run(h, w), None), x, ws)
+        if stacked:
+            h, _ = jax.lax.scan(run, x, ws)
+        else:
+            for w in ws:
+                h, _ = run(h, w)
         return (h.astype(jnp.float32) ** 2).mean()
 
     return lambda ws, x: jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(loss)(ws, x))
@@ -68,12 +59,12 @@ def arguments(stacked: bool):
 
 @pytest.mark.slow
 def test_the_schedule_of_unrolled_layers_is_named_and_a_scan_takes_half():
-    price = lambda *step: jaxmem.plans.price(
-        step[0], Assignment.nothing(), *step[1], target=f"h200:{DEVICES}"
+    price = lambda build, args: jaxmem.plans.price(
+        build, Assignment.nothing(), *args, target=f"h200:{DEVICES}"
     )
     with pytest.warns(JaxmemWarning, match="unrolled in Python"):  # for offload
         unrolled = price(build, arguments(False))
-    in_a_scan = price(scanned, arguments(True))
+    in_a_scan = price(functools.partial(build, stacked=True), arguments(True))
     assert [n for n in unrolled.notes if "follow each other without a loop" in n]
     assert not [n for n in in_a_scan.notes if "follow each other without a loop" in n]
     temporaries = lambda plan: plan.compiled_bytes - plan.parts.arguments

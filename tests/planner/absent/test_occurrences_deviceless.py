@@ -23,7 +23,7 @@ pytestmark = [
 LAYERS, WIDTH, HEADS = 4, 128, 4
 
 
-def maxtext(x, p):
+def maxtext(x, p, key):
     """A decoder layer as MaxText writes it: x (B, S, D), values named by `checkpoint_name`, both
     halves of the gated MLP under one name, and both norms under one.
     """
@@ -47,18 +47,7 @@ def shapes():
     return square | wide | wo, array(16, 128, WIDTH)
 
 
-def build(plan):
-    layer = jax.checkpoint(maxtext, policy=jaxmem.remat_policy(plan), prevent_cse=False)
-
-    def loss(p, x):
-        y, _ = jax.lax.scan(lambda x, one: (layer(x, one), None), x, p)
-        return (y * y).mean()
-
-    def step(p, x):
-        value, grads = jax.value_and_grad(loss)(p, x)
-        return jax.tree.map(lambda w, g: w - 0.1 * g, p, grads), value
-
-    return step
+build = models.build_with(functools.partial(models.scanned, block=maxtext))
 
 
 def plan_at(share, build, args, **options):
@@ -89,12 +78,7 @@ def test_a_layer_whose_names_stand_twice(tmp_path):
     "block", [occurrences.chunked, occurrences.attention], ids=lambda b: b.__name__
 )
 def test_a_layer_with_a_loop(block):
-    args = jax.eval_shape(
-        lambda: (
-            models.parameters(LAYERS, WIDTH, jnp.float32),
-            models.batch(16, 128, WIDTH, jnp.float32),
-        )
-    )
+    args = models.shapes(LAYERS, WIDTH, 16, 128)
     build = models.build_with(functools.partial(models.scanned, block=block))
     plan = plan_at(0.8, build, args)
     # Saved bytes are exact. Working memory is that of everything kept, which for this attention is

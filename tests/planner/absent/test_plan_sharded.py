@@ -6,7 +6,6 @@ import functools
 import warnings
 
 import jax
-import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
@@ -20,12 +19,7 @@ DEVICES, LAYERS, P = 4, 4, PartitionSpec
 BATCH, SEQUENCE, WIDTH = 16, 128, 64
 UP = BATCH * SEQUENCE * 2 * WIDTH * 4  # bytes of the tag "up" of one layer, on one device of one
 WHOLE = {"up": UP, "mask": UP // 4, "act": UP}
-SHAPES = jax.eval_shape(
-    lambda: (
-        models.parameters(LAYERS, WIDTH, jnp.float32),
-        models.batch(BATCH, SEQUENCE, WIDTH, jnp.float32),
-    )
-)
+SHAPES = models.shapes(LAYERS, WIDTH, BATCH, SEQUENCE)
 LOSS = functools.partial(models.scanned, block=models.narrow)
 BUILD = models.build_with(LOSS)
 MESH = AbstractMesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
@@ -146,10 +140,7 @@ def test_explain_finds_saved_tensors_of_one_device(way):
 
 def test_an_error_tells_each_devices_bytes():
     build, args = WAYS["by its jit"]
-    with pytest.raises(
-        BudgetError,
-        match=r"least that compiled is .* bytes\) on each of 4 devices for target 'a100-80gb:4'",
-    ):
+    with pytest.raises(BudgetError, match=r"least that compiled is .* on each of 4 devices for"):
         jaxmem.plan(build, *args, target=TARGET, budget="1.2MiB", actions=["recompute"])
 
 

@@ -2,8 +2,6 @@
 
 import functools
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 import jaxmem
@@ -24,27 +22,19 @@ build = models.build_with(functools.partial(models.scanned, block=models.narrow)
 def shapes(monkeypatch):
     """Of the arguments; with 8 MiB in place of 128 where a loop is timed that keeps its values."""
     monkeypatch.setattr("jaxmem._cost.profile.jobs.LAYER_BYTES", 2**18)
-    return jax.eval_shape(
-        lambda: (models.parameters(2, 16, jnp.float32), models.batch(4, 32, 16, jnp.float32))
-    )
+    return models.shapes(2, 16, 4, 32)
 
 
 @pytest.fixture
 def seen(monkeypatch):
-    """How many pieces each plan measured, and how many earlier compiles it recalled."""
+    """How many pieces each plan measured, and which earlier compiles it recalled."""
     measured, recalled = [], []
     measure, recall = backend.measure_all, History.recall
 
-    def measure_and_tell(jobs):
-        measured.append(len(jobs))
-        return measure(jobs)
-
-    def recall_and_tell(history):
-        recalled.append(len(found := recall(history)))
-        return found
-
-    monkeypatch.setattr(backend, "measure_all", measure_and_tell)
-    monkeypatch.setattr(History, "recall", recall_and_tell)
+    noted = lambda jobs: measured.append(len(jobs)) or measure(jobs)
+    monkeypatch.setattr(backend, "measure_all", noted)
+    noting = lambda history: recalled.append(found := recall(history)) or found
+    monkeypatch.setattr(History, "recall", noting)
     return measured, recalled
 
 
@@ -56,7 +46,7 @@ def test_a_fresh_plan_reads_nothing_of_earlier_ones(shapes, seen):
     pieces = measured[0]
     assert pieces > 5
     assert measured == [pieces, 0, pieces]
-    first, second, fresh = recalled
+    first, second, fresh = map(len, recalled)
     assert first == fresh == 0 < second
 
 

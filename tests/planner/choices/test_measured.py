@@ -11,9 +11,7 @@ from jaxmem._target.compile.backend import Local
 from tests.shared import models
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
-SHAPES = jax.eval_shape(
-    lambda: (models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32))
-)
+SHAPES = models.shapes(4, 64, 8, 128)
 build = models.build_with(models.scanned)
 
 
@@ -21,10 +19,8 @@ CLOCKS = {"the least is fastest": lambda size: size, "the most is fastest": lamb
 
 
 @pytest.fixture(scope="module")
-def clocked(tmp_path_factory):
+def clocked(own_database, tmp_path_factory):
     """Plans of a clock that tells how long a step takes by its bytes; nothing is run."""
-    jax.config.update("jax_enable_x64", False)
-    jax.config.update("jax_numpy_dtype_promotion", "standard")
     asked: list[float] = []
 
     @functools.cache

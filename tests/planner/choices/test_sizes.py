@@ -1,5 +1,6 @@
 """A plan that chooses the size of a minibatch: the largest that fits, or the fastest, with few
-plans and against every candidate.
+plans and against every candidate. A plan that chooses how many microbatches a step takes: the
+fastest that fits, with its number in the file.
 """
 
 import dataclasses
@@ -11,13 +12,15 @@ import numpy as np
 import pytest
 
 import jaxmem
+from jaxmem._core.actions import KEEP, REST
+from jaxmem._planner.microbatches import fastest_plan
 from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.sizes import Boundary, StepSizes, of_size, possible, within
 from jaxmem._result.plan.rows import Point
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import is_function, sized
-from jaxmem.errors import BudgetError, StepError
+from jaxmem.errors import BudgetError, PlanFileError, StepError
 from tests.shared import plans, tiny_lm
 
 pytestmark = pytest.mark.jax_defaults
@@ -149,24 +152,14 @@ def test_a_context_length_is_chosen_alike():
         jaxmem.plan(build, state(), lengths(2 * plan.batch), **asked)
 
 
-def test_where_no_size_fits_the_least_is_named_with_its_bytes():
-    with pytest.raises(
-        BudgetError, match=r"no size fits: 8, the least .*, needs .* bytes\)"
-    ) as one:
-        jaxmem.plan(build, state(), tokens, budget="64KiB", batch="max", sizes=(16, 8, 32))
-    assert one.value.least_bytes > 64 * 2**10
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"batch": "largest"}, "`batch` is 'largest'; expected 'max'"),
-        ({"batch": 8}, "`batch` is 8; expected 'max'"),
         ({"sizes": (8, 16)}, "`batch` is None; expected 'max'"),
         ({"batch": "max", "sizes": ()}, r"`sizes` is \(\); expected whole numbers"),
         ({"batch": "max", "sizes": (0, 8)}, "`sizes` is .*; expected whole numbers"),
         ({"batch": "max", "sizes": (8.0,)}, "`sizes` is .*; expected whole numbers"),
-        ({"batch": "max", "sizes": (True,)}, "`sizes` is .*; expected whole numbers"),
         ({"batch": "max", "sizes": 8}, "`sizes` is 8; expected whole numbers"),
     ],
 )
@@ -202,23 +195,14 @@ def test_functions_are_called_with_the_size_and_make_no_arrays():
     assert sized((functools.partial(tokens, sequence=3),), 5) == (tokens(5, 3),)
 
 
-class Counted:
-    def __init__(self, function):
-        self.function, self.asked = function, []
-
-    def __call__(self, index):
-        self.asked.append(index)
-        return self.function(index)
-
-
 @pytest.mark.parametrize("grows", [lambda i: 7 * i, lambda i: i * i, lambda i: 90 * i**0.5])
 @pytest.mark.parametrize("count", [1, 2, 3, 17, 5000])
 def test_the_last_within_a_room_is_that_of_all(grows, count):
     for room in (-1, 0, 1, 50, 5000, 10**9):
         expected = sum(grows(i) <= room for i in range(count)) - 1
-        counted = Counted(grows)
-        assert within(count, counted, room) == expected
-        assert len(counted.asked) == len(set(counted.asked)) <= 24
+        asked = []
+        assert within(count, lambda i, asked=asked: asked.append(i) or grows(i), room) == expected
+        assert len(asked) == len(set(asked)) <= 24
 
 
 SEARCHED = range(8, 8001, 8)
@@ -295,3 +279,70 @@ def test_the_fastest_lies_where_everything_is_kept_or_beyond():
     assert plan.batch == 2048
     assert len(made) <= 8
     assert all(n >= 2048 for n in made)
+
+
+def arguments():
+    return state(), tokens(32)
+
+
+@functools.cache
+def whole():
+    return jaxmem.plan(build, *arguments(), microbatches=(4, 1, 2))
+
+
+def test_with_room_to_spare_it_is_one():
+    assert whole().microbatches == 1
+    assert whole().keeps_everything
+    assert "; microbatches: 1" in str(whole())
+
+
+def test_under_a_budget_more_are_taken_and_the_file_says_how_many(tmp_path):
+    held = whole().parts.arguments  # a budget that holds no more than these
+    with pytest.raises(BudgetError, match="least that compiled") as one:
+        jaxmem.plan(build, *arguments(), microbatches=(1,), budget=held, actions=("keep",))
+    budget = one.value.least_bytes - 1
+    plan = jaxmem.plan(build, *arguments(), microbatches=(1, 2), budget=budget, actions=("keep",))
+    assert plan.microbatches == 2, "the least with one microbatch is more"
+    assert plan.compiled_bytes <= budget
+    state = build(None).init(tiny_lm.parameters(jnp.float32, width=64, vocab=64))
+    _, metrics = plan.step(state, tiny_lm.tokens(32, sequence=64, vocab=64))
+    assert jnp.isfinite(metrics["loss"])
+    plan.save(path := tmp_path / "plan.json")
+    loaded = jaxmem.Plan.load(path)
+    assert loaded.microbatches == plan.microbatches
+    assert jaxmem.verify(loaded, build, *arguments()).compiled_bytes == plan.compiled_bytes
+    assert jaxmem.explain(build, *arguments(), plan=loaded).total_bytes == plan.compiled_bytes
+    path.write_text(
+        path.read_text().replace(f'"microbatches": {plan.microbatches}', '"microbatches": 0')
+    )
+    with pytest.raises(PlanFileError, match="field `microbatches`: got 0"):
+        jaxmem.Plan.load(path)
+
+
+def test_none_that_fits_names_the_least():
+    def plan_for(number):
+        raise BudgetError(f"too small for {number}", least_bytes=100 // number)
+
+    with pytest.raises(BudgetError, match="none of 1, 4 .*; the least, 25 B, is with 4:") as caught:
+        fastest_plan([1, 4], plan_for)
+    assert caught.value.least_bytes == 25
+
+
+@pytest.mark.parametrize("numbers", [(), (0,), (1.5,), (True,), ("2",), (2, -1)])
+def test_numbers_that_are_none_are_refused(numbers):
+    with pytest.raises(StepError, match="`microbatches` is .*expected whole numbers of at least 1"):
+        jaxmem.plan(build, *arguments(), microbatches=numbers)
+
+
+def test_the_fastest_is_taken_and_the_search_ends_where_everything_is_kept():
+    seconds, asked = {1: None, 2: 3.0, 4: 2.0, 8: 2.5}, []
+
+    def plan_for(number):
+        asked.append(number)
+        if seconds[number] is None:
+            raise BudgetError("too large", least_bytes=9)
+        kept = {"block": {REST: KEEP} if number == 8 else {"in": KEEP}}
+        return dataclasses.replace(whole(), predicted_seconds=seconds[number], actions=kept)
+
+    assert fastest_plan([1, 2, 4, 8, 16], plan_for).microbatches == 4
+    assert asked == [1, 2, 4, 8]

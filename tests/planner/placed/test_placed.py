@@ -20,6 +20,7 @@ from jaxmem._target.compile.backend import backend_for
 from jaxmem.errors import BudgetError, OptimizerError, PlanFileError, StepError, TargetError
 from jaxmem.plans import Target
 from tests.shared import tiny_lm
+from tests.shared.streamed import apart, host_bytes
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 LAYERS, WIDTH, ROWS = 4, 128, 4
@@ -45,11 +46,6 @@ def nbytes(tree) -> int:
     return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
 
 
-def in_host_memory(tree) -> int:
-    kind = lambda a: a.sharding.memory_kind
-    return nbytes([a for a in jax.tree.leaves(tree) if kind(a) == "pinned_host"])
-
-
 @functools.cache
 def planned(share: float):
     """A plan for a share of what the states take, made on this device."""
@@ -66,7 +62,7 @@ def test_a_plan_within_less_than_the_states_trains_as_the_step_without_one():
     assert plan.compiled_bytes <= plan.budget_bytes < nbytes(first())
     assert 0 <= plan.places.persist < LAYERS
     state = plan.place(first())
-    assert in_host_memory(state) == plan.host_bytes > 0
+    assert host_bytes(state) == plan.host_bytes > 0
     plain = jax.jit(build(None), donate_argnums=0)
     other = first()
     for _ in range(4):
@@ -126,7 +122,7 @@ def test_a_state_that_holds_more_than_a_pair_is_placed_and_trains_alike():
     if STREAMS:
         assert plan.places == planned(0.6).places
     state = plan.place(state)
-    assert in_host_memory(state) == plan.host_bytes
+    assert host_bytes(state) == plan.host_bytes
     assert (plan.host_bytes > 0) == STREAMS
     plain, other = jax.jit(build(None), donate_argnums=0), first()
     for _ in range(3):
@@ -141,25 +137,20 @@ def test_a_state_that_holds_more_than_a_pair_is_placed_and_trains_alike():
     assert int(whole["count"]) == 3
 
 
-@pytest.mark.quick("ways1")
-@pytest.mark.parametrize("ways", [None, (4e9, 3e9)])
-def test_states_are_priced_by_what_was_measured_of_each_way(ways):
-    target = dataclasses.replace(Target.parse("rtx4090"), link=5e9, link_ways=ways)
-    limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
-    kept = (Action.KEEP,)
-    with backend_for(target) as backend:
-        search = read_places(build, (first(), batch()), backend, limits, Allowed(kept, kept))
-    assert search.problem.link == Link(*(ways or (5e9, 5e9)))
-
-
-def test_on_a_cpu_copies_are_measured_and_run_beside_no_work(monkeypatch):
+@pytest.mark.quick("ways1", "local")
+@pytest.mark.parametrize("ways", [None, (4e9, 3e9), "local"])
+def test_states_are_priced_by_what_was_measured_of_each_way(ways, monkeypatch):
+    """A CPU measures its copies, which run beside no work."""
     monkeypatch.setattr("jaxmem._target.compile.backend.measured_link", lambda: (4e9, 3e9))
-    target = Target.parse("local")
+    target, expected = Target.parse("local"), Link(4e9, 3e9, beside=False)
+    if ways != "local":
+        target = dataclasses.replace(Target.parse("rtx4090"), link=5e9, link_ways=ways)
+        expected = Link(*(ways or (5e9, 5e9)))
     limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
     kept = (Action.KEEP,)
     with backend_for(target) as backend:
         search = read_places(build, (first(), batch()), backend, limits, Allowed(kept, kept))
-    assert search.problem.link == Link(4e9, 3e9, beside=False)
+    assert search.problem.link == expected
 
 
 @pytest.mark.slow
@@ -180,11 +171,8 @@ def test_the_number_of_microbatches_is_decided_too():
 def test_a_first_state_is_made_where_the_plan_says():
     plan = planned(0.6 if STREAMS else 40.0)
     params = tiny_lm.parameters(np.float32, layers=LAYERS, width=WIDTH, vocab=32)
-    (name,) = (k for k, v in params.items() if isinstance(v, dict))
-    outer = {k: v for k, v in params.items() if k != name}
-    made = plan.create(
-        jax.tree.map(jnp.copy, outer), lambda i: jax.tree.map(lambda a: a[i], params[name])
-    )
+    layer, outer = apart(params)
+    made = plan.create(jax.tree.map(jnp.copy, outer), layer)
     placed = plan.place(first())
     where = lambda a: (a.shape, a.dtype, a.sharding.memory_kind)
     assert jax.tree.map(where, made) == jax.tree.map(where, placed)

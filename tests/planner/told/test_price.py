@@ -1,11 +1,17 @@
-"""Assignments written by hand, priced: what they compile to, and what is told of each choice."""
+"""Assignments written by hand, priced: what they compile to, and what is told of each choice. What
+a plan, or the error of a budget, says of values that only `checkpoint_name` names.
+"""
+
+import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
-from jaxmem.errors import TagError
+from jaxmem.errors import BudgetError, TagError
 from jaxmem.plans import Assignment, Choice, estimate, price
 from tests.shared import models
 
@@ -14,9 +20,7 @@ pytestmark = [
     pytest.mark.jax_defaults,
     pytest.mark.usefixtures("own_database"),
 ]
-SHAPES = jax.eval_shape(
-    lambda: (models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32))
-)
+SHAPES = models.shapes(4, 64, 8, 128)
 build = models.build_with(models.scanned)
 BY_HAND = Assignment({"block": {"up": Choice("keep"), "mask": Choice("compress", "bit_mask()")}})
 
@@ -50,6 +54,9 @@ def test_no_plan_is_slower_than_what_is_written_by_hand_at_its_bytes():
 def test_an_estimate_tells_much_of_what_a_compile_tells():
     for assignment in (BY_HAND, Assignment.nothing(), Assignment.everything()):
         told, priced = (one(build, assignment, *SHAPES) for one in (estimate, price))
+        assert priced.keeps_everything == (assignment == Assignment.everything())
+        assert priced.keeps_everything == (priced.compiled_bytes == priced.baseline_bytes)
+        assert priced.keeps_everything == (priced.predicted_seconds == priced.baseline_seconds)
         assert told.arguments_bytes == priced.parts.arguments
         assert told.saved_bytes == priced.parts.saved or priced.keeps_everything
         assert told.bytes == pytest.approx(priced.compiled_bytes, rel=0.3)
@@ -57,17 +64,6 @@ def test_an_estimate_tells_much_of_what_a_compile_tells():
         more = priced.predicted_seconds - priced.baseline_seconds
         assert told.seconds_more == pytest.approx(more, abs=1e-9)
         assert told.time_source == priced.time_source
-
-
-def test_everything_and_nothing_have_their_own_prices():
-    everything, nothing = (
-        price(build, a, *SHAPES) for a in (Assignment.everything(), Assignment.nothing())
-    )
-    assert everything.keeps_everything
-    assert everything.compiled_bytes == everything.baseline_bytes
-    assert everything.predicted_seconds == everything.baseline_seconds
-    assert nothing.compiled_bytes < everything.compiled_bytes
-    assert nothing.parts.saved < everything.parts.saved
 
 
 def test_groups_of_layers_are_priced_apart():
@@ -111,3 +107,46 @@ def test_what_the_step_lacks_is_named(assignment, said):
 def test_other_objects_are_refused():
     with pytest.raises(TagError, match="`assignment` is dict; expected a"):
         price(build, {"block": {}}, *SHAPES)
+
+
+DEEP = models.shapes(6, 64, 8, 128)
+
+
+def named(x, p, key):
+    """The block's input too has a name, so that codes may take its place."""
+    x = checkpoint_name(x, "in")
+    up = checkpoint_name(x @ p["up"], "up")
+    return x + checkpoint_name(jnp.tanh(up) * up, "act") @ p["down"]
+
+
+plan_deep = functools.partial(
+    jaxmem.plan, models.build_with(functools.partial(models.scanned, block=named)), *DEEP
+)
+
+
+@functools.cache
+def least() -> int:
+    """The least bytes that compile without codecs."""
+    held = sum(a.size * 4 for a in jax.tree.leaves(DEEP))
+    with pytest.raises(BudgetError) as caught:
+        plan_deep(budget=held + 1000)
+    assert "compressing" not in str(caught.value), "no codec meets so little"
+    return caught.value.least_bytes
+
+
+def test_a_budget_that_only_codecs_meet_is_met_if_asked_and_the_error_says_so():
+    budget = int(0.97 * least())
+    with pytest.raises(BudgetError, match="would have met it, with") as caught:
+        plan_deep(budget=budget)
+    assert str(caught.value).endswith('it was not asked for: give actions="all"')
+    said = re.findall("'([a-z]+)'", str(caught.value).partition("compressing")[2])
+    assert {*said} <= {"in", "up", "act"}
+    asked = plan_deep(budget=budget, actions="all")
+    assert asked.compiled_bytes <= budget
+    assert any(row.choice.action.compresses for row in asked.rows)
+
+
+def test_where_codecs_were_refused_nothing_is_said_of_them():
+    with pytest.raises(BudgetError) as caught:
+        plan_deep(budget=int(0.97 * least()), actions="lossless")
+    assert "compressing" not in str(caught.value)

@@ -1,18 +1,25 @@
-"""The table's lines: what each tag costs, and what the best plan without its choice would."""
+"""The table's lines: what each tag costs, and what the best plan without its choice would. The
+points of the curve: each names the plan that it is of, and priced anew, this has the point's
+numbers.
+"""
 
 import dataclasses
 import re
 
 import pytest
 
-from jaxmem._core.actions import KEEP, REST
+from jaxmem._core.actions import KEEP, REST, keeps_everything
 from jaxmem._core.profile import Option
+from jaxmem._planner.outcome.pareto import POINTS, curve
 from jaxmem._planner.outcome.table import rows
+from jaxmem._planner.solve.cost import everything
 from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._planner.solve.solve import solve
 from tests.shared import profiles
-from tests.shared.profiles import INT4, block, chain, flat, oracle, profile
+from tests.shared.profiles import block, chain, deep, flat, oracle, profile
 
+pytestmark = pytest.mark.core
 LAYERS = 3
 
 
@@ -43,28 +50,6 @@ def test_why_is_the_dearer_plan_without_the_choice(room):
             }
 
 
-def test_why_tells_of_a_codec_that_gains_less_than_times_are_known_to():
-    """Compressed, "u" of `chain` takes 0.4 s where it takes 0.1 s kept: here it takes 0.05 s."""
-    made = chain(layers=LAYERS, runs=LAYERS)
-    faster = dataclasses.replace(made.tags[0].options[1], seconds=0.05)
-    options = (made.tags[0].options[0], faster)
-    made = profile(dataclasses.replace(made, tags=(replaced(made.tags[0], options), made.tags[1])))
-    certain, doubted = made, profiles.doubted(made, 0.12, 0.2)
-    choices = []
-    for step in (certain, doubted):
-        problem = ActionProblem(step, 3 * 99)
-        solution = solve(problem)
-        choices.append(solution.actions["block"]["u"])
-        row = next(r for r in rows(problem, solution.actions) if r.tag == "u")
-        assert row.milliseconds == pytest.approx(50 if step is certain else 100), "true times"
-    assert choices == [INT4, KEEP]
-    assert row.why == "compress: -150.000 ms a step, but times are 12 % uncertain"
-
-
-def replaced(tag, options):
-    return dataclasses.replace(tag, options=options)
-
-
 def test_a_name_of_two_places_is_one_line():
     """x -> a -> tag "u" -> b (twice the bytes) -> tag "u" again."""
     equations = [
@@ -88,3 +73,30 @@ def test_no_choice_is_explained_where_everything_fits():
     made = profile(chain())
     actions = {"block": {"u": KEEP, "v": KEEP, REST: KEEP}}
     assert {r.why for r in rows(ActionProblem(made, 0), actions)} == {"everything fits"}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        profile(chain()),
+        profile(deep(tags=5, depth=6)),
+        profile(chain(), dataclasses.replace(chain(), name="other", layers=3)),
+    ],
+    ids=["a chain", "a deep block", "two blocks"],
+)
+def test_each_point_is_priced_as_its_plan_is(made):
+    problem = ActionProblem(made)
+    kept = everything(made).saved_bytes
+    points = curve(
+        problem, lambda size: size, lambda cost: cost.seconds, lambda cost: cost.seconds / 8, kept
+    )
+    assert 1 < len(points) <= POINTS + 1
+    tags = {block.name: {tag.name for tag in block.tags} for block in made.blocks}
+    for point in points:
+        if keeps_everything(point.actions):
+            assert (point.bytes, point.seconds) == (kept, everything(made).seconds)
+            continue
+        named = {label: {*chosen} - {REST} for label, chosen in point.actions.items()}
+        assert named == tags
+        again = ActionSolution.of(problem, point.actions)
+        assert (again.bytes, again.cost.seconds) == pytest.approx((point.bytes, point.seconds))
