@@ -175,6 +175,8 @@ def _devices() -> list[Check]:
     """Names the first eight devices, with their memories and the bytes that programs may use."""
     import jax
 
+    from jaxmem._model.tags.implementation import is_hijax, is_remat3
+
     try:
         devices = jax.local_devices()
     except RuntimeError as error:
@@ -194,12 +196,12 @@ def _devices() -> list[Check]:
         checks.append(
             Check(f"device {device.id}", f"{device.device_kind}, memories: {memories}{size}")
         )
-    if getattr(jax.config, "jax_remat3", False):
+    if is_remat3() and not is_hijax():
         checks.append(
             Check(
                 "jax_remat3",
-                "on: jaxmem plans no step under it",
-                "jax.config.update('jax_remat3', False)",
+                "on: jaxmem plans steps under it from JAX 0.12 on",
+                "jax.config.update('jax_remat3', False), or pip install 'jax>=0.12'",
                 "bad",
             )
         )

@@ -2,11 +2,13 @@
 
 import json
 
+import jax
 import pytest
 
 from jaxmem._cli.doctor import absent, combinations, settings
 from jaxmem._target.deviceless import wheels
 from tests.shared.command import run
+from tests.shared.remat3 import options
 
 pytestmark = pytest.mark.core
 
@@ -70,3 +72,10 @@ def test_the_doctor_is_content_with_what_goes_together():
     assert {c.level for c in settings({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, gpu=True)} == {
         "note"
     }
+
+
+def test_the_next_checkpoint_is_refused_before_jax_0_12(capsys):
+    with options("jax_remat3"):
+        run("doctor --json")
+    levels = [c["level"] for c in json.loads(capsys.readouterr().out) if c["name"] == "jax_remat3"]
+    assert levels == (["bad"] if jax.__version_info__ < (0, 12) else [])

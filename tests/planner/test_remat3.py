@@ -11,13 +11,9 @@ from jax.ad_checkpoint import checkpoint_name
 import jaxmem
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Choice
 from jaxmem._core.assignment import Assignment
-from jaxmem._core.database import Database
-from jaxmem._planner.search.compile import StepCompiler
-from jaxmem._target.compile.backend import backend_for
-from jaxmem._target.devices.target import Target
 from tests.shared import models
 from tests.shared.compare import close
-from tests.shared.remat3 import both
+from tests.shared.remat3 import both, compiled
 
 pytestmark = [
     pytest.mark.core,
@@ -96,14 +92,6 @@ STEPS = {
     "linen": of_linen,
 }
 each_step = pytest.mark.parametrize("step", STEPS)
-
-
-def compiled(build, args, plan, target="local"):
-    """Bytes of the step that a search compiles; the program too, on the device at hand."""
-    with backend_for(Target.parse(target), Database()) as backend:
-        steps = StepCompiler(build, args, backend)
-        result = backend.compile_fully(*steps.stages(plan)).result()
-    return result.total_bytes, result.host_bytes, result.executable
 
 
 def assert_equal_steps(off, on, args):

@@ -4,6 +4,11 @@ import contextlib
 
 import jax
 
+from jaxmem._core.database import Database
+from jaxmem._planner.search.compile import StepCompiler
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
+
 NEXT = ("jax_remat3", "jax_custom_vjp3")
 
 
@@ -25,3 +30,11 @@ def both(make):
     off = make()
     with options(*NEXT):
         return off, make()
+
+
+def compiled(build, args, plan, target="local"):
+    """Bytes of the step that a search compiles; the program too, on the device at hand."""
+    with backend_for(Target.parse(target), Database()) as backend:
+        steps = StepCompiler(build, args, backend)
+        result = backend.compile_fully(*steps.stages(plan)).result()
+    return result.total_bytes, result.host_bytes, result.executable
