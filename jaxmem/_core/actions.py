@@ -47,7 +47,7 @@ class Action(enum.StrEnum):
 ALL = tuple(Action)
 """All actions, including the actions that use a codec."""
 LOSSLESS = tuple(action for action in Action if not action.encodes)
-"""The actions without a codec: the backward reads the exact values of the forward."""
+"""The actions that encode nothing: the backward reads the exact values of the forward."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
