@@ -109,7 +109,8 @@ wheel: $(VENV)/.installed  ## build the wheel; import it with nothing else insta
 	$$install "$$wheel"; \
 	(cd "$$there" && venv/bin/python -W error -c "import jaxmem, jaxmem_kernels; print(jaxmem.__file__)"); \
 	$$install "$$wheel[$(EXTRAS)]"; \
-	cp -r pyproject.toml README.md docs tests experiments benchmarks examples configs "$$there"; rm "$$there/tests/test_architecture.py"; \
+	cp -r pyproject.toml README.md mkdocs.yml docs tests experiments benchmarks examples configs "$$there"; \
+	rm "$$there"/tests/test_architecture.py "$$there"/tests/test_workarounds.py; \
 	cd "$$there" && venv/bin/python -m pytest -n auto --dist worksteal -m "core and not slow" -o pythonpath=. $(ARGS)
 
 # Does PYTHON name an interpreter of this machine?
