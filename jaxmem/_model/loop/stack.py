@@ -10,10 +10,9 @@ moments must be floating point, as gradients are.
 
 The alternative is JAX's own backward of a scan: an identity on each layer's parameters, whose
 `jax.custom_vjp` rule folds the gradient into a `jax.Ref`. It gives the bits of this backward, and
-on an H200 its bytes (`tests/stack/test_references.py`). It could replace
-the loops of `Loops` and the pullback of a layer for states on the device, and serve layers outside
-a stack. It cannot replace them for streamed states: in JAX 0.12 a reference forgets that its array
-is in host memory.
+on an H200 its bytes (`tests/stack/test_references.py`). It could replace the loops of `Loops` and
+the pullback of a layer for states on the device, and serve layers outside a stack. It cannot
+replace them for streamed states: in JAX 0.12 a reference forgets that its array is in host memory.
 
 A layer is folded into as a batch of one: `folded_at` maps the fold over an axis of length 1. XLA
 updates a slice of a stack in place, as it reads the slice, only if neither a reshape nor a product

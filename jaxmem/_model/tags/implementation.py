@@ -4,14 +4,14 @@ answer.
 JAX 0.12 has two implementations of `jax.checkpoint`. The option `jax_remat3` chooses between them,
 and with them between `primitive.py` (off) and `hijax.py` (on).
 
-Steps and stacks that run are traced under the user's options. Traces that
-jaxmem reads are made within `todays_checkpoint`: of a step whose blocks are searched, of a step
-whose outliers are counted, and of a function whose layers `jaxmem.auto` finds and makes blocks. So each reader of programs knows
-one implementation, and finds the same blocks, prices and estimates with the option as without it.
-The alternative is to read programs of the next checkpoint. In such a program no equation is a
-block: the forward has the block's operations among the others, the backward has an equation that
-recomputes the residuals, and the operations that read cotangents are outside this equation. The
-readers of blocks, of layers and of live memory would need a second version each.
+Steps and stacks that run are traced under the user's options. Traces that jaxmem reads are made
+within `todays_checkpoint`: of a step whose blocks are searched, of a step whose outliers are
+counted, and of a function whose layers `jaxmem.auto` finds and makes blocks. So each reader of
+programs knows one implementation, and finds the same blocks, prices and estimates with the option
+as without it. The alternative is to read programs of the next checkpoint. In such a program no
+equation is a block: the forward has the block's operations among the others, the backward has an
+equation that recomputes the residuals, and the operations that read cotangents are outside this
+equation. The readers of blocks, of layers and of live memory would need a second version each.
 
 Limits: JAX exports no context for these options. So the context changes them for all threads, and
 no other thread may trace a checkpoint at that time. A `jax.custom_vjp` function that was made while

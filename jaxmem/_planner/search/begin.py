@@ -8,11 +8,11 @@ the search will return, so that this reference is more exact than the bytes of f
 
 Everything kept is compiled even if its bytes are likely to exceed the budget by far. If the backend
 compiles one program at a time, and an earlier compile of everything kept exceeds the usable bytes,
-the search reuses that compile. A plan reports these bytes. XLA's estimate
-of the time of everything kept is the origin from which every other time is counted. The compile
-also gives the bytes of the arguments. If the backend compiles several programs at a time, it runs
-at the same time as the compile of the first guess. Neither compile is stopped when the other one fits: both begin at the same time, so that stopping
-one could save no more than the difference between their times.
+the search reuses that compile. A plan reports these bytes. XLA's estimate of the time of everything
+kept is the origin from which every other time is counted. The compile also gives the bytes of the
+arguments. If the backend compiles several programs at a time, it runs at the same time as the
+compile of the first guess. Neither compile is stopped when the other one fits: both begin at the
+same time, so that stopping one could save no more than the difference between their times.
 """
 
 import dataclasses
