@@ -64,8 +64,7 @@ from jaxmem._planner.search.estimates import Estimates
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import least_bytes, solve
-from jaxmem._trace.jaxpr import as_scan, nbytes
-from jaxmem._trace.rewrite import reads
+from jaxmem._trace.jaxpr import as_scan, nbytes, subjaxprs
 from tests.shared import profiles
 from tests.shared.audit import audit
 from tests.shared.greedy import greedy
@@ -92,8 +91,23 @@ def stacks(jaxpr) -> int:
         if not eqn.params["reverse"]:
             made |= {id(v): nbytes(v.aval) for v in eqn.outvars[scan.carry :]}
         else:
-            read |= {id(v) for v in itertools.compress(eqn.invars, reads(eqn.params["jaxpr"]))}
+            used, operands = _used(scan.jaxpr), zip(eqn.invars, scan.jaxpr.invars)
+            read |= {id(o) for o, i in operands if id(i) in used}
     return sum(size for v, size in made.items() if v in read)
+
+
+def _used(jaxpr) -> set[int]:
+    """What a jaxpr reads, by id."""
+    return {id(v) for e in jaxpr.eqns for v in _read(e)} | {id(v) for v in jaxpr.outvars}
+
+
+def _read(eqn):
+    """Operands of an equation that it uses: a checkpoint's may pass some in that nothing reads."""
+    inner = next(subjaxprs(eqn), None)
+    if inner is None or len(inner.invars) != len(eqn.invars):
+        return eqn.invars
+    used = _used(inner)
+    return [o for o, i in zip(eqn.invars, inner.invars) if id(i) in used]
 
 
 def recomputations(case: Case, cost) -> tuple[int, float]:

@@ -167,8 +167,8 @@ def parent_environment(**changes):
 
 
 CUDA = "--xla_gpu_cuda_data_dir=/cuda"
-# Variables of a user's process, and those of a compiling process. What a TPU's machine says of
-# itself is not passed on, nor are flags of the user's but CUDA's folder.
+# Environment variables: the value in the user's process, and the value in a compiling process. A
+# compiling process gets no variables of a TPU's machine, and of the XLA flags only CUDA's folder.
 PASSED = {
     "TPU_CHIPS_PER_HOST_BOUNDS": ("2,2,1", None),
     "TPU_WORKER_HOSTNAMES": ("10.0.0.1,10.0.0.2", "localhost"),

@@ -19,14 +19,15 @@ from jaxmem_kernels.gpu import launch
 from tests.kernels.values import channel_scales, equal, hard
 
 assert interpreter.call is launch.adapter.call
-SHAPES = {"(33, 3, 128)": 64, "(3, 4096)": 2048, "(67, 48)": 16, "(5003,)": 64, "(8191,)": 256}
+# The codec's group for each shape.
+SHAPES = {(33, 3, 128): 64, (3, 4096): 2048, (67, 48): 16, (5003,): 64, (8191,): 256}
 # dtype, the scales' dtype, whether rounding is stochastic, seed
 HOW = (
     ("bfloat16", "bfloat16", False, 0),
     ("float32", "float32", True, 2**31 + 5),
     ("float16", "bfloat16", True, 0),
 )
-FLAT = "(5003,)", "(8191,)"
+FLAT = (5003,), (8191,)
 
 
 def report(case: str, kernel, reference) -> None:
@@ -40,10 +41,10 @@ def both(op: str, case: str, arrays, reference=None, **params):
     return wanted if isinstance(wanted, tuple) else (wanted,)
 
 
-def of_int4(shape: str, dtype: str, scale: str, stochastic: bool, seed: int) -> None:
-    size, group = eval(shape), SHAPES[shape]
+def of_int4(shape: tuple[int, ...], dtype: str, scale: str, stochastic: bool, seed: int) -> None:
+    group = SHAPES[shape]
     case = f"{shape} {dtype} {scale}{' stochastic' * stochastic}{f' {seed}' * (seed > 0)}"
-    x, width = hard(size, dtype, group), size[-1]
+    x, width = hard(shape, dtype, group), shape[-1]
     back, how = (
         {"width": width, "dtype": dtype},
         {"group": group, "scale": scale, "stochastic": stochastic, "seed": seed},
@@ -68,15 +69,15 @@ def of_int4(shape: str, dtype: str, scale: str, stochastic: bool, seed: int) -> 
     both("dequantize_with", case, (*codes, values, slots), **back)
 
 
-def of_bits(shape: str, dtype: str) -> None:
-    size, group = eval(shape), max(SHAPES[shape], 128)
-    if group > size[-1]:
+def of_bits(shape: tuple[int, ...], dtype: str) -> None:
+    group = max(SHAPES[shape], 128)
+    if group > shape[-1]:
         return
-    x = (hard(size, "float32", group) > 0).astype(dtype)
+    x = (hard(shape, "float32", group) > 0).astype(dtype)
     ends = jnp.zeros((), dtype), jnp.ones((), dtype)
     case = f"{shape} {dtype}"
     codes = both("pack_bits", case, (x, ends[0]), bits.pack_bits, group=group)
-    both("unpack_bits", case, (*codes, *ends), bits.unpack_bits, width=size[-1])
+    both("unpack_bits", case, (*codes, *ends), bits.unpack_bits, width=shape[-1])
 
 
 def traffic(op: str, arrays, **params):
@@ -124,7 +125,7 @@ def all_traffic() -> None:
 def main() -> None:
     all_traffic()
     for number, shape in enumerate(SHAPES):
-        how = HOW[: 3 if shape in ("(33, 3, 128)", "(5003,)") else 2]
+        how = HOW[: 3 if shape in ((33, 3, 128), (5003,)) else 2]
         for one in [HOW[number % 3]] if sys.argv[1:] == ["some"] else how:
             of_int4(shape, *one)
         for dtype in ("bool", "int32", "bfloat16"):

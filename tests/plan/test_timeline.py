@@ -175,7 +175,7 @@ layers = st.builds(
 
 
 def ran(one: Pass) -> tuple[int, int]:
-    """The ticks of a pass, and those of them in which no compute runs."""
+    """The ticks of a pass, and the ticks of the pass in which no compute runs."""
     left = {lane: one.of(lane) for lane in LANES}
     total = idle = 0
     while any(left.values()):

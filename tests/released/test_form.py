@@ -337,7 +337,7 @@ def test_complex_values_are_not_clipped_by_value(where, path):
     said = rf"`clip` is \('value', 1.0\), and `params{path}` is complex64: .* \('component', c\)"
     with pytest.raises(OptimizerError, match=said):
         step(state, jnp.ones((2, 4)))
-    # Norms are those of complex numbers too.
+    # The norm of a complex gradient counts its real and its imaginary parts.
     step, state = complex_step(("component", 1e-3), where)
     _, metrics = step(state, jnp.ones((2, 4)))
     assert float(metrics["grad_norm"]) > 1e-3

@@ -152,7 +152,7 @@ ALL = {repr(sorted(s.actions["block"].items())): s for s in everything_priced()}
 
 
 def of(sizes):
-    """Bytes of an assignment: the most of two moments, which choices change by what is drawn."""
+    """Bytes of an assignment: the larger of two peaks. Each choice changes both by drawn bytes."""
 
     def beside(actions) -> float:
         chosen = [

@@ -370,7 +370,7 @@ def test_adacc_equations_4_to_8_at_every_budget():
 
 @pytest.fixture
 def out_of_time(monkeypatch):
-    """A solver that tells of any optimum as of what it had found when its time ran out."""
+    """A solver that reports each optimum as the best solution at the end of its time limit."""
     status, late = highspy.Highs.modelStatusToString, "Time limit reached"
     told = lambda *given: late if status(*given) == "Optimal" else status(*given)
     monkeypatch.setattr(highspy.Highs, "modelStatusToString", told)

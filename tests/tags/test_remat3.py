@@ -209,7 +209,7 @@ def test_complex_values_of_checkpoint_name_are_stored():
         block = jax.checkpoint(block, policy=stored)
         return jax.grad(lambda w: (jnp.abs(block(w)) ** 2).sum())
 
-    for action in (OFFLOAD, KEEP, RECOMPUTE):  # a policy that offloads lets others store names
+    for action in (OFFLOAD, KEEP, RECOMPUTE):  # once a policy offloads, names may be complex
         stored = jaxmem.remat_policy(Assignment({"block": {"powers": action}}))
         assert np.abs(equal(functools.partial(make, stored), w)).min() > 0
 

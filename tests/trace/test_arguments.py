@@ -1,5 +1,5 @@
-"""What is said of a step's arguments beforehand is what XLA counts, or less. What a step holds
-twice for want of donation: its bytes are those that the compile shows, and the user is told.
+"""The predicted bytes of a step's arguments are XLA's, or less. The bytes of arguments that a step
+holds twice, because they are not donated, are the compiled bytes, and a note names them.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""FLOPs of matrix products as a trace tells them, those of Pallas kernels too."""
+"""FLOPs of matrix products that a trace counts, also inside Pallas kernels."""
 
 import jax
 import jax.numpy as jnp

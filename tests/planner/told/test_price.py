@@ -1,5 +1,5 @@
-"""Assignments written by hand, priced: what they compile to, and what is told of each choice. What
-a plan, or the error of a budget, says of values that only `checkpoint_name` names.
+"""`jaxmem.plans.price`: compiled bytes and the prices of each choice of a hand-written assignment.
+The advice of a plan, or of a BudgetError, about values that only `checkpoint_name` names.
 """
 
 import functools
