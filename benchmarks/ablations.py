@@ -40,7 +40,7 @@ from benchmarks.shared.timing import cache_compiles, first_batch, in_turns, over
 from experiments.steps.step import init_state
 from jaxmem._core.actions import LOSSLESS
 from jaxmem._planner import traced_step
-from jaxmem._planner.search import begin, candidates, least, search
+from jaxmem._planner.search import baseline, candidates, least, search
 from jaxmem._planner.search import measure as measured
 from jaxmem._planner.search.candidates import alike
 from jaxmem._planner.search.history import History
@@ -67,7 +67,7 @@ PHASES: dict[str, Patches] = {
     "nothing": (),
     "local search": (
         (candidates, "_descended", lambda *args: None),
-        (begin, "local_search", lambda *args: None),
+        (baseline, "local_search", lambda *args: None),
         (least, "local_search", lambda *args: None),
     ),
     "whole steps": ((search, "refine_by_whole_steps", lambda search: {}),),

@@ -56,7 +56,7 @@ from benchmarks.shared.devices import compiled
 from benchmarks.shared.results import Benchmark, Report, known, measure, of_errors
 from benchmarks.shared.searches import from_to
 from benchmarks.shared.steps import MODELS, SIZES, of_model
-from jaxmem._core.actions import ALL, KEEP, LOSSLESS, RECOMPUTE, REST, Actions
+from jaxmem._core.actions import ALL, KEEP, LOSSLESS, RECOMPUTE, UNTAGGED, Actions
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
 from jaxmem._planner.search.compile import CompiledStep
@@ -215,7 +215,11 @@ def of_choices(report: Report, name: str) -> None:
         made = case.profile
         (label,) = {b.name for b in made.blocks}
         tags = list(dict.fromkeys(t.name for b in made.blocks for t in b.tags))
-        chosen = {EVERY: dict.fromkeys(tags, KEEP), "nothing kept": {}, "everything": {REST: KEEP}}
+        chosen = {
+            EVERY: dict.fromkeys(tags, KEEP),
+            "nothing kept": {},
+            "everything": {UNTAGGED: KEEP},
+        }
         chosen |= {f"not {t}": {u: KEEP for u in tags if u != t} for t in tags}
         wanted = {k: {label: v} for k, v in chosen.items() if not report.has(f"{name}, {k}")}
         # All are submitted before the first result is awaited.

@@ -49,7 +49,7 @@ from benchmarks.shared.released import LONG, MODELS, NO_DROPOUT, OWN, config_of,
 from benchmarks.shared.results import Benchmark, Report, known, measure
 from benchmarks.shared.searches import from_to
 from experiments.command.load import load
-from jaxmem._core.actions import KEEP, LOSSLESS, OFFLOAD, REST, is_whole
+from jaxmem._core.actions import KEEP, LOSSLESS, OFFLOAD, UNTAGGED, is_whole
 from jaxmem._core.database import Database
 from jaxmem._core.groups import group_label
 from jaxmem._cost.profile.options import Allowed
@@ -166,7 +166,9 @@ def rules(
     """What solves a problem by each rule."""
     profile, block = search.profile, search.block
     offloaded = {t.name: OFFLOAD for t in block.tags if any(o.host_bytes for o in t.options)}
-    policies = [layer_policy(profile, block, choices) for choices in ({}, {REST: KEEP}, offloaded)]
+    policies = [
+        layer_policy(profile, block, choices) for choices in ({}, {UNTAGGED: KEEP}, offloaded)
+    ]
     policies = with_working(policies, search.steps, block.name, search.others)
     only = lambda **some: lambda problem: solve_placement(dataclasses.replace(problem, **some))
     return {
@@ -256,7 +258,7 @@ def counts(plan: jaxmem.Plan) -> dict[str, int]:
     found = {"recomputed": 0, "kept": 0, "offloaded": 0}
     for label, layers in (groups or {"block": known(plan.places).layers}).items():
         choices = plan.actions[label]
-        actions = [c.action for tag, c in choices.items() if tag != REST]
+        actions = [c.action for tag, c in choices.items() if tag != UNTAGGED]
         found["recomputed"] += layers * (not any(a.stores for a in actions))
         found["kept"] += layers * is_whole(choices)
         found["offloaded"] += layers * any(a.offloads for a in actions)

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Actions, Choice
+from jaxmem._core.actions import KEEP, RECOMPUTE, UNTAGGED, Action, Actions, Choice
 from jaxmem._core.profile import Profile, Tag
 from jaxmem._planner.solve.cost import effective, evaluate
 from jaxmem._planner.solve.problem import ActionProblem
@@ -14,7 +14,7 @@ ROOMS = (0.5, 0.2, 0.08)  # of the bytes of all tags
 
 def every(profile: Profile, choose: Callable[[Tag], Choice], rest: bool = False) -> Actions:
     """`choose(tag)` for every tag; with `rest`, what no tag names is kept too."""
-    named = {REST: KEEP} if rest else {}
+    named = {UNTAGGED: KEEP} if rest else {}
     return {b.name: {t.name: choose(t) for t in b.tags} | named for b in profile.blocks}
 
 

@@ -32,7 +32,7 @@ from jaxmem._result.memory.explanation import Explanation
 from jaxmem._result.plan.file import read_assignment
 from jaxmem._result.plan.plan import Plan
 from jaxmem._trace.arguments import sized
-from jaxmem._train.report.facts import SOURCES
+from jaxmem._train.report.facts import PIECE_SOURCES
 from jaxmem._train.report.report import report as write_report
 from jaxmem._train.report.report import report_frontier
 from jaxmem.errors import JaxmemError
@@ -149,7 +149,7 @@ def estimate(args: argparse.Namespace) -> int:
         f" {arguments} are arguments and {saved} saved for the backward; with everything kept about"
         f" {show_bytes(found.baseline_bytes)}. It takes {abs(more):.2f} ms"
         f" {'longer' if more >= 0 else 'less'} than with everything kept"
-        f" ({SOURCES[found.time_source]})"
+        f" ({PIECE_SOURCES[found.time_source]})"
     )
     show_result(args, dataclasses.asdict(found), text)
     return 0

@@ -29,14 +29,14 @@ class Action(enum.StrEnum):
         return self is not Action.RECOMPUTE
 
     @property
-    def compresses(self) -> bool:
+    def names_codec(self) -> bool:
         """Whether a choice of the action names a codec."""
         return self in (Action.COMPRESS, Action.COMPRESS_OFFLOAD)
 
     @property
     def encodes(self) -> bool:
         """Whether the backward reads decoded values, which may differ from the forward's values."""
-        return self.compresses
+        return self.names_codec
 
     @property
     def offloads(self) -> bool:
@@ -67,7 +67,7 @@ class Choice:
 
     def __post_init__(self):
         object.__setattr__(self, "action", Action(self.action))
-        if self.action.compresses != (self.codec is not None):
+        if self.action.names_codec != (self.codec is not None):
             raise ValueError(
                 f"Choice: action {self.action.value!r} with codec {self.codec!r}; a codec goes with"
                 " compress actions, and only with them"
@@ -84,11 +84,11 @@ RECOMPUTE = Choice(Action.RECOMPUTE)
 OFFLOAD = Choice(Action.OFFLOAD)
 
 
-# Block label -> tag name -> choice. A tag that is absent is recomputed. The name REST stands for
-# all tensors of the block that no tag names. If REST is kept, the block has no checkpoint, and
-# every tag is kept too. If REST is absent, untagged tensors are recomputed.
+# Block label -> tag name -> choice. A tag that is absent is recomputed. The name UNTAGGED stands
+# for all tensors of the block that no tag names. If UNTAGGED is kept, the block has no checkpoint,
+# and every tag is kept too. If UNTAGGED is absent, untagged tensors are recomputed.
 Actions = dict[str, dict[str, Choice]]
-REST = "*"
+UNTAGGED = "*"
 
 # Decides no block: the step runs as its author wrote it, with the checkpoints of its own.
 AS_WRITTEN: Actions = {}
@@ -96,7 +96,7 @@ AS_WRITTEN: Actions = {}
 
 def is_whole(choices: Mapping[str, Choice]) -> bool:
     """Whether a block with these choices has no checkpoint, so that every tensor is kept."""
-    return choices.get(REST) == KEEP
+    return choices.get(UNTAGGED) == KEEP
 
 
 def choice_of(choices: Mapping[str, Choice], tag: str) -> Choice:

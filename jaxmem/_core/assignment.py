@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from jaxmem._core.actions import KEEP, REST, Action, Choice
+from jaxmem._core.actions import KEEP, UNTAGGED, Action, Choice
 from jaxmem._core.groups import group_label, ranges, ungrouped
 from jaxmem.errors import TagError
 
@@ -85,7 +85,7 @@ class Assignment:
 
         Under this assignment, `jaxmem.auto` removes the step's own checkpoints.
         """
-        return Assignment(others={REST: KEEP})
+        return Assignment(others={UNTAGGED: KEEP})
 
     @staticmethod
     def unchanged() -> "Assignment":
@@ -93,7 +93,7 @@ class Assignment:
 
         Blocks under `jaxmem.remat_policy` keep everything.
         """
-        return Assignment(others={REST: KEEP}, as_written=True)
+        return Assignment(others={UNTAGGED: KEEP}, as_written=True)
 
     @staticmethod
     def nothing() -> "Assignment":

@@ -6,7 +6,7 @@ says otherwise.
 
 import dataclasses
 
-from jaxmem._core.actions import KEEP, REST, Actions, Choice
+from jaxmem._core.actions import KEEP, UNTAGGED, Actions, Choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Profile:
     @property
     def everything_kept(self) -> Actions:
         """The assignment under which the step runs as without a plan."""
-        return {block.name: {REST: KEEP} for block in self.blocks}
+        return {block.name: {UNTAGGED: KEEP} for block in self.blocks}
 
     @property
     def everything_recomputed(self) -> Actions:

@@ -19,10 +19,10 @@ Where to look if a prediction is wrong:
     host transfers              _target/hlo/transfers.py, `host_seconds` in solve/cost.py
     a stored plan is not found  recall.py (the key), search/history.py
 
-A tensor is offloaded if the target can offload (`allowed_actions`), if its block can (`left_out`
-and `looped` in `_cost/profile/profile.py`; `_cost/profile/options.py` lists the option), and if the
-solver picks the option (`MixedIntegerProgram`). Local search, changes by whole steps, and measured
-comparisons may pick the option too. The policy of the tensor's block carries the choice out
-(`_model/tags/policy.py`). If a plan places model states too, `placement/program.py` replaces
+A tensor is offloaded if the target can offload (`allowed_actions`), if its block can (`no_offload`
+and `in_loops` in `_cost/profile/profile.py`; `_cost/profile/options.py` lists the option), and if
+the solver picks the option (`MixedIntegerProgram`). Local search, changes by whole steps, and
+measured comparisons may pick the option too. The policy of the tensor's block carries the choice
+out (`_model/tags/policy.py`). If a plan places model states too, `placement/program.py` replaces
 `MixedIntegerProgram`, and `placement/search.py` replaces `Search`.
 """

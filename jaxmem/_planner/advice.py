@@ -48,7 +48,7 @@ def would_fit(search: Search, wider: Callable[[], Profile]) -> str:
     if with_codecs is None:
         return ""
     solution, names = with_codecs
-    (step,) = search.try_compile_buffers(solution.actions, least=search.least)
+    (step,) = search.try_compile_buffers(solution.actions, least=search.least_bytes)
     if isinstance(step, StepError):
         return ""
     if not search.limits.allow(step):
@@ -209,7 +209,7 @@ def infeasible(search: Search, unnamed: str = "", hint: str = "") -> BudgetError
     unnamed: the largest tensors that no tag names, as a text; may be empty.
     hint: text that is added to the end of the sentence.
     """
-    least, target = search.smallest, search.compiler.backend.target
+    least, target = search.smallest_trial, search.compiler.backend.target
     sizes = Bytes.of(least.total, search.static, least.cost.saved_bytes)
     parts = dict(zip(ADVICE, dataclasses.astuple(sizes)))
     holder = max(parts, key=lambda k: parts[k])

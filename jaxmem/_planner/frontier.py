@@ -39,7 +39,7 @@ from jaxmem._planner.placement.plan import (
 )
 from jaxmem._planner.placement.search import PlacementSearch
 from jaxmem._planner.plan import allowed_choices, plan
-from jaxmem._planner.search.begin import first_guess
+from jaxmem._planner.search.baseline import first_guess
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.step_time import LEAST_GAIN, outside_blocks, sum_of_pieces
 from jaxmem._planner.search.trial import Limits

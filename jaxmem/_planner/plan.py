@@ -17,7 +17,7 @@ from jaxmem._cost.profile.times import RETRY_SECONDS
 from jaxmem._planner.advice import infeasible, would_fit, would_save
 from jaxmem._planner.microbatches import checked, fastest_plan, numbers_for
 from jaxmem._planner.multi_process import by_the_first
-from jaxmem._planner.outcome.searched import outcome
+from jaxmem._planner.outcome.searched import searched_plan
 from jaxmem._planner.placement.plan import (
     MICROBATCHES,
     SHARDING,
@@ -228,7 +228,7 @@ def _plan(
     # The profile with codecs for values that `checkpoint_name` names, for advice to the user.
     wider = lambda: silently(step.wider)
     if search.best is None:
-        hint = would_fit(search, wider) if allowed.named != allowed.actions else ""
+        hint = would_fit(search, wider) if allowed.named_values != allowed.actions else ""
         largest = listed(unnamed(jaxpr, step.shards))
         raise infeasible(search, largest, hint)
     notes += step.notes + _time_notes(profile) + _gap_notes(search.best.gap)
@@ -237,10 +237,10 @@ def _plan(
     if measure is not None:
         runs, notes_of_runs = compare_by_runs(search, measure)
         notes += notes_of_runs
-    if allowed.named != allowed.actions and search.best is not search.baseline:
+    if allowed.named_values != allowed.actions and search.best is not search.baseline:
         notes += would_save(search, search.best, wider)
     notes += _kernel_notes(search.estimates.more_by_kernels(search.best.actions))
-    return outcome(search, notes, runs)
+    return searched_plan(search, notes, runs)
 
 
 def _time_notes(profile: Profile) -> tuple[str, ...]:

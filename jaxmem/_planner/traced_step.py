@@ -104,19 +104,20 @@ def read_step(compiler: StepCompiler, limits: Limits | None, allowed: Allowed) -
         raise arguments_exceed(arguments, limits, target, traced, args)
     as_written = compiler.trace(Assignment.unchanged()).jaxpr
     check_plan_is_passed_on(traced.jaxpr.jaxpr, as_written.jaxpr)
-    planned, checkpointed = has_policies(as_written.jaxpr), bool(own_checkpoints(as_written.jaxpr))
+    planned = has_policies(as_written.jaxpr)
+    has_checkpoints = bool(own_checkpoints(as_written.jaxpr))
     axes = batch_axes(traced, args, target.devices)
     shards = math.prod(axes.values())
     price = functools.partial(
         make_profile, traced.jaxpr, backend, axes=axes, database=backend.database
     )
     history = History(backend, traced.jaxpr)
-    own = History(backend, as_written) if checkpointed and not planned else None
+    own = History(backend, as_written) if has_checkpoints and not planned else None
     profile, notes = corrected_by_runs(price(allowed=allowed), history)
-    notes += _undecided(compiler) if checkpointed else ()
-    compiler = compiler.with_facts(checkpointed, profile.idle_blocks)
+    notes += _undecided(compiler) if has_checkpoints else ()
+    compiler = compiler.with_facts(has_checkpoints, profile.idle_blocks)
     # The permissions under `actions="all"`: codecs for values that `checkpoint_name` names too.
-    for_all = dataclasses.replace(allowed, named=allowed.actions, codecs_by_default=False)
+    for_all = dataclasses.replace(allowed, named_values=allowed.actions, codecs_by_default=False)
     wider = lambda: corrected_by_runs(price(allowed=for_all), history)[0]
     seconds = time.perf_counter() - start
     return TracedStep(

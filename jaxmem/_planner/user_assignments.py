@@ -10,7 +10,7 @@ from jaxmem._core.assignment import Assignment, Decisions, leaves_as_written
 from jaxmem._core.groups import as_decided, group_label, ungrouped
 from jaxmem._core.profile import BlockClass, Profile, Tag
 from jaxmem._cost.profile.options import Allowed
-from jaxmem._planner.outcome.searched import outcome
+from jaxmem._planner.outcome.searched import searched_plan
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.estimates import Estimates
 from jaxmem._planner.search.trial import Limits, Trial, cost_as_written
@@ -108,9 +108,9 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
     with backend_for(target) as backend:
         step, whole, profile, actions = _read(build, assignment, args, backend, "price")
         cost, is_divided = evaluate(profile, actions), len(profile.blocks) > len(whole.blocks)
-        checkpointed = step.history_as_written is not None
+        has_checkpoints = step.history_as_written is not None
         as_written = leaves_as_written(assignment)
-        wanted = [whole.everything_kept, *([AS_WRITTEN] if checkpointed else [])]
+        wanted = [whole.everything_kept, *([AS_WRITTEN] if has_checkpoints else [])]
         is_new = not keeps_everything(actions) and not as_written
         compiled = step.compiler.compile_buffers(*wanted, *([actions] if is_new else []))
         for one in compiled:  # so that a later `plan` for these bytes need not compile it again
@@ -119,7 +119,7 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
     kept, *others = compiled
     baseline = Trial(kept, everything(whole), kept.compiled.total_bytes)
     written = None if step.planned else baseline
-    if checkpointed:
+    if has_checkpoints:
         of_checkpoints = cost_as_written(whole, baseline, others[0])
         written = Trial(others[0], of_checkpoints, others[0].compiled.total_bytes)
     asked = Trial(compiled[-1], cost, compiled[-1].compiled.total_bytes)
@@ -130,7 +130,7 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
     search = dataclasses.replace(step.search(limits), profile=whole, plan_trials=plan_trials)
     search.trial_as_written, search.baseline = written, baseline
     search.best, search.divided_problem = trial, ActionProblem(profile) if is_divided else None
-    return outcome(search, step.notes, taken="it was asked for")
+    return searched_plan(search, step.notes, taken="it was asked for")
 
 
 def _read(

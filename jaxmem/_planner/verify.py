@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from jaxmem._core.actions import AS_WRITTEN, REST
+from jaxmem._core.actions import AS_WRITTEN, UNTAGGED
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import ungrouped
@@ -115,7 +115,7 @@ def _check_model(plan: Plan, blocks: list[BlockClass], idle: set[str]) -> None:
                 "a group of layers",
                 "and the model's layers are in neither jaxmem.stack nor jaxmem.auto",
             )
-        for name in choices.keys() - tags[block] - {REST}:
+        for name in choices.keys() - tags[block] - {UNTAGGED}:
             fail(
                 f"actions.{label}.{name}",
                 "a tag",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._core.actions import ALL, KEEP, OFFLOAD, REST
+from jaxmem._core.actions import ALL, KEEP, OFFLOAD, UNTAGGED
 from jaxmem._core.assignment import Assignment
 from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.profile.options import Allowed
@@ -70,7 +70,7 @@ def test_products_that_are_recomputed_are_counted_by_layer():
     reads the last.
     """
     everything, kept, recomputed = (
-        audit(traced(c)) for c in ({REST: KEEP}, models.actions("keep"), {})
+        audit(traced(c)) for c in ({UNTAGGED: KEEP}, models.actions("keep"), {})
     )
     assert kept.matmuls - everything.matmuls == LAYERS
     assert recomputed.matmuls - kept.matmuls == 3 * LAYERS
@@ -100,11 +100,11 @@ def test_what_the_profile_predicts_is_what_is_traced(loss, action):
         if o.choice.action == action
     }
     assert bool(priced) == (action not in ("recompute", "everything"))
-    choices = {REST: KEEP} if action == "everything" else priced
+    choices = {UNTAGGED: KEEP} if action == "everything" else priced
     predicted, found = evaluate(made, {"block": choices}), audit(traced(choices, loss))
     assert (found.saved_bytes, found.host_bytes) == (predicted.saved_bytes, predicted.host_bytes)
     recomputed = sum(b.runs * c.matmuls for b, c in zip(made.blocks, predicted.blocks))
-    assert found.matmuls - audit(traced({REST: KEEP}, loss)).matmuls == recomputed
+    assert found.matmuls - audit(traced({UNTAGGED: KEEP}, loss)).matmuls == recomputed
 
 
 def test_microbatches_run_more_often_and_hold_no_more():

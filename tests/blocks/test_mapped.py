@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType
 
-from jaxmem._core.actions import ALL, REST, Action
+from jaxmem._core.actions import ALL, UNTAGGED, Action
 from jaxmem._core.assignment import Assignment
 from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.blocks.find import find_blocks
@@ -108,7 +108,7 @@ def test_what_is_predicted_is_what_is_traced(kind):
     """
     made = profiled(kind)
     (held,) = made.blocks
-    alone = audit(traced(kind, {REST: "keep"})).matmuls
+    alone = audit(traced(kind, {UNTAGGED: "keep"})).matmuls
     nothing = evaluate(made, {"block": {}})
     traced_nothing = audit(traced(kind, {}))
     parts = {mapped.partly: 2 * 2, mapped.by_tensor: 2 * 4}.get(

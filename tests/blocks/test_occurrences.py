@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._core.actions import ALL, KEEP, RECOMPUTE, REST, Action
+from jaxmem._core.actions import ALL, KEEP, RECOMPUTE, UNTAGGED, Action
 from jaxmem._core.assignment import Assignment
 from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.profile.options import Allowed
@@ -59,7 +59,7 @@ def test_what_the_profile_predicts_is_what_is_traced(block):
     made = profiled(block)
     (held,) = made.blocks
     assert held.layers == LAYERS
-    alone = audit(traced(block, {REST: KEEP})).matmuls
+    alone = audit(traced(block, {UNTAGGED: KEEP})).matmuls
     own = LAYERS * 4 if block is occurrences.checkpointed else 0
     chosen = occurrences.assignments(held)
     assert {c.action for choices in chosen for c in choices.values()} >= {*ALL} - {Action.RECOMPUTE}

@@ -7,7 +7,7 @@ import pytest
 from jax.experimental.serialize_executable import deserialize_and_load
 
 import jaxmem
-from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, UNTAGGED
 from jaxmem._model.states.places import HOST, Places
 from jaxmem.errors import StepError, TagError
 from tests.shared import plans
@@ -56,8 +56,11 @@ def test_names_of_another_maxtext_are_given():
     [
         ({"actions": {"block": DECIDED | {"key_proj": plans.UP}}}, "compresses 'key_proj'"),
         ({"actions": {"auto": {"dot_general": KEEP}}}, "'dot_general' of block 'auto'"),
-        ({"actions": {"block": {REST: KEEP}}}, "without a checkpoint"),
-        ({"actions": {"block": DECIDED, "local": {REST: KEEP}}}, "'local' without a checkpoint"),
+        ({"actions": {"block": {UNTAGGED: KEEP}}}, "without a checkpoint"),
+        (
+            {"actions": {"block": DECIDED, "local": {UNTAGGED: KEEP}}},
+            "'local' without a checkpoint",
+        ),
         ({"actions": {"block[0:2]": DECIDED, "block[2:8]": {}}}, r"'block\[0:2\]'"),
         ({"actions": {"block": DECIDED, "local": {"context": KEEP}}}, "'context' differently"),
         ({"actions": {}, "as_written": True}, "as written"),

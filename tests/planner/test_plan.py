@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._core.actions import KEEP, REST, keeps_everything
+from jaxmem._core.actions import KEEP, UNTAGGED, keeps_everything
 from jaxmem._planner import verify
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.history import History
@@ -57,7 +57,7 @@ def compiled_bytes(plan):
 
 
 def test_with_room_everything_is_kept(unplanned):
-    assert unplanned.actions["block"][REST] == KEEP
+    assert unplanned.actions["block"][UNTAGGED] == KEEP
     assert unplanned.compiles == 1
     assert unplanned.compiled_bytes == unplanned.baseline_bytes == compiled_bytes(None)
     text = lambda plan: jax.jit(build(plan), donate_argnums=0).lower(*SHAPES).as_text()
@@ -88,7 +88,7 @@ def test_the_step_runs_and_trains_as_the_plain_one(halved, optimized, tmp_path):
 
 
 def test_a_lossless_plan_steps_as_the_plain_one(lossless):
-    assert not any(c.action.compresses for c in lossless.actions["block"].values())
+    assert not any(c.action.names_codec for c in lossless.actions["block"].values())
     assert lossless.compiled_bytes <= lossless.budget_bytes
     want, _ = jax.jit(build(None))(*arrays())
     got, _ = lossless.step(*arrays())

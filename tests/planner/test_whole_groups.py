@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._core.actions import KEEP, REST
+from jaxmem._core.actions import KEEP, UNTAGGED
 from jaxmem._planner.search.trial import Trial
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
@@ -41,7 +41,7 @@ def xla_says(monkeypatch):
 
     def say(with_such: float | None, others: float | None):
         def seconds(trial):
-            whole = [tags.get(REST) == KEEP for tags in trial.actions.values()]
+            whole = [tags.get(UNTAGGED) == KEEP for tags in trial.actions.values()]
             return with_such if any(whole) and not all(whole) else others
 
         monkeypatch.setattr(Trial, "xla_seconds", property(seconds))

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Action
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, UNTAGGED, Action
 from jaxmem._result.action_styles import LOOKS
 from jaxmem._result.plan.rows import Point
 from jaxmem._train.report.tensors import curve_grid, runs_grid
@@ -36,7 +36,7 @@ def test_each_point_of_the_curve_has_its_plan():
     points = (
         Point(60 * MIB, 0.025, {"block": {"up": RECOMPUTE, "gelu": OFFLOAD}}),
         Point(80 * MIB, 0.018, {"block": {"up": KEEP, "gelu": RECOMPUTE}}),
-        Point(220 * MIB, 0.015, {"block": {REST: KEEP}}),
+        Point(220 * MIB, 0.015, {"block": {UNTAGGED: KEEP}}),
     )
     heads, rows = grid(curve_grid(planned(*points[::-1])))
     assert heads == ["60.0 MiB<br>25.00 ms", "80.0 MiB<br>18.00 ms", "220.0 MiB<br>15.00 ms"]
@@ -54,7 +54,7 @@ def test_a_file_without_the_plans_of_its_curve_has_no_grid(tmp_path):
 def test_runs_are_compared_by_tensor(tmp_path):
     groups = made(row(KEEP, "up", "block[0:2]"), row(OFFLOAD, "up", "block[2:4]"),
                   row(KEEP, "gelu", "block[0:2]"), row(KEEP, "gelu", "block[2:4]"))  # fmt: skip
-    kept = dataclasses.replace(made(UP, GELU), actions={"block": {REST: KEEP}})
+    kept = dataclasses.replace(made(UP, GELU), actions={"block": {UNTAGGED: KEEP}})
     more = made(UP, GELU, row(RECOMPUTE, "new"))
     named = [
         Run("a", made(UP, GELU)),

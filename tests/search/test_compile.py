@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from jaxmem._core.actions import KEEP, REST
+from jaxmem._core.actions import KEEP, UNTAGGED
 from jaxmem._planner.search.compile import CompiledStep, StepCompiler
 from jaxmem.errors import StepError
 from tests.shared import models
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
-KEPT, NOTHING = {"block": {REST: KEEP}}, {"block": {}}
+KEPT, NOTHING = {"block": {UNTAGGED: KEEP}}, {"block": {}}
 ARGS, build = models.shapes(), models.build_with(models.scanned)
 
 
@@ -36,7 +36,7 @@ class Counting:
 def test_what_was_begun_is_compiled_once_and_counted_once():
     backend: Any = Counting()
     steps = StepCompiler(build, ARGS, backend)
-    steps.begin(KEPT)
+    steps.start(KEPT)
     assert (backend.asked, steps.compiles) == (1, 0)
     kept, _ = steps.try_compile_buffers(KEPT, NOTHING)
     assert (backend.asked, steps.compiles) == (2, 2)
@@ -49,6 +49,6 @@ def test_what_was_begun_is_compiled_once_and_counted_once():
 def test_a_compile_that_was_begun_and_failed_tells_so_when_it_is_asked_for():
     backend: Any = Counting(fails=True)
     steps = StepCompiler(build, ARGS, backend)
-    steps.begin(KEPT)
+    steps.start(KEPT)
     (found,) = steps.try_compile_buffers(KEPT)
     assert isinstance(found, StepError)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST
+from jaxmem._core.actions import KEEP, RECOMPUTE, UNTAGGED
 from jaxmem._core.groups import divided, divisible
 from jaxmem._core.profile import Option
 from jaxmem._planner.search.divide import best_division
@@ -128,7 +128,7 @@ def test_the_last_group_may_be_kept_whole_if_its_bytes_are_known(data):
     if either is None:
         return
     last = list(either.solution.actions)[-1]
-    if either.solution.actions[last].get(REST) == KEEP:
+    if either.solution.actions[last].get(UNTAGGED) == KEEP:
         at = int(last.partition("[")[2].partition(":")[0])
         first = either.problem.profile.blocks[0]
         alone = {(first.name, t): c for t, c in either.solution.actions[first.name].items()}
@@ -147,7 +147,7 @@ def test_a_group_kept_whole_is_faster_than_every_tag_kept():
     )
     assert tagged is not None
     assert either is not None
-    assert either.solution.actions["block[1:4]"] == {REST: KEEP}
+    assert either.solution.actions["block[1:4]"] == {UNTAGGED: KEEP}
     assert either.solution.seconds < tagged.solution.seconds
 
 

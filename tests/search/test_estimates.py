@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST
+from jaxmem._core.actions import KEEP, RECOMPUTE, UNTAGGED
 from jaxmem._planner.search.estimates import MOST_EQUATIONS, MOST_ESTIMATES, Estimates, agreed
 from jaxmem._planner.search.local_search import PATIENCE, local_search
 from jaxmem._planner.solve.cost import evaluate
@@ -224,7 +224,7 @@ def test_it_keeps_to_host_memory_and_to_what_xla_compiles():
 
 
 def test_a_block_that_keeps_everything_is_changed_too():
-    beside = lambda a: 10.0 if REST in a["block"] else 5.0
+    beside = lambda a: 10.0 if UNTAGGED in a["block"] else 5.0
     found = local_search([MADE.everything_kept], ActionProblem(MADE), beside, 5)
     assert found is not None
     assert beside(found.actions) == 5

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from jaxmem._core.actions import KEEP, OFFLOAD, REST
+from jaxmem._core.actions import KEEP, OFFLOAD, UNTAGGED
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.measure import Runs, fastest_run
 from jaxmem._planner.search.step_time import step_time_of
@@ -19,7 +19,7 @@ from tests.shared.profiles import INT4, chain, profile
 
 pytestmark = pytest.mark.core
 MADE = dataclasses.replace(profile(chain(runs=10), link=100.0), uncertainty=0.5)
-EVERYTHING = {REST: KEEP}
+EVERYTHING = {UNTAGGED: KEEP}
 
 
 def trial(tags, xla_seconds=None):

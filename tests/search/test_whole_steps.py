@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 import pytest
 
 import jaxmem._planner.search.search as search_module
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST
+from jaxmem._core.actions import KEEP, RECOMPUTE, UNTAGGED
 from jaxmem._core.profile import Option
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.candidates import hand_policies
@@ -64,7 +64,7 @@ def polished(made, errors, room, start, host_room=10**9, refused=()):
     steps.refused = refused
     trial = lambda actions: Trial(steps.step(actions), evaluate(made, actions), 0)
     limits = Limits(room, room, host_room)
-    everything = {b.name: {REST: KEEP} for b in made.blocks}
+    everything = {b.name: {UNTAGGED: KEEP} for b in made.blocks}
     search = searches.search(made, limits, trial(everything), [trial(start)], steps)
     refine_by_whole_steps(search)
     best = min(search.fitting, key=lambda t: t.xla_seconds + t.cost.doubt_seconds, default=None)
@@ -142,7 +142,7 @@ def test_nothing_is_weighed_where_a_whole_compile_alone_tells():
     made = pair(u=2.0, v=1.0)
     steps = Steps(made, {})
     steps.backend.stops_at_buffers = False
-    everything = {"block": {REST: KEEP}}
+    everything = {"block": {UNTAGGED: KEEP}}
     start = Trial(steps.step(everything), evaluate(made, everything), 0)
     refine_by_whole_steps(searches.search(made, Limits(10**6, 10**6, 0), start, compiler=steps))
     assert not steps.weighed
@@ -179,7 +179,7 @@ def test_the_best_is_no_slower_than_the_start_a_policy_or_a_change_of_one_tag(ma
             near.append(best.actions | {label: best.actions.get(label, {}) | {tag: choice}})
     gain = 1e-3 * search.baseline.xla_seconds
     for other in near:
-        if any(REST in tags for tags in other.values()):
+        if any(UNTAGGED in tags for tags in other.values()):
             continue
         cost = evaluate(made, other)
         if STATIC + cost.saved_bytes <= room and cost.host_bytes <= host_room:
@@ -219,7 +219,7 @@ def settled(more, room, monkeypatch):
         made, limits, trial({"block": dict.fromkeys(BYTES, KEEP)}), tried, steps
     )
     monkeypatch.setattr(Search, "compiles_left", 0)
-    monkeypatch.setattr(search_module, "begin", lambda search, arguments: None)
+    monkeypatch.setattr(search_module, "compile_baseline", lambda search, arguments: None)
     monkeypatch.setattr(search_module, "refine_by_whole_steps", lambda search: {})
     search_module.find_plan(search, STATIC)
     best = None if search.best is None else [*search.best.actions["block"]]

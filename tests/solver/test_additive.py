@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, UNTAGGED
 from jaxmem._core.profile import Option
 from jaxmem._planner.solve.additive import Additive
 from jaxmem.errors import SolverError, TagError
@@ -77,7 +77,7 @@ def test_one_observation_is_a_constant():
     model = Additive.fit([(plan(KEEP, KEEP, KEEP, KEEP), 500 * MiB)], step())
     assert not model.by_choice
     assert model.predict(plan(INT4, RECOMPUTE, KEEP, OFFLOAD)) == 500 * MiB
-    assert Additive.fit([({"block": {REST: KEEP}}, 9)], step()).predict(plan(*[KEEP] * 4)) == 9
+    assert Additive.fit([({"block": {UNTAGGED: KEEP}}, 9)], step()).predict(plan(*[KEEP] * 4)) == 9
 
 
 @pytest.mark.parametrize("change", [-60 * MiB, 60 * MiB])
@@ -95,7 +95,7 @@ def test_a_change_is_put_down_to_the_largest_tags_first(change):
 
 
 def test_plans_without_choices_are_remembered_and_teach_nothing():
-    without = {"block": {REST: KEEP}}
+    without = {"block": {UNTAGGED: KEEP}}
     model = Additive.fit([(without, 7 * MiB), (plan(*[RECOMPUTE] * 4), 90 * MiB)], step())
     assert model.reference == 90 * MiB
     assert model.predict(without) == 7 * MiB

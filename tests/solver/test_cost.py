@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, REST, Choice
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, UNTAGGED, Choice
 from jaxmem._core.profile import Option
 from jaxmem._planner.solve.cost import effective, evaluate, everything
 from jaxmem._planner.solve.waste import gaps, warnings, wasted
@@ -79,8 +79,8 @@ def test_everything_keeps_what_the_backward_needs_at_the_price_of_keeping():
     cost = everything(made)
     assert cost.saved_bytes == 2 * 30
     assert cost.seconds == pytest.approx(2 * 0.3)
-    assert evaluate(made, {"block": {REST: KEEP}}) == cost
-    assert effective(made, {"block": {"u": KEEP, REST: KEEP}}) == {"block": {REST: KEEP}}
+    assert evaluate(made, {"block": {UNTAGGED: KEEP}}) == cost
+    assert effective(made, {"block": {"u": KEEP, UNTAGGED: KEEP}}) == {"block": {UNTAGGED: KEEP}}
 
 
 def between_tags(keeping, normalizing, second_product=0):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._core.actions import KEEP, REST, Choice
+from jaxmem._core.actions import KEEP, UNTAGGED, Choice
 from jaxmem._core.assignment import Assignment
 from tests.shared import models
 from tests.shared.marks import slow
@@ -163,7 +163,7 @@ def dropped_by_hand():
 def test_keys_shared_arrays_and_auxiliary_outputs(action):
     plan = Assignment(
         {
-            "block": {REST: KEEP}
+            "block": {UNTAGGED: KEEP}
             if action == "everything"
             else dict.fromkeys(("mask", "y"), Choice(action))
         }

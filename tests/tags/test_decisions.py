@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Action, Choice
+from jaxmem._core.actions import KEEP, RECOMPUTE, UNTAGGED, Action, Choice
 from jaxmem._model.tags.policy import groups_of
 from jaxmem.errors import TagError
 from jaxmem.plans import Assignment
@@ -45,8 +45,8 @@ def test_groups_of_an_object_are_not_lost(plan):
 
 
 def test_everything_kept_is_one_policy_however_it_is_said():
-    said = [None, Assignment.everything(), Assignment({"block": {REST: KEEP}})]
-    said.append(Assignment({"block": {"up": "keep", REST: "keep"}}))
+    said = [None, Assignment.everything(), Assignment({"block": {UNTAGGED: KEEP}})]
+    said.append(Assignment({"block": {"up": "keep", UNTAGGED: "keep"}}))
     assert len({jaxmem.remat_policy(plan) for plan in said}) == 1
     assert len({tuple(groups_of(plan, "block", 2).items()) for plan in said}) == 1
 

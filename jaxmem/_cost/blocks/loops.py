@@ -58,7 +58,7 @@ class Operation:
     flops, matmuls: FLOPs and number of matrix products, over all iterations.
     eqn: JAX's equation; None for a "turn", a "stack", and joined operations.
     turns: the number of tensors of the equation's shape that the operation makes.
-    looped: whether the operation is inside a loop.
+    in_loop: whether the operation is inside a loop.
     devices: the number of devices that each make such tensors, among the devices that divide the
       block's tensors.
     """
@@ -72,7 +72,7 @@ class Operation:
     matmuls: int = 0
     eqn: JaxprEqn | None = None
     turns: int = 1
-    looped: bool = False
+    in_loop: bool = False
     devices: int = 1
 
     @property
@@ -239,9 +239,9 @@ class Builder:
         turns, devices = self._turns(loops - mapped), self._turns(mapped)
         reads = tuple(v.number for v in operands if not isinstance(v, Literal))
         flops *= trips * math.prod(self._mapped[k] for k in mapped)
-        counts, name, looped = (flops, trips * matmuls), eqn.primitive.name, self._scans > 0
+        counts, name, in_loop = (flops, trips * matmuls), eqn.primitive.name, self._scans > 0
         self._add(
-            Operation(name, reads, outputs, whole, weight, *counts, eqn, turns, looped, devices)
+            Operation(name, reads, outputs, whole, weight, *counts, eqn, turns, in_loop, devices)
         )
 
     def prune(self) -> None:

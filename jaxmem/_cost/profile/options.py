@@ -16,7 +16,7 @@ from jaxmem._model.codecs import registry
 from jaxmem._model.codecs.base import Codec
 from jaxmem._model.codecs.mask import BitMask
 from jaxmem._model.tags.primitive import tag_p
-from jaxmem._model.tags.storage import Storage, form_of
+from jaxmem._model.tags.storage import Storage, codec_of
 from jaxmem._trace.jaxpr import nbytes, per_device
 from jaxmem._trace.job import Job
 from jaxmem.errors import TagError
@@ -27,9 +27,9 @@ class Allowed:
     """The actions and the codecs that a plan may choose.
 
     actions: the actions for tags.
-    named: the actions for values that `checkpoint_name` names; the author of such a value may not
-      know of codecs.
-    looped: the actions for tags inside loops of a block; the profile sets them.
+    named_values: the actions for values that `checkpoint_name` names; the author of such a value
+      may not know of codecs.
+    in_loops: the actions for tags inside loops of a block; the profile sets them.
     codecs: one codec, several codecs, a dict from kinds to codecs, or None for the codec of each
       kind.
     outliers: the counted outlier channels by block and tag. Codecs that separate outliers have
@@ -39,8 +39,8 @@ class Allowed:
     """
 
     actions: Sequence[Action] = ()
-    named: Sequence[Action] = LOSSLESS
-    looped: Sequence[Action] = ()
+    named_values: Sequence[Action] = LOSSLESS
+    in_loops: Sequence[Action] = ()
     codecs: Any = None
     outliers: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     codecs_by_default: bool = False
@@ -52,11 +52,11 @@ class Allowed:
     def open_to(self, tags: Sequence[Operation]) -> list[Action]:
         """The actions that are open to all of the tags."""
         named = any(tag.primitive != tag_p.name for tag in tags)
-        looped = any(tag.looped for tag in tags)
+        in_loop = any(tag.in_loop for tag in tags)
         return [
             a
             for a in self.actions
-            if (a in self.named or not named) and (a in self.looped or not looped)
+            if (a in self.named_values or not named) and (a in self.in_loops or not in_loop)
         ]
 
 
@@ -77,7 +77,7 @@ def options_of(
     forms = [
         (timed, choices)
         for timed, choices in _forms(tags, allowed, block.label)
-        if all(_is_smaller(form_of(choices[0]), tag) for tag in tags)
+        if all(_is_smaller(codec_of(choices[0]), tag) for tag in tags)
     ]
     return [tuple(_options(tag, (*key, k), forms, jobs, block)) for k, tag in enumerate(tags)]
 
@@ -93,10 +93,10 @@ def _forms(
     """
     actions = allowed.open_to(tags)
     own: dict[Codec | None, list[Choice]] = {}
-    for choice in (Choice(a) for a in Action if a in actions and a.stores and not a.compresses):
-        own.setdefault(form_of(choice), []).append(choice)
+    for choice in (Choice(a) for a in Action if a in actions and a.stores and not a.names_codec):
+        own.setdefault(codec_of(choice), []).append(choice)
     yield from own.items()
-    if compressing := [a for a in actions if a.compresses]:
+    if compressing := [a for a in actions if a.names_codec]:
         outliers = allowed.outliers.get(label, {}).get(tags[0].params["name"])
         for codec in codecs_of(tags, allowed.codecs):
             sized = codec if outliers is None else codec.with_room_for(outliers)
@@ -115,7 +115,7 @@ def _options(
     stored = lambda aval: tag.turns * jobs.stored(aval, max(1, stack))
     work = lambda keys, times=1: [(k, times / shards) for k in keys]
     for timed, choices in forms:
-        form, arrays, coding = form_of(choices[0]), (aval,), []
+        form, arrays, coding = codec_of(choices[0]), (aval,), []
         if form is not None and timed is not None:
             spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
             arrays = jax.eval_shape(form.encode, spec)

@@ -49,17 +49,17 @@ def profile(
     unrolled, nested = _unrolled(classes), () if traits.offloads_nested else _nested(classes)
     offloads = any(a.offloads for a in allowed.actions)
     on_device = () if traits.offloads_unrolled else unrolled
-    left_out = {*on_device, *nested} if offloads else set()
+    no_offload = {*on_device, *nested} if offloads else set()
     # First build all classes, whose prices are jobs; then time all jobs at once; then price.
     graphs = [_opened(graph, jobs, axes) for graph in classes]
     unpriced = [
-        block_class(g, k, _allowed(allowed, g, left_out, traits), jobs)
+        block_class(g, k, _allowed(allowed, g, no_offload, traits), jobs)
         for k, g in enumerate(graphs)
     ]
     if offloads:
         _warn_of_offload(on_device, nested)
         _warn_of_loops(
-            g for g in graphs if g.label not in left_out and not _offloads_in_loops(g, traits)
+            g for g in graphs if g.label not in no_offload and not _offloads_in_loops(g, traits)
         )
     hidden = hidden_tags(graphs)
     times = job_times(jobs.jobs, backend, database)
@@ -93,16 +93,16 @@ def block_classes(jaxpr, axes: Mapping[str, int] = MappingProxyType({})) -> list
     return [with_prices(block, lambda _: 0.0) for block in blocks]
 
 
-def _allowed(allowed: Allowed, graph: Opened, left_out: set[str], traits: Platform) -> Allowed:
+def _allowed(allowed: Allowed, graph: Opened, no_offload: set[str], traits: Platform) -> Allowed:
     """Returns the actions for the tags of one block.
 
     allowed: the actions of the plan.
-    left_out: labels of blocks without offload.
+    no_offload: labels of blocks without offload.
     """
-    if graph.label in left_out:
+    if graph.label in no_offload:
         allowed = allowed.without_offload()
     in_loops = allowed if _offloads_in_loops(graph, traits) else allowed.without_offload()
-    return dataclasses.replace(allowed, looped=in_loops.actions)
+    return dataclasses.replace(allowed, in_loops=in_loops.actions)
 
 
 def _offloads_in_loops(graph: Opened, traits: Platform) -> bool:
@@ -154,7 +154,7 @@ def _warn_of_offload(unrolled: Sequence[str], nested: Sequence[str]) -> None:
 
 def _warn_of_loops(graphs: Iterable[Opened]) -> None:
     """Warns of tags inside loops of blocks, for which offload is left out."""
-    names = {o.params["name"] for graph in graphs for o in graph.tags if o.looped}
+    names = {o.params["name"] for graph in graphs for o in graph.tags if o.in_loop}
     if names:
         warn(
             f"jaxmem: offload is left out for the tags {', '.join(map(repr, sorted(names)))}: they"

@@ -2,7 +2,7 @@
 and the memory of each array.
 
 The tag's rule calls `Storage` to encode and to decode, and the profile prices the arrays of the
-same `Storage`. An action that encodes without a codec of the choice gets its codec in `form_of`.
+same `Storage`. An action that encodes without a codec of the choice gets its codec in `codec_of`.
 """
 
 import jax
@@ -21,7 +21,7 @@ TWICE = (
 )
 
 
-def form_of(choice: Choice) -> Codec | None:
+def codec_of(choice: Choice) -> Codec | None:
     """The codec whose codes a choice stores; None if the choice stores the tensor itself."""
     return None if choice.codec is None else parse(choice.codec)
 
@@ -32,7 +32,7 @@ class Storage:
     """
 
     def __init__(self, choice: Choice):
-        self._offloads, self._form = choice.action.offloads, form_of(choice)
+        self._offloads, self._form = choice.action.offloads, codec_of(choice)
 
     def encode(self, x):
         """Returns the arrays that are stored for the backward in place of `x`, in their memory."""

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 
 import jax
 
-from jaxmem._core.actions import KEEP, REST, Actions, choice_of, is_whole
+from jaxmem._core.actions import KEEP, UNTAGGED, Actions, choice_of, is_whole
 from jaxmem._core.profile import BlockClass
 from jaxmem._model.states.places import HOST
-from jaxmem._model.tags.storage import Storage, form_of
+from jaxmem._model.tags.storage import Storage, codec_of
 from jaxmem._result.memory.explanation import Item, Part
 from jaxmem._target.buffers.held_buffers import Held, Peak
 from jaxmem._trace.primitives import RELABELLED
@@ -57,7 +57,7 @@ def expected(blocks: Sequence[BlockClass], actions: Actions | None) -> list[Save
     """
     found = []
     for block in blocks:
-        chosen = {REST: KEEP} if actions is None else actions.get(block.name, {})
+        chosen = {UNTAGGED: KEEP} if actions is None else actions.get(block.name, {})
         whole = is_whole(chosen)
         made_by = {v: e for e in block.equations for v in e.outputs}  # by value, its equation
         label = "" if len({b.name for b in blocks}) == 1 else f" of {block.name}"
@@ -75,7 +75,7 @@ def expected(blocks: Sequence[BlockClass], actions: Actions | None) -> list[Save
             if equation is not None:
                 primitive = equation.primitive
             arrays, name = [jax.ShapeDtypeStruct(tag.shape, tag.dtype)], f"{tag.name}{label}"
-            if (form := form_of(choice)) is not None:
+            if (form := codec_of(choice)) is not None:
                 # Codes, scales and all other arrays of a codec. `primitive` is the name of the
                 # tag's encoder.
                 arrays = jax.tree.leaves(jax.eval_shape(form.encode, arrays[0]))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxmem._core.actions import KEEP, REST
+from jaxmem._core.actions import KEEP, UNTAGGED
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.groups import as_decided
 from jaxmem._model.states.places import DEVICE, HOST
@@ -32,7 +32,7 @@ NOT_COMPILED = (
 )
 
 
-def outcome(
+def placed_plan(
     search: PlacementSearch,
     best: PlacedTrial,
     notes: tuple[str, ...],
@@ -51,7 +51,7 @@ def outcome(
     decided = dataclasses.replace(profile, blocks=as_decided(profile.blocks, chosen))
     saved = evaluate(decided, {k: v for k, v in chosen.items() if k not in profile.idle_blocks})
     outside = _seconds_outside(search, best)
-    kept = layer_policy(profile, block, {REST: KEEP})
+    kept = layer_policy(profile, block, {UNTAGGED: KEEP})
     everything = _all_kept(problem, kept) + outside
     kept_bytes = search.steps.estimate(Assignment.unchanged(), search.steps.resident)
     baseline = max(kept_bytes + search.error, 0)

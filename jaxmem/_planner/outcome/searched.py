@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxmem._core.actions import AS_WRITTEN, KEEP, REST, keeps_everything
+from jaxmem._core.actions import AS_WRITTEN, KEEP, UNTAGGED, keeps_everything
 from jaxmem._core.bytes import show_bytes
 from jaxmem._planner.advice import held_by_schedule
 from jaxmem._planner.outcome.pareto import curve, whole_actions
@@ -21,7 +21,7 @@ from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes, Measured, WrittenStep
 
 
-def outcome(
+def searched_plan(
     search: Search,
     notes: tuple[str, ...] = (),
     runs: Sequence[Runs] = (),
@@ -44,11 +44,11 @@ def outcome(
     # the room that the memory model leaves. The curve always has undivided layers.
     decided = search.divided_problem or problem
     decided = dataclasses.replace(decided, room=problem.room, corrections=search.corrections)
-    is_as_written = best is search.checkpointed
+    is_as_written = best is search.with_checkpoints
     actions = AS_WRITTEN if is_as_written else whole_actions(decided.profile, best.actions)
     # A plan keeps everything only if every block keeps everything. So idle blocks are kept if all
     # other blocks are kept.
-    of_idle_blocks = {REST: KEEP} if keeps_everything(actions) else {}
+    of_idle_blocks = {UNTAGGED: KEEP} if keeps_everything(actions) else {}
     idle = () if is_as_written else profile.idle_blocks
     why = "the clock says otherwise" if runs else taken
     return Plan(
@@ -121,7 +121,7 @@ def _lossy(search: Search, best: Trial, step_time: StepTime, problem: ActionProb
 
 def _written(search: Search, step_time: StepTime) -> WrittenStep | None:
     """Bytes and seconds of the step as written; None if it has no checkpoints of its own."""
-    if (trial := search.checkpointed) is None:
+    if (trial := search.with_checkpoints) is None:
         return None
     return WrittenStep(trial.total, trial.host_bytes, step_time.of(trial), _parts(search, trial))
 

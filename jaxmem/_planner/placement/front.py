@@ -4,7 +4,7 @@ bytes and seconds.
 
 import dataclasses
 
-from jaxmem._core.actions import KEEP, REST, Choice
+from jaxmem._core.actions import KEEP, UNTAGGED, Choice
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._planner.placement.layer import LayerPolicy
 from jaxmem._planner.solve.cost import evaluate
@@ -24,7 +24,7 @@ def front(profile: Profile, block: BlockClass) -> tuple[LayerPolicy, ...]:
     Raises SolverError as `solve` does.
     """
     alone = dataclasses.replace(profile, blocks=(block,))
-    candidates: list[dict[str, Choice]] = [{}, {REST: KEEP}]
+    candidates: list[dict[str, Choice]] = [{}, {UNTAGGED: KEEP}]
     # Without offload, and with offload: offloaded tensors compete with states for the link.
     for host_room in (0, None):
         problem = ActionProblem(alone, None, host_room, time_limit=10.0)

@@ -13,7 +13,7 @@ from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS
 from jaxmem._optim.released.direct import Direct
 from jaxmem._optim.released.step import released_of
 from jaxmem._planner.advice import infeasible_placement
-from jaxmem._planner.outcome.placed import outcome
+from jaxmem._planner.outcome.placed import placed_plan
 from jaxmem._planner.placement.front import front
 from jaxmem._planner.placement.layer import (
     GATHERED_BESIDE,
@@ -95,7 +95,7 @@ def plan_places(
         (search,) = every
         if (best := search.run()) is None:
             raise infeasible_placement(search)
-        return outcome(search, best, notes)
+        return placed_plan(search, best, notes)
     return _fastest(every, notes)
 
 
@@ -160,7 +160,7 @@ def _fastest(every: list[PlacementSearch], notes: tuple[str, ...]) -> Plan:
             raise infeasible_placement(nearest)
         fitting.append((nearest, best))
     search, best = min(fitting, key=_seconds)
-    return outcome(search, best, notes, [one for one in every if one is not search])
+    return placed_plan(search, best, notes, [one for one in every if one is not search])
 
 
 def _seconds(pair: tuple[PlacementSearch, PlacedTrial]) -> float:

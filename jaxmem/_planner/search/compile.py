@@ -66,7 +66,7 @@ class StepCompiler:
     build: takes a plan and returns the step.
     args: the step's arguments, as arrays or shapes.
     backend: compiles the step.
-    checkpointed: whether the step as its author wrote it has checkpoints without a policy of
+    has_checkpoints: whether the step as its author wrote it has checkpoints without a policy of
       jaxmem. A step without such checkpoints keeps everything as written.
     idle_blocks: labels of blocks through which no gradient runs. Actions do not name these blocks,
       but `build` reads their choices from the plan. So they are recomputed.
@@ -74,10 +74,10 @@ class StepCompiler:
     """
 
     def __init__(
-        self, build, args: tuple, backend: Backend, checkpointed=True, idle_blocks=(), traced=()
+        self, build, args: tuple, backend: Backend, has_checkpoints=True, idle_blocks=(), traced=()
     ):
         self.build, self.args, self.backend = build, args, backend
-        self.checkpointed: bool = checkpointed
+        self.has_checkpoints: bool = has_checkpoints
         self.idle_blocks: tuple[str, ...] = idle_blocks
         self.compiles, self.seconds = 0, 0.0
         self._begun: list[tuple[Actions, Future[Compiled]]] = []
@@ -85,11 +85,11 @@ class StepCompiler:
         self._traced: list[tuple[tuple[Decisions, tuple], tuple[Any, jax.stages.Traced]]]
         self._traced = [*traced]
 
-    def with_facts(self, checkpointed: bool, idle_blocks: tuple[str, ...]) -> "StepCompiler":
+    def with_facts(self, has_checkpoints: bool, idle_blocks: tuple[str, ...]) -> "StepCompiler":
         """A compiler of the same step that knows these facts of it, has the traces of this one, and
         has compiled nothing.
         """
-        known = checkpointed, idle_blocks, self._traced
+        known = has_checkpoints, idle_blocks, self._traced
         return StepCompiler(self.build, self.args, self.backend, *known)
 
     def trace(self, plan: Decisions) -> jax.stages.Traced:
@@ -122,7 +122,7 @@ class StepCompiler:
         """
         self.compiles += len(many) if counted else 0
         start = time.perf_counter()
-        futures = [self._begin(actions) for actions in many]  # begin all before waiting for one
+        futures = [self._started(actions) for actions in many]  # begin all before waiting for one
         results: list[CompiledStep | StepError] = []
         for actions, future in zip(many, futures):
             try:
@@ -132,15 +132,15 @@ class StepCompiler:
         self.seconds += time.perf_counter() - start
         return results
 
-    def begin(self, actions: Actions) -> None:
+    def start(self, actions: Actions) -> None:
         """Begins a compile for buffers that a later call of `try_compile_buffers` waits for. This
         saves time if the backend compiles outside this process, that is, if its `parallel_compiles`
         is above 1.
         """
-        self._begun.append((actions, self._begin(actions)))
+        self._begun.append((actions, self._started(actions)))
 
-    def _begin(self, actions: Actions) -> "Future[Compiled]":
-        """The compile of the step under `actions`, which begins now unless `begin` has begun it."""
+    def _started(self, actions: Actions) -> "Future[Compiled]":
+        """The compile of the step under `actions`, which starts now unless it was started."""
         for i, (other, _) in enumerate(self._begun):
             if other == actions:
                 return self._begun.pop(i)[1]
@@ -187,7 +187,7 @@ class StepCompiler:
     def plan_of(self, actions: Actions) -> Assignment:
         """The argument of `build` for the step under `actions`."""
         kept = keeps_everything(actions)
-        if actions == AS_WRITTEN or (kept and not self.checkpointed):
+        if actions == AS_WRITTEN or (kept and not self.has_checkpoints):
             return Assignment.unchanged()
         if kept:
             return Assignment.everything()

@@ -21,7 +21,7 @@ XLA's estimate, the step is slower.
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from jaxmem._core.actions import KEEP, REST, Actions
+from jaxmem._core.actions import KEEP, UNTAGGED, Actions
 from jaxmem._core.groups import divided, divisible
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._planner.search.estimates import MOST_ESTIMATES
@@ -155,7 +155,7 @@ def _solved(problem: ActionProblem, groups: Groups, newest: str) -> Division | N
             full = dataclasses.replace(
                 open_problem, profile=groups.profile, room=problem.room, most_seconds=None
             )
-            actions = solution.actions | {label: {REST: KEEP} for label in groups.whole}
+            actions = solution.actions | {label: {UNTAGGED: KEEP} for label in groups.whole}
             complete = ActionSolution.of(full, actions, solution.solve_seconds, solution.gap)
             return Division(groups, full, complete, peak + kept_bytes)
     return None

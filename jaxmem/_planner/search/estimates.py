@@ -11,7 +11,7 @@ Python loop repeats differed between two runs.
 
 from collections.abc import Callable, Sequence
 
-from jaxmem._core.actions import REST, Actions, stored
+from jaxmem._core.actions import UNTAGGED, Actions, stored
 from jaxmem._core.profile import Profile
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.solve.additive import Additive
@@ -151,7 +151,7 @@ class Estimates:
         # This search did not estimate the compiles of earlier searches. Estimates of the latest
         # compiles are enough.
         for actions, _ in measured[-RECALLED:]:
-            if not any(REST in tags for tags in actions.values()):
+            if not any(UNTAGGED in tags for tags in actions.values()):
                 self.learn(actions)
         errors = [
             (actions, size - self._taught[_key(actions)][1])

@@ -16,7 +16,7 @@ import math
 import random
 from collections.abc import Callable, Iterable
 
-from jaxmem._core.actions import REST, Actions
+from jaxmem._core.actions import UNTAGGED, Actions
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solution import ActionSolution, fits
 from jaxmem.errors import TagError
@@ -105,10 +105,10 @@ class _Descent:
         find none.
         """
         for _ in range(DRAWS):
-            # Remove REST, so that the block is under a checkpoint: with REST, the choices of the
-            # block's tags have no effect.
+            # Remove UNTAGGED, so that the block is under a checkpoint: with UNTAGGED, the choices
+            # of the block's tags have no effect.
             actions = {
-                block: {tag: c for tag, c in tags.items() if tag != REST}
+                block: {tag: c for tag, c in tags.items() if tag != UNTAGGED}
                 for block, tags in solution.actions.items()
             }
             for _ in range(rng.choice(CHANGES)):

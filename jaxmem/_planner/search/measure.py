@@ -72,7 +72,7 @@ def run_and_correct(search: Search, seconds: float) -> list[Runs]:
     named = {"the plan": search.best}
     if search.baseline in search.fitting and search.best is not search.baseline:
         named["everything kept"] = search.baseline
-    as_written = search.checkpointed_fits
+    as_written = search.checkpoints_fit
     if as_written is not None and search.best is not as_written:
         named["the step as written"] = as_written
     others = hand_policies(search.profile) | _solved_otherwise(search)

@@ -4,7 +4,7 @@ compiled bytes, and solves again.
 A compile takes far longer than a solve, so that the number of compiles limits a search. The phases
 of a search are:
 
-- `begin` compiles everything kept, the step as written, and a first guess.
+- `compile_baseline` compiles everything kept, the step as written, and a first guess.
 - `refine` finds the best plan that fits.
 - `look_for_lossless` finds the best plan without a lossy codec.
 - `refine_by_whole_steps` compiles changes of the best plan for buffers, if the target can.
@@ -21,10 +21,10 @@ from collections.abc import Sequence
 
 from jaxmem._core.groups import divisible
 from jaxmem._planner.search import candidates
-from jaxmem._planner.search.begin import begin, time_baselines
+from jaxmem._planner.search.baseline import compile_baseline, time_baselines
 from jaxmem._planner.search.divide import Division, divide
 from jaxmem._planner.search.least import least, near_least
-from jaxmem._planner.search.state import Search, warn_left_out
+from jaxmem._planner.search.state import Search, warn_of_refusal
 from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime, worth_its_loss
 from jaxmem._planner.search.trial import Trial, solve_and_compile
 from jaxmem._planner.search.whole_steps import refine_by_whole_steps
@@ -54,13 +54,13 @@ def find_plan(search: Search, arguments: int) -> None:
 
     Raises BudgetError if no assignment needs as little host memory as `limits.host_bytes`.
     """
-    begin(search, arguments)
+    compile_baseline(search, arguments)
     time_baselines(search)
     if search.baseline.total <= search.limits.usable_bytes:
         compile_unlimited(search)
     else:
         refine(search)
-    if not search.fitting and not search.checkpointed_fits:
+    if not search.fitting and not search.checkpoints_fit:
         compile_least(search)
         search.best = _proven_least(search)
         if search.best is not None:
@@ -71,7 +71,7 @@ def find_plan(search: Search, arguments: int) -> None:
     # The largest excess so far of the bytes of a full compile over the bytes of its compile for
     # buffers.
     more = 0
-    while search.fitting or search.checkpointed_fits:
+    while search.fitting or search.checkpoints_fit:
         # On a target that compiles for buffers, only the plan to return is compiled fully. A full
         # compile may exceed the limits. Then the trials are ranked again.
         for trial, division in _ranked(search, more):
@@ -208,15 +208,15 @@ def _proven_least(search: Search) -> Trial | None:
     """
     limits = search.limits
     near = dataclasses.replace(limits, usable_bytes=int((1 + BUFFERS_DIFFER) * limits.usable_bytes))
-    if not search.compiler.backend.stops_at_buffers or search.fitting or search.checkpointed_fits:
+    if not search.compiler.backend.stops_at_buffers or search.fitting or search.checkpoints_fit:
         return None
-    as_written = [] if search.checkpointed is None else [search.checkpointed]
+    as_written = [] if search.with_checkpoints is None else [search.with_checkpoints]
     likely = [t for t in (*search.trials, *as_written) if near.allow(t)]
     for trial in sorted(likely, key=lambda t: t.total)[:MOST_PROVEN]:
         try:
             proven = search.compiled_fully(trial)
         except StepError as error:  # the error of everything kept; other trials may still fit
-            warn_left_out(trial.actions, error)
+            warn_of_refusal(trial.actions, error)
             continue
         if proven is not None and limits.allow(proven):
             return proven
@@ -248,7 +248,7 @@ def _ranked(search: Search, more: int) -> list[tuple[Trial, Division | None]]:
         if _worth_its_loss(search, step_time, divided, [best]) is best:
             divided, division = best, None
         ranked = [(divided, division), (best, None)][divided is best :]
-    if (as_written := search.checkpointed_fits) is not None:
+    if (as_written := search.checkpoints_fit) is not None:
         worth = (1 - LEAST_GAIN) * step_time.of(as_written)
         faster = [
             each

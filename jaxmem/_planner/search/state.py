@@ -166,7 +166,7 @@ class Search:
             if isinstance(step, CompiledStep):
                 self.history_of(step.actions).remember(step)
             else:
-                warn_left_out(actions, step)
+                warn_of_refusal(actions, step)
         return results
 
     @property
@@ -178,25 +178,25 @@ class Search:
         return [self.baseline, *self.plan_trials]
 
     @property
-    def checkpointed(self) -> Trial | None:
+    def with_checkpoints(self) -> Trial | None:
         """The step as written, if it has checkpoints of its own."""
         return None if self.trial_as_written is self.baseline else self.trial_as_written
 
     @property
-    def checkpointed_fits(self) -> Trial | None:
+    def checkpoints_fit(self) -> Trial | None:
         """The step as written, if it has checkpoints of its own and fits."""
-        as_written = self.checkpointed
+        as_written = self.with_checkpoints
         return as_written if as_written is not None and self.limits.allow(as_written) else None
 
     @property
-    def least(self) -> int:
+    def least_bytes(self) -> int:
         """The least compiled bytes of this search."""
-        return self.smallest.total
+        return self.smallest_trial.total
 
     @property
-    def smallest(self) -> Trial:
+    def smallest_trial(self) -> Trial:
         """The trial of least compiled bytes; may be the step as written."""
-        as_written = [] if self.checkpointed is None else [self.checkpointed]
+        as_written = [] if self.with_checkpoints is None else [self.with_checkpoints]
         return min((*self.trials, *as_written), key=lambda t: t.total)
 
     @property
@@ -231,7 +231,7 @@ class Search:
             return []
         # A trial keeps the prediction of the memory model before the model was fitted to the trial.
         expected = [self.expected(pick) for pick in picks]
-        steps = self.try_compile_buffers(*(pick.actions for pick in picks), least=self.least)
+        steps = self.try_compile_buffers(*(pick.actions for pick in picks), least=self.least_bytes)
         trials = []
         for step, pick, predicted in zip(steps, picks, expected):
             if isinstance(step, StepError):
@@ -251,7 +251,7 @@ class Search:
         except StepError as error:
             if trial is self.baseline:
                 raise
-            warn_left_out(trial.actions, error)
+            warn_of_refusal(trial.actions, error)
             if trial is self.trial_as_written:
                 self.trial_as_written = None
                 return None
@@ -307,7 +307,7 @@ class Search:
         return problem.lossless() if self.lossless else problem
 
 
-def warn_left_out(actions: Actions, error: StepError) -> None:
+def warn_of_refusal(actions: Actions, error: StepError) -> None:
     """Logs that XLA does not compile the step under `actions`. The search continues without it."""
     subject = "the step as written" if actions == AS_WRITTEN else "a plan"
     LOG.warning("%s is left out: %s", subject, str(error)[:400])

@@ -20,7 +20,7 @@ machine.
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, Choice, is_whole
+from jaxmem._core.actions import KEEP, RECOMPUTE, UNTAGGED, Actions, Choice, is_whole
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._cost.profile.times import check_goes_on
@@ -210,7 +210,7 @@ def _changed(profile: Profile, actions: Actions, block: str, tag: str, choice: C
     changed = {label: dict(choices) for label, choices in actions.items()}
     of_block = changed.setdefault(block, {})
     if is_whole(of_block):
-        del of_block[REST]
+        del of_block[UNTAGGED]
         of_block |= {t.name: KEEP for b in profile.blocks if b.name == block for t in b.tags}
     of_block[tag] = choice
     return changed

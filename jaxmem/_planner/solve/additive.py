@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxmem._core.actions import REST, Actions
+from jaxmem._core.actions import UNTAGGED, Actions
 from jaxmem._core.profile import Profile
 from jaxmem._planner.solve.cost import effective
 from jaxmem._planner.solve.problem import Key
@@ -77,7 +77,7 @@ class Additive:
                 "Additive.fit: `history` is empty; expected at least one compiled plan"
             )
         rest = {k: v - sum(prior.get(c, 0.0) for c in k) for k, v in observed.items()}
-        with_choices = {k: v for k, v in rest.items() if not any(tag == REST for _, tag, _ in k)}
+        with_choices = {k: v for k, v in rest.items() if UNTAGGED not in {tag for _, tag, _ in k}}
         rows = with_choices or rest
         # Corrections are differences from the first plan, so that the choices of the first plan
         # need no correction.

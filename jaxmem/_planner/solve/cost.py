@@ -6,7 +6,7 @@ checks. The price of a solution is always the price of this model.
 
 import dataclasses
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, REST, Actions, Choice, is_whole
+from jaxmem._core.actions import KEEP, RECOMPUTE, UNTAGGED, Actions, Choice, is_whole
 from jaxmem._core.profile import BlockClass, Equation, Option, Profile, Tag
 from jaxmem.errors import SolverError, TagError
 
@@ -141,7 +141,7 @@ def everything(profile: Profile) -> Cost:
 
 def effective(profile: Profile, actions: Actions, cost: Cost | None = None) -> Actions:
     """Returns the choices of `actions` that take effect: every tag is listed, and a tag that is not
-    demanded is listed as recomputed. A block in which REST is kept lists REST alone.
+    demanded is listed as recomputed. A block in which UNTAGGED is kept lists UNTAGGED alone.
 
     `cost` is `evaluate(profile, actions)`, if the caller has it.
     """
@@ -150,7 +150,7 @@ def effective(profile: Profile, actions: Actions, cost: Cost | None = None) -> A
         # Block classes of one label share this entry: a tag is saved if any class demands it.
         choices = result.setdefault(block.name, {})
         if is_whole(actions.get(block.name, {})):
-            choices[REST] = KEEP
+            choices[UNTAGGED] = KEEP
             continue
         for tag in block.tags:
             choices.setdefault(tag.name, RECOMPUTE)
@@ -198,9 +198,9 @@ def _check_names(profile: Profile, actions: Actions) -> None:
     """Raises TagError for a label or a tag that the profile lacks. Idle blocks and tags may be
     named.
     """
-    known: dict[str, set[str]] = {label: {REST} for label in profile.idle_blocks}
+    known: dict[str, set[str]] = {label: {UNTAGGED} for label in profile.idle_blocks}
     for b in profile.blocks:
-        known.setdefault(b.name, {REST}).update(t.name for t in b.tags)
+        known.setdefault(b.name, {UNTAGGED}).update(t.name for t in b.tags)
     for label, choices in actions.items():
         if label not in known:
             raise TagError(
@@ -209,7 +209,7 @@ def _check_names(profile: Profile, actions: Actions) -> None:
         if missing := sorted(choices.keys() - known[label] - set(profile.idle_tags)):
             raise TagError(
                 f"`actions` names tags {missing} of block {label!r}; it has"
-                f" {sorted(known[label] - {REST})}"
+                f" {sorted(known[label] - {UNTAGGED})}"
             )
 
 

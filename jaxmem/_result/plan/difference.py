@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxmem._core.actions import REST, Choice
+from jaxmem._core.actions import UNTAGGED, Choice
 from jaxmem._core.bytes import show_bytes
 from jaxmem._result.plan.plan import Plan
 
@@ -32,7 +32,7 @@ class Difference:
     def __str__(self) -> str:
         lines = [_figure(name, *pair, self.comparable) for name, pair in self.figures.items()]
         for (label, tag), (old, new) in self.actions.items():
-            name = "all that no tag names" if tag == REST else tag
+            name = "all that no tag names" if tag == UNTAGGED else tag
             lines.append(f"{label}/{name}: {_say(old)} -> {_say(new)}")
         return "\n".join(lines) if lines else "the plans are the same"
 

@@ -7,7 +7,7 @@ flags can express: MaxText would then train under another plan than the compiled
 from collections.abc import Collection
 from typing import Any
 
-from jaxmem._core.actions import KEEP, REST, Action
+from jaxmem._core.actions import KEEP, UNTAGGED, Action
 from jaxmem._core.groups import ungrouped
 from jaxmem.errors import TagError
 
@@ -32,7 +32,7 @@ def flags(plan: Any, names: Collection[str] | None = None) -> dict[str, str]:
     if why is not None:
         raise TagError(f"Plan.to_maxtext: {why}")
     decided = {n: _location(c.action) for tags in plan.actions.values() for n, c in tags.items()}
-    decided.pop(REST, None)
+    decided.pop(UNTAGGED, None)
     return {"remat_policy": "custom"} | {n: v for n, v in DEFAULTS.items() if n in known} | decided
 
 
@@ -59,7 +59,7 @@ def _obstacle(plan: Any, known: frozenset[str]) -> str | None:
                 f"the plan decides groups of layers apart ({label!r}), and MaxText has one policy"
                 " for all layers; run the plan by jaxmem.auto or jaxmem.remat_policy"
             )
-        if tags.get(REST) == KEEP:
+        if tags.get(UNTAGGED) == KEEP:
             return (
                 f"the plan runs block {label!r} without a checkpoint, and MaxText has no flag for"
                 " this: its remat_policy=none recomputes every tensor, as remat_policy=full does;"
@@ -71,7 +71,7 @@ def _obstacle(plan: Any, known: frozenset[str]) -> str | None:
                     f"the plan compresses {name!r} ({choice}), and MaxText keeps, offloads or"
                     ' recomputes; plan with actions="lossless"'
                 )
-            if name != REST and name not in known:
+            if name != UNTAGGED and name not in known:
                 return (
                     f"the plan decides {name!r} of block {label!r}, which is no tensor of the"
                     f" policy `custom` of MaxText: expected some of {', '.join(sorted(known))};"

@@ -24,7 +24,7 @@ HEAD = ("tensor", "kind", "action", "codec", "before", "after", "ms", "why")
 AS_WRITTEN = "the step is left as it is written: the checkpoints of its own decide it"
 
 # Sources of the seconds of the step with everything kept, in words.
-SOURCES = {"measured": "measured", "xla": "XLA's estimate", "pieces": "the sum of its pieces"}
+STEP_SOURCES = {"measured": "measured", "xla": "XLA's estimate", "pieces": "the sum of its pieces"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,7 +378,7 @@ def times(plan: Plan) -> str:
     """
     ms = lambda seconds: f"{seconds * 1e3:.2f} ms"
     longer, doubt = plan.predicted_seconds - plan.baseline_seconds, plan.uncertain_seconds
-    whole = SOURCES.get(plan.baseline_source, plan.baseline_source)
+    whole = STEP_SOURCES.get(plan.baseline_source, plan.baseline_source)
     kept = f"everything kept {ms(plan.baseline_seconds)} ({whole})"
     if plan.keeps_everything:
         step = f"step with {kept}"

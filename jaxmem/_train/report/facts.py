@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 from jaxmem._core.bytes import show_bytes
 from jaxmem._result.memory.moved import Moved, by_direction, share_beside, way_of
-from jaxmem._result.plan.plan import SOURCES as WHOLE
-from jaxmem._result.plan.plan import Plan
+from jaxmem._result.plan.plan import STEP_SOURCES, Plan
 from jaxmem._result.svg import breakable, element, escape, named_rows, show_ms, table
 from jaxmem._train.runs.run import Run
 
-SOURCES = {  # of the times of pieces, from which a prediction is made
+PIECE_SOURCES = {  # of the times of pieces, from which a prediction is made
     "measured": "pieces timed on the device",
     "xla": "pieces estimated by XLA",
     "roofline": "pieces estimated by a roofline",
@@ -94,10 +93,10 @@ def _times(run: Run) -> list[Tile]:
         text = f"half of {chosen.rounds} rounds took {low} to {high}"
         found.append(("Step, measured", show_ms(1e3 * chosen.median), text))
     if (p := run.plan) is not None:
-        source = SOURCES.get(p.time_source, p.time_source)
+        source = PIECE_SOURCES.get(p.time_source, p.time_source)
         doubt = f"± {show_ms(1e3 * p.uncertain_seconds)} beside everything kept; {source}"
         ran = p.baseline_source == "measured"
-        told = WHOLE.get(p.baseline_source, p.baseline_source)
+        told = STEP_SOURCES.get(p.baseline_source, p.baseline_source)
         told = "measured: it ran for a second" if ran else f"predicted: {told}"
         found += [
             ("Step, predicted", show_ms(1e3 * p.predicted_seconds), doubt),

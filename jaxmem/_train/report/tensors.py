@@ -4,7 +4,7 @@ plans, and in a table with the reasons.
 
 from collections.abc import Iterable, Sequence
 
-from jaxmem._core.actions import REST, Action, Actions, Choice, choice_of, is_whole
+from jaxmem._core.actions import UNTAGGED, Action, Actions, Choice, choice_of, is_whole
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import LABEL, ungrouped
 from jaxmem._result.action_styles import LOOKS
@@ -118,7 +118,7 @@ def runs_grid(runs: Sequence[Run]) -> str:
         return ""
     tensors: dict[tuple[str, str], None] = {}
     for _, plan in plans:
-        named = [(ungrouped(row.block), row.tag) for row in plan.rows if row.tag != REST]
+        named = [(ungrouped(row.block), row.tag) for row in plan.rows if row.tag != UNTAGGED]
         tensors |= dict.fromkeys([*named, *_tensors(plan.actions)])
     columns = [
         (f"{breakable(name)}<br>{show_bytes(plan.compiled_bytes)}", plan.actions)
@@ -129,7 +129,7 @@ def runs_grid(runs: Sequence[Run]) -> str:
 
 def _tensors(actions: Actions) -> list[tuple[str, str]]:
     """The block and the tag of each tensor in the actions."""
-    return [(ungrouped(b), tag) for b, tags in actions.items() for tag in tags if tag != REST]
+    return [(ungrouped(b), tag) for b, tags in actions.items() for tag in tags if tag != UNTAGGED]
 
 
 def _grid(

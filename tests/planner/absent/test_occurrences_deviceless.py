@@ -68,7 +68,7 @@ def test_a_layer_whose_names_stand_twice(tmp_path):
     assert (of["mlpwi"].count, of["mlpwi"].shape) == (2, (16, 128, 4 * WIDTH))
     assert of["mlpwi"].bytes_before == 2 * 16 * 128 * 4 * WIDTH * 4
     assert "mlpwi 2 x (16, 128, 512)" in str(plan)
-    assert not any(row.choice.action.compresses for row in plan.rows), "nobody asked for a loss"
+    assert not any(row.choice.action.names_codec for row in plan.rows), "nobody asked for a loss"
     plan.save(tmp_path / "plan.json")
     loaded = jaxmem.Plan.load(tmp_path / "plan.json")
     assert (loaded.rows, str(loaded)) == (plan.rows, str(plan))

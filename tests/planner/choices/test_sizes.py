@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._core.actions import KEEP, REST
+from jaxmem._core.actions import KEEP, UNTAGGED
 from jaxmem._planner.microbatches import fastest_plan
 from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.sizes import Boundary, StepSizes, of_size, possible, within
@@ -341,7 +341,7 @@ def test_the_fastest_is_taken_and_the_search_ends_where_everything_is_kept():
         asked.append(number)
         if seconds[number] is None:
             raise BudgetError("too large", least_bytes=9)
-        kept = {"block": {REST: KEEP} if number == 8 else {"in": KEEP}}
+        kept = {"block": {UNTAGGED: KEEP} if number == 8 else {"in": KEEP}}
         return dataclasses.replace(whole(), predicted_seconds=seconds[number], actions=kept)
 
     assert fastest_plan([1, 2, 4, 8, 16], plan_for).microbatches == 4

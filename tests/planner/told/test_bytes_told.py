@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmem._core.actions import KEEP, REST
+from jaxmem._core.actions import KEEP, UNTAGGED
 from jaxmem._core.bytes import show_bytes
 from jaxmem._planner.advice import infeasible
 from jaxmem._planner.explain.names import UNSURE, without
-from jaxmem._planner.outcome.searched import outcome
+from jaxmem._planner.outcome.searched import searched_plan
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Limits, Trial
@@ -28,7 +28,7 @@ few = hypothesis.settings(
     max_examples=15, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
 )
 NEGATIVE = re.compile(r"-\s?[\d.]+ ?(B|KiB|MiB|GiB|TiB|bytes)\b")
-PLANS = ({REST: KEEP}, {}, {"u": KEEP, "v": KEEP}, {"u": INT4}, {"v": KEEP})
+PLANS = ({UNTAGGED: KEEP}, {}, {"u": KEEP, "v": KEEP}, {"u": INT4}, {"v": KEEP})
 
 
 def trial(made, choices, total: int, arguments: int, predicted: int) -> Trial:
@@ -62,7 +62,7 @@ def test_plans_and_errors_tell_no_negative_bytes(search):
     assert not NEGATIVE.search(message), message
     for best in search.trials:
         search.best = best
-        plan = outcome(search)
+        plan = searched_plan(search)
         for parts, total in (
             (plan.parts, best.total),
             (plan.baseline_parts, search.baseline.total),

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from jaxmem._core.actions import KEEP, REST, keeps_everything
+from jaxmem._core.actions import KEEP, UNTAGGED, keeps_everything
 from jaxmem._core.profile import Option
 from jaxmem._planner.outcome.pareto import POINTS, curve
 from jaxmem._planner.outcome.table import rows
@@ -71,7 +71,7 @@ def test_a_name_of_two_places_is_one_line():
 
 def test_no_choice_is_explained_where_everything_fits():
     made = profile(chain())
-    actions = {"block": {"u": KEEP, "v": KEEP, REST: KEEP}}
+    actions = {"block": {"u": KEEP, "v": KEEP, UNTAGGED: KEEP}}
     assert {r.why for r in rows(ActionProblem(made, 0), actions)} == {"everything fits"}
 
 
@@ -96,7 +96,7 @@ def test_each_point_is_priced_as_its_plan_is(made):
         if keeps_everything(point.actions):
             assert (point.bytes, point.seconds) == (kept, everything(made).seconds)
             continue
-        named = {label: {*chosen} - {REST} for label, chosen in point.actions.items()}
+        named = {label: {*chosen} - {UNTAGGED} for label, chosen in point.actions.items()}
         assert named == tags
         again = ActionSolution.of(problem, point.actions)
         assert (again.bytes, again.cost.seconds) == pytest.approx((point.bytes, point.seconds))

@@ -40,7 +40,7 @@ from jaxmem._target.devices.support import host_loop_fault
 from jaxmem.errors import BudgetError, StepError
 
 
-def begin(search: Search, arguments: int) -> None:
+def compile_baseline(search: Search, arguments: int) -> None:
     """Compiles the step with everything kept and, unless that fits, a first guess.
 
     If the backend compiles two programs at once, the guess is compiled at the same time as
@@ -63,9 +63,9 @@ def begin(search: Search, arguments: int) -> None:
     guess = guessed = None
     if search.compiler.backend.parallel_compiles > 1:
         LOG.info("compiling the step with everything kept, and a first guess")
-        search.compiler.begin(kept)
+        search.compiler.start(kept)
         if search.history_as_written is not None and _too_large(search) is None:
-            search.compiler.begin(AS_WRITTEN)
+            search.compiler.start(AS_WRITTEN)
         guess = first_guess(search, recalled, arguments)
         step, guessed = search.try_compile_buffers(kept, guess.actions)
         if isinstance(step, StepError):
@@ -97,7 +97,7 @@ def time_baselines(search: Search) -> None:
     """Measures the seconds of the step with everything kept, and of the step as written, if they
     run on the device at hand.
     """
-    as_written = search.checkpointed
+    as_written = search.with_checkpoints
     kept, *others = search.timed(search.baseline, *([] if as_written is None else [as_written]))
     if search.trial_as_written is not None:
         search.trial_as_written = others[0] if others else kept
