@@ -159,10 +159,12 @@ def compared(step: Step, args: tuple, budget: int, way) -> dict:
         for how, patches in (("without", UNCORRECTED), ("with", ())):
             with without(patches):
                 plans[when + how] = step.plan(budget, actions=way, measure=seconds)
-    steps = {name: plan.step for name, plan in plans.items()}
+    # A model's step may take more arguments than a batch.
+    run = lambda step: lambda state, others: step(state, *others)
+    steps = {name: run(plan.step) for name, plan in plans.items()}
     steps["again"] = steps["without"]
     states = {name: jax.tree.map(jnp.copy, args[0]) for name in steps}
-    _, cores = in_turns([steps], ROUNDS, states, args[1])
+    _, cores = in_turns([steps], ROUNDS, states, args[1:])
     row = {
         "budget": budget,
         "noise": over(cores["again"], cores["without"]),

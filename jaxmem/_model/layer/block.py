@@ -61,9 +61,14 @@ class Layer:
             return dict.fromkeys(groups, lambda *arguments: self.plain.run(arguments))
         return {group: self.block(policy, prevent_cse) for group, policy in groups.items()}
 
+    @property
+    def tagged(self) -> Callable[..., list]:
+        """The layer as a function of its inputs, with a tag on each candidate."""
+        return _tagged(self.program, self.candidates)
+
     def block(self, policy: Any, prevent_cse: bool) -> Callable[..., list]:
         """Returns the layer as a function of its inputs, under a `Policy`."""
-        tagged = _tagged(self.program, self.candidates)
+        tagged = self.tagged
         if policy.choices is None and any(map(is_complex, self.program.avals)):
             return tagged  # `jax.checkpoint` cannot save complex values, and would save all of them
         return jax.checkpoint(tagged, policy=for_jax(policy), prevent_cse=prevent_cse)

@@ -5,6 +5,7 @@ The step folds a layer's gradient into Adam's moments, or updates the layer, and
 
 import functools
 from collections.abc import Callable
+from typing import overload
 
 import optax
 
@@ -12,11 +13,25 @@ from jaxmem._optim.adama.transform import AdamA
 from jaxmem._optim.released.accumulated import Accumulated
 from jaxmem._optim.released.direct import Direct
 from jaxmem._optim.released.fold import Clip
+from jaxmem._optim.released.loss import LossStep
 from jaxmem._optim.released.model import Model
 from jaxmem._optim.released.step import ReleasedStep
 from jaxmem.errors import OptimizerError
 
 
+@overload
+def released_step(
+    tx: optax.GradientTransformation,
+    loss: Callable,
+    /,
+    *,
+    plan=None,
+    label: str = "block",
+    clip: tuple[str, float] | None = None,
+) -> LossStep: ...
+
+
+@overload
 def released_step(
     tx: optax.GradientTransformation,
     embed: Callable,
@@ -30,7 +45,23 @@ def released_step(
     has_aux: bool = False,
     clip: tuple[str, float] | None = None,
     axis_name: str | None = None,
-) -> ReleasedStep:
+) -> ReleasedStep: ...
+
+
+def released_step(
+    tx: optax.GradientTransformation,
+    embed: Callable,
+    block: Callable | None = None,
+    head: Callable | None = None,
+    *,
+    layers: str = "layers",
+    plan=None,
+    label: str = "block",
+    dtype=None,
+    has_aux: bool = False,
+    clip: tuple[str, float] | None = None,
+    axis_name: str | None = None,
+) -> ReleasedStep | LossStep:
     """Makes a training step that releases each layer's gradient as soon as the gradient exists.
 
     The step never stores the gradient of the whole model. With AdamA, the step folds each layer's
@@ -43,7 +74,8 @@ def released_step(
       do, and chains of these with schedules and masks. An optax transformation takes a batch as one
       microbatch.
     embed: the function before the layers, `embed(outer, microbatch)`. It returns x, or a tuple of x
-      and the arrays that all layers share.
+      and the arrays that all layers share. Without `block` and `head`, a whole loss,
+      `loss(params, microbatch)`; see below.
     block: the function of one layer, `block(p_i, x, *shared) -> x`.
     head: the function after the layers, `head(outer, x, microbatch) -> loss`. The loss is a mean.
     layers: the key of the layers' parameters in the dict of all parameters. The layers' parameters
@@ -64,6 +96,15 @@ def released_step(
     the gradient is complete before the layers' backward. If `embed` reads the array too, as with
     tied embeddings, the gradient is complete at the end of the backward.
 
+    **A whole loss.** `released_step(tx, loss)` takes a loss as it is, `loss(params, microbatch)`
+    or `loss(params, microbatch, key)`, and returns a step with `init(params, batch)`. `params` is
+    any tree of floating-point arrays, and the state keeps this tree. jaxmem traces the loss and
+    finds the `jax.lax.scan` over layers: the scan with most FLOPs that reads slices of parameters.
+    The leaves of `params` that this scan slices are the layers' parameters, and nothing else may
+    read them. The scan may carry floating-point arrays, a counter, and arrays that it does not
+    change. Without a plan, the layers keep their own checkpoints; with a plan, their tensors get
+    the tags of `jaxmem.auto`. `plan`, `label` and `clip` are as for three functions.
+
     An optax transformation receives the arrays of one layer at a time, without the axis of layers,
     as `block` does. A trust ratio or a factored moment therefore belongs to one layer, and the
     function of a mask receives arrays without the axis of layers. When a state is made, jaxmem
@@ -76,16 +117,24 @@ def released_step(
     parameters or a batch that do not fit, and for a `tx` that updates one array by another array's
     gradient.
     """
-    for name, function in (("embed", embed), ("block", block), ("head", head)):
+    is_loss = block is None and head is None
+    functions = {"loss": embed} if is_loss else {"embed": embed, "block": block, "head": head}
+    for name, function in functions.items():
         if not callable(function):
             raise OptimizerError(
                 f"released_step: `{name}` is {type(function).__name__}; expected a function"
             )
-    return ReleasedStep(
-        _optimizer(tx, axis_name),
-        Model(embed, block, head, layers, plan, label, dtype, has_aux),
-        Clip.of(clip),
-    )
+    optimizer = _optimizer(tx, axis_name)
+    if block is not None and head is not None:
+        model = Model(embed, block, head, layers, plan, label, dtype, has_aux)
+        return ReleasedStep(optimizer, model, Clip.of(clip))
+    if (layers, dtype, has_aux, optimizer.axis_name) != ("layers", None, False, None):
+        raise OptimizerError(
+            "released_step: `layers`, `dtype`, `has_aux` or an `axis_name` is given with a whole"
+            " loss; expected none of them: the loss's own trace says which parameters are the"
+            " layers', and in which dtype; or give embed, block and head"
+        )
+    return LossStep(tx, embed, plan, label, Clip.of(clip))
 
 
 def _optimizer(tx, axis_name: str | None) -> Accumulated | Direct:

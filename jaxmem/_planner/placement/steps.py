@@ -15,6 +15,7 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._model.states.layout import masters_of
 from jaxmem._model.states.places import HOST, Places
 from jaxmem._optim.released.form import check_pair
+from jaxmem._optim.released.loss import bound
 from jaxmem._optim.released.step import ReleasedStep, released_of
 from jaxmem._planner.placement.layer import States
 from jaxmem._planner.placement.mesh import Divided, mesh_of
@@ -46,7 +47,7 @@ class PlacedSteps:
         self.at = functools.lru_cache(maxsize=LATEST)(at)
         self._estimated: dict[tuple[str, Places], int] = {}
         self.compiles, self.seconds = 0, 0.0
-        self._made, self._over = build(None), None
+        self._made, self._over = bound(build(None), args), None
         self._step, self._pair = _released(self._made)
         if not args:
             raise StepError("plan: got no arguments; expected the step's, its state first")

@@ -1,0 +1,233 @@
+"""The released step of a loss as it is: the loop over layers is found in the loss's trace.
+
+Parameters and the optimizer's state keep the user's own tree. The step converts them to the form of
+`ReleasedStep`, a dict of two lists of leaves, and back. The conversion renames arrays, and computes
+nothing. The alternative is a state in the form of `ReleasedStep`: checkpoints, masks and learning
+rates by path would no longer fit the user's tree.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxmem._model.auto.divide import DividedLoss, divided_loss
+from jaxmem._model.states.layout import Copied, Stacks
+from jaxmem._model.tags.implementation import todays_checkpoint
+from jaxmem._optim.adama.transform import AdamA
+from jaxmem._optim.released.accumulated import Accumulated
+from jaxmem._optim.released.direct import Direct
+from jaxmem._optim.released.fold import Clip, entries
+from jaxmem._optim.released.model import Model
+from jaxmem._optim.released.step import ReleasedStep, Within
+from jaxmem.errors import OptimizerError
+
+LAYERS, OUTER = "layers", "outer"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LossStep:
+    """A training step of a loss that releases gradients: `step(state, batch, key=None)`.
+
+    `jaxmem.released_step(tx, loss)` makes it. `state` is the pair of the parameters and the
+    optimizer's state, each in the user's own tree, and `metrics` is as `ReleasedStep` documents it.
+    If the step receives a key, the loss is called as `loss(params, microbatch, key)`. Microbatch i
+    receives entry i of `jax.random.split(key, accumulation_steps)`.
+
+    tx: the optimizer.
+    loss: the loss, `loss(params, microbatch)`, a mean.
+    plan, label: as for `released_step`.
+    clip: how gradients are clipped.
+    """
+
+    tx: optax.GradientTransformation
+    loss: Callable
+    plan: Any
+    label: str
+    clip: Clip
+
+    def init(self, params, batch, key=None) -> tuple[Any, Any]:
+        """Makes the first state: the pair of `params` and the optimizer's state.
+
+        params: the parameters, in device memory: any tree of floating-point arrays.
+        batch: a batch, or its shapes. With it, the loop over layers is found.
+        key: the random key, if the loss takes one.
+
+        Raises OptimizerError for other parameters, and NoLayersError if the loss has no loop over
+        layers.
+        """
+        bound = self.of(params, batch, key)
+        return bound.put(None, bound.released.init(bound.get((params, None))[0]))
+
+    def __call__(self, state, batch, key=None):
+        return self.of(state[0], batch, key)(state, batch, key)
+
+    def of(self, params, batch, key=None) -> Within:
+        """Returns the step for arguments of these shapes. Its `split` and `joined` place the states
+        of the layers, as those of `ReleasedStep` do.
+
+        params, batch, key: arrays or shapes. `params` may be of a split state.
+
+        Raises the errors of `init`.
+        """
+        form = _Form.of(params, isinstance(self.tx, AdamA))
+        count = self.tx.rule.accumulation_steps if isinstance(self.tx, AdamA) else 1
+        rest = jax.tree.map(lambda a: _microbatch(a, count), batch), *(() if key is None else (key,))
+        divided = self._divided(form, rest)
+        form = dataclasses.replace(form, layers=divided.layers)
+        leaves = lambda given: jax.tree.leaves((given[0], *(k[0] for k in given[1:])))
+        model = Model(
+            lambda outer, given: divided.embed(outer[OUTER], leaves(given)),
+            divided.block,
+            lambda outer, x, stacked, given: divided.head(outer[OUTER], x, stacked, leaves(given)),
+            LAYERS,
+            self.plan,
+            self.label,
+            None,
+            True,
+        )
+        tx: Any = self.tx
+        optimizer = Accumulated(tx) if isinstance(tx, AdamA) else Direct(form.of_users(tx), None)
+        released = ReleasedStep(optimizer, model, self.clip)
+
+        def step(state, batch, key=None):
+            keys = () if key is None else (jax.random.split(key, count),)
+            pair, metrics = released(form.opened(state), (batch, *keys))
+            return form.closed(pair), metrics
+
+        return Within(released, step, form.opened, lambda _, pair: form.closed(pair))
+
+    def _divided(self, form: "_Form", rest: tuple) -> DividedLoss:
+        """Divides the trace of the loss for parameters of `form`."""
+        with todays_checkpoint():
+            closed = jax.make_jaxpr(self.loss)(form.shapes, *rest)
+        first = closed.out_avals[0] if len(closed.out_avals) == 1 else None
+        if first is None or first.shape or not jnp.issubdtype(first.dtype, jnp.floating):
+            got = ", ".join(a.str_short() for a in closed.out_avals)
+            raise OptimizerError(
+                f"released_step: `loss` returned {got}; expected the microbatch's mean loss, a"
+                " floating-point scalar"
+            )
+        return divided_loss(closed, form.paths, None if self.plan is None else self.label)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Form:
+    """The user's tree of parameters, and its form in a `ReleasedStep`: a dict of two lists.
+
+    structure: the user's tree.
+    shapes: the parameters' shapes, in the user's tree.
+    accumulates: whether the optimizer is AdamA, whose moments have the tree of the parameters.
+    layers: the numbers of the layers' leaves.
+    """
+
+    structure: Any
+    shapes: Any
+    accumulates: bool
+    layers: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(params, accumulates: bool) -> "_Form":
+        """Raises OptimizerError unless `params` are floating-point arrays."""
+        leaves, structure = jax.tree.flatten(params, is_leaf=_is_stacks)
+        form = _Form(structure, jax.tree.unflatten(structure, map(_shape, leaves)), accumulates)
+        for path, a in zip(form.paths, jax.tree.leaves(form.shapes)):
+            if not jnp.issubdtype(a.dtype, jnp.inexact):
+                raise OptimizerError(
+                    f"released_step: `params{path}` is {a.dtype}; expected floating-point arrays,"
+                    " which gradients are folded for"
+                )
+        return form
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the leaves."""
+        return [jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(self.shapes)]
+
+    def inner(self, tree) -> dict[str, Any]:
+        """Returns a tree like the parameters in the form of a `ReleasedStep`."""
+        leaves = jax.tree.leaves(tree, is_leaf=_is_stacks)
+        others = [a for i, a in enumerate(leaves) if i not in self.layers]
+        return {OUTER: others, LAYERS: _together([leaves[i] for i in self.layers])}
+
+    def users(self, inner: dict[str, Any]) -> Any:
+        """The inverse of `inner`."""
+        found = dict(zip(self.layers, _apart(inner[LAYERS], len(self.layers))))
+        others = iter(inner[OUTER])
+        numbers = range(self.structure.num_leaves)
+        leaves = [found[i] if i in found else next(others) for i in numbers]
+        return jax.tree.unflatten(self.structure, leaves)
+
+    def of_users(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
+        """The transformation for the form of a `ReleasedStep`. Its state is of the user's tree."""
+
+        def update(gradients, state, params=None):
+            given = None if params is None else self.users(params)
+            updates, state = tx.update(self.users(gradients), state, given)
+            return self.inner(updates), state
+
+        return optax.GradientTransformation(lambda params: tx.init(self.users(params)), update)
+
+    def opened(self, state) -> tuple[Any, Any]:
+        """Returns the pair that a `ReleasedStep` receives, from a pair of the user's trees."""
+        return self.inner(state[0]), self._moments(state[1], self.inner)
+
+    def closed(self, pair) -> tuple[Any, Any]:
+        """The inverse of `opened`."""
+        return self.users(pair[0]), self._moments(pair[1], self.users)
+
+    def _moments(self, state, change: Callable) -> Any:
+        """Changes the trees of AdamA's moments. Another optimizer's state is of the user's tree."""
+        if not self.accumulates or state is None:
+            return state
+        return state._replace(**{k: change(v) for k, v in entries(state.moments).items()})
+
+
+def bound(made, args: tuple):
+    """Returns the result of a `build` for the step's arguments: a `LossStep` needs their shapes."""
+    return made.of(*args[0][:1], *args[1:]) if isinstance(made, LossStep) and args else made
+
+
+def _together(leaves: Sequence) -> Any:
+    """Returns the layers' leaves as one list, or as the `Stacks` of lists that a split state has."""
+    first = leaves[0]
+    if isinstance(first, Stacks):
+        parts = zip(*(leaf.parts for leaf in leaves), strict=True)
+        return Stacks(tuple(_together(part) for part in parts), first.buffers)
+    if isinstance(first, Copied):
+        return Copied([a.copy for a in leaves], [a.master for a in leaves])
+    return list(leaves)
+
+
+def _apart(layers, count: int) -> list:
+    """The inverse of `_together`: one entry for each of `count` leaves."""
+    if isinstance(layers, Stacks):
+        parts = zip(*(_apart(part, count) for part in layers.parts))
+        return [Stacks(tuple(each), layers.buffers) for each in parts]
+    if isinstance(layers, Copied):
+        return [Copied(*pair) for pair in zip(layers.copy, layers.master)]
+    return list(layers)
+
+
+def _is_stacks(a) -> bool:
+    return isinstance(a, Stacks)
+
+
+def _shape(a) -> jax.ShapeDtypeStruct:
+    """The shape of a leaf; of a leaf in several memories, the shape of one stack."""
+    if not isinstance(a, Stacks):
+        return jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
+    masters = [p.master if isinstance(p, Copied) else p for p in a.parts]
+    count = sum(m.shape[0] for m in masters)
+    return jax.ShapeDtypeStruct((count, *masters[0].shape[1:]), masters[0].dtype)
+
+
+def _microbatch(a, count: int) -> jax.ShapeDtypeStruct:
+    """The shape of one of `count` microbatches of an array of the batch."""
+    shape = jnp.shape(a)
+    if count > 1 and shape:
+        shape = (shape[0] // count, *shape[1:])
+    return jax.ShapeDtypeStruct(shape, jnp.result_type(a))
