@@ -75,7 +75,10 @@ class LossStep:
         """
         form = _Form.of(params, isinstance(self.tx, AdamA))
         count = self.tx.rule.accumulation_steps if isinstance(self.tx, AdamA) else 1
-        rest = jax.tree.map(lambda a: _microbatch(a, count), batch), *(() if key is None else (key,))
+        rest = (
+            jax.tree.map(lambda a: _microbatch(a, count), batch),
+            *(() if key is None else (key,)),
+        )
         divided = self._divided(form, rest)
         form = dataclasses.replace(form, layers=divided.layers)
         leaves = lambda given: jax.tree.leaves((given[0], *(k[0] for k in given[1:])))
@@ -164,12 +167,15 @@ class _Form:
     def of_users(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
         """The transformation for the form of a `ReleasedStep`. Its state is of the user's tree."""
 
-        def update(gradients, state, params=None):
+        def update(updates: Any, state, params: Any = None) -> tuple[Any, Any]:
             given = None if params is None else self.users(params)
-            updates, state = tx.update(self.users(gradients), state, given)
+            updates, state = tx.update(self.users(updates), state, given)
             return self.inner(updates), state
 
-        return optax.GradientTransformation(lambda params: tx.init(self.users(params)), update)
+        def init(params: Any) -> Any:
+            return tx.init(self.users(params))
+
+        return optax.GradientTransformation(init, update)
 
     def opened(self, state) -> tuple[Any, Any]:
         """Returns the pair that a `ReleasedStep` receives, from a pair of the user's trees."""
@@ -186,13 +192,13 @@ class _Form:
         return state._replace(**{k: change(v) for k, v in entries(state.moments).items()})
 
 
-def bound(made, args: tuple):
+def bound(made, args: tuple) -> Any:
     """Returns the result of a `build` for the step's arguments: a `LossStep` needs their shapes."""
     return made.of(*args[0][:1], *args[1:]) if isinstance(made, LossStep) and args else made
 
 
 def _together(leaves: Sequence) -> Any:
-    """Returns the layers' leaves as one list, or as the `Stacks` of lists that a split state has."""
+    """Returns the layers' leaves as one list, or as the `Stacks` of lists of a split state."""
     first = leaves[0]
     if isinstance(first, Stacks):
         parts = zip(*(leaf.parts for leaf in leaves), strict=True)

@@ -1,0 +1,347 @@
+"""Released steps of losses that nobody wrote for a released step: any tree of parameters, and the
+loop over layers found in the loss's trace.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jaxmem
+from jaxmem.errors import NoLayersError, OptimizerError
+from jaxmem.plans import Assignment
+from tests.shared.compare import close
+from tests.shared.foreign import flax_models, libraries, maxtext, plain
+from tests.shared.foreign.size import Size
+
+pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
+SIZE = Size(width=32, heads=4, layers=3, batch=4, sequence=12, vocab=40, dtype=jnp.float64)
+WIDTH, LAYERS = 16, 4
+
+
+def nnx_scan(size):
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            make = functools.partial(nnx.Linear, rngs=rngs, param_dtype=size.dtype)
+            self.norm = nnx.RMSNorm(size.width, rngs=rngs, param_dtype=size.dtype)
+            self.up, self.down = make(size.width, 64), make(64, size.width)
+
+        def __call__(self, x):
+            return x + self.down(nnx.silu(self.up(self.norm(x))))
+
+    keys = jax.random.split(jax.random.key(0), size.layers)
+    graph, state = nnx.split(nnx.vmap(lambda key: Block(nnx.Rngs(key)))(keys))
+    head = jax.random.normal(jax.random.key(5), (size.width, 10), size.dtype)
+
+    def loss(params, x):
+        layer = lambda x, state: (nnx.merge(graph, state)(x), None)
+        return ((jax.lax.scan(layer, x, params["blocks"])[0] @ params["head"]) ** 2).mean()
+
+    x = jax.random.normal(jax.random.key(3), (8, 4, size.width), size.dtype)
+    return loss, {"blocks": state, "head": head / 5}, (x,)
+
+
+def layer_parameters(dtype=jnp.float64):
+    names = {"up": (LAYERS, WIDTH, 2 * WIDTH), "down": (LAYERS, 2 * WIDTH, WIDTH)}
+    keys = iter(jax.random.split(jax.random.key(0), 9))
+    made = {k: jax.random.normal(next(keys), s, dtype) / 6 for k, s in names.items()}
+    embedding = jax.random.normal(next(keys), (WIDTH, WIDTH), dtype) / 4
+    return made | {"embedding": embedding, "shared": jnp.full(WIDTH, 0.9, dtype)}
+
+
+def rows(dtype=jnp.float64):
+    return jax.random.normal(jax.random.key(3), (8, WIDTH), dtype)
+
+
+def feed_forward(x, p):
+    return x + jnp.tanh(x @ p["up"]) @ p["down"]
+
+
+def own(params):
+    return {k: params[k] for k in ("up", "down")}
+
+
+def with_keys_and_rates(params, x, key):
+    """Layers read slices of computed arrays: keys, and rates that depend on parameters."""
+    keys = jax.random.split(key, LAYERS)
+    rates = params["shared"][:LAYERS] * 0.5
+
+    def layer(x, given):
+        p, key, rate = given
+        return feed_forward(x, p) + rate * jax.random.normal(key, x.shape, x.dtype), None
+
+    x = jax.lax.scan(layer, x @ params["embedding"], (own(params), keys, rates))[0]
+    return ((x @ params["embedding"].T) ** 2).mean()
+
+
+def with_a_counter(params, x):
+    """A loop that counts, carries an array that it does not change, and indexes by the counter."""
+    scales = jnp.linspace(0.5, 1.0, LAYERS, dtype=x.dtype)
+
+    def layer(carry, p):
+        i, x, shared = carry
+        return (i + 1, feed_forward(x * shared * scales[i], p), shared), x.mean()
+
+    carry = jnp.int32(0), x @ params["embedding"], params["shared"]
+    (count, x, _), means = jax.lax.scan(layer, carry, own(params))
+    return (x**2).mean() * count + (means**2).sum()
+
+
+def in_bfloat16(params, x):
+    """Stacks are converted before the loop; the first value is read after it again."""
+    layers = jax.tree.map(lambda a: a.astype(jnp.float32), own(params))
+    first = (x @ params["embedding"]).astype(jnp.float32)
+    last = jax.lax.scan(lambda x, p: (feed_forward(x, p), None), first, layers)[0]
+    return ((last - first) ** 2).mean().astype(x.dtype)
+
+
+def checkpointed_head(params, x):
+    """A checkpoint outside the loop, and layers under `jax.jit` and `jax.checkpoint`."""
+    layer = jax.checkpoint(jax.jit(lambda x, p: (feed_forward(x, p), None)))
+    x = jax.jit(lambda p, x: jax.lax.scan(layer, x, p)[0])(own(params), x @ params["embedding"])
+    head = jax.checkpoint(lambda w, x: (jnp.tanh(x @ w.T) ** 2).mean())
+    return head(params["embedding"], x) + (params["shared"] ** 2).sum()
+
+
+def small(loss, *others):
+    return lambda size: (loss, layer_parameters(), (rows(), *others))
+
+
+MODELS = {
+    "gemma, a scan": plain.gemma_in_a_scan,
+    "gemma, a scan of checkpoints": plain.gemma_in_a_scan_of_checkpoints,
+    "names twice in a layer": plain.names_twice_in_a_layer,
+    "mixture of experts": plain.mixture_of_experts,
+    "encoder and decoder": plain.encoder_and_decoder,
+    "Linen, nn.scan": functools.partial(flax_models.linen_transformer, scanned=True),
+    "Equinox, a scan": functools.partial(libraries.equinox_transformer, scanned=True),
+    "MaxText's decoder": maxtext.decoder,
+    "NNX, a scan": nnx_scan,
+    "keys and rates": small(with_keys_and_rates, jax.random.key(7)),
+    "a counter": small(with_a_counter),
+    "converted stacks": small(in_bfloat16),
+    "a checkpointed head": small(checkpointed_head),
+}
+TAKES_KEY = "Linen, nn.scan", "Equinox, a scan", "keys and rates"
+
+
+def moved(params):
+    """The parameters, each moved from where zero gradients would hide a fault."""
+    keys = iter(jax.random.split(jax.random.key(9), len(jax.tree.leaves(params))))
+    near = lambda a: a + 0.02 * jax.random.normal(next(keys), a.shape, a.dtype)
+    return jax.tree.map(near, params)
+
+
+def model(name):
+    """Returns a loss of (params, batch) or (params, batch, key), and its arguments."""
+    made, params, rest = MODELS[name](SIZE)
+    keyed = name in TAKES_KEY
+    batch = rest[:-1] if keyed else rest
+
+    def loss(params, batch, *keys):
+        value = made(params, *batch, *keys)
+        return value[0] if isinstance(value, tuple) else value
+
+    return loss, moved(params), (batch, *rest[len(batch) :])
+
+
+def trained(step, state, args, steps):
+    run = jax.jit(step)
+    for _ in range(steps):
+        state, metrics = run(state, *args)
+    return state, metrics
+
+
+def plain_step(tx, loss):
+    def step(state, batch, *keys):
+        params, state = state
+        keys = tuple(jax.random.split(key, 1)[0] for key in keys)
+        value, gradient = jax.value_and_grad(loss)(params, batch, *keys)
+        updates, state = tx.update(gradient, state, params)
+        return (optax.apply_updates(params, updates), state), {"loss": value}
+
+    return step
+
+
+def adam():
+    # A larger eps: Adam would magnify the rounding of gradients near zero, such as a key's bias.
+    return optax.adamw(1e-3, eps=0.01, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.quick(
+    "gemma, a scan", "mixture of experts", "NNX, a scan", "keys and rates", "a counter",
+    "converted stacks", "a checkpointed head",
+)  # fmt: skip
+def test_ten_steps_are_those_of_the_plain_step(name):
+    loss, params, args = model(name)
+    tx = adam()
+    step = jaxmem.released_step(tx, loss)
+    first = step.init(params, *args)
+    assert jax.tree.structure(first) == jax.tree.structure((params, tx.init(params)))
+    got, metrics = trained(step, first, args, 10)
+    want, expected = trained(plain_step(tx, loss), (params, tx.init(params)), args, 10)
+    rtol = 1e-5 if name == "converted stacks" else 1e-12
+    close(jax.tree.leaves(got), jax.tree.leaves(want), rtol)
+    np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=rtol)
+    changed = [np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (got[0], params)))]
+    assert min(changed) > 0
+
+
+@pytest.mark.parametrize("persist", [0, 2])
+@pytest.mark.parametrize("name", ["gemma, a scan", "keys and rates", "a counter"])
+def test_states_in_host_memory_train_as_resident_states_do(name, persist):
+    loss, params, args = model(name)
+    step = jaxmem.released_step(jaxmem.adama(0.01, eps=1e-4, accumulation_steps=2), loss)
+    state = step.init(params, *args)
+    bound = step.of(params, *args)
+    split = bound.split(jax.tree.map(jnp.copy, state), persist)
+    memories = lambda tree: {a.sharding.memory_kind for a in jax.tree.leaves(tree)}
+    assert "pinned_host" in memories(split[0])
+    assert memories(state) == {"device"}
+    want, _ = trained(step, state, args, 5)
+    got, _ = trained(step, split, args, 5)
+    joined = bound.joined(got)
+    assert jax.tree.structure(joined) == jax.tree.structure(want)
+    close(*(jax.tree.map(np.asarray, jax.device_get(s)) for s in (joined, want)), 1e-11)
+
+
+def test_moments_are_those_of_adama_on_whole_gradients():
+    loss, params, args = model("gemma, a scan")
+    tx = jaxmem.adama(0.01, eps=1e-4, accumulation_steps=2)
+    step = jaxmem.released_step(tx, loss)
+
+    def whole(state, batch):
+        params, moments = state
+        moments = tx.begin(moments)
+        halves = zip(*(jnp.split(a, 2) for a in jax.tree.leaves(batch)))
+        for half in halves:
+            part = jax.tree.unflatten(jax.tree.structure(batch), half)
+            moments = tx.fold(moments, jax.grad(loss)(params, part))
+        updates, moments = tx.finish(moments, params)
+        return (optax.apply_updates(params, updates), moments), {}
+
+    got, _ = trained(step, step.init(params, *args), args, 5)
+    want, _ = trained(whole, (params, tx.init(params)), args, 5)
+    close(got, want, 1e-11)
+
+
+@pytest.mark.parametrize("plan", [Assignment.nothing(), Assignment.everything()])
+def test_a_plan_changes_no_value(plan):
+    loss, params, args = model("gemma, a scan")
+    step = lambda plan: jaxmem.released_step(adam(), loss, plan=plan)
+    state = step(None).init(params, *args)
+    got, want = (trained(step(p), state, args, 3)[0] for p in (plan, None))
+    close(got, want, 1e-11)
+
+
+def test_actions_and_states_are_planned():
+    params, args = layer_parameters(), (jax.random.normal(jax.random.key(3), (4096, WIDTH)),)
+    build = lambda plan: jaxmem.released_step(adam(), with_a_counter, plan=plan)
+    state = build(None).init(params, *args)
+    shapes = jax.eval_shape(lambda s: s, (state, *args))
+    ends = Assignment.nothing(), Assignment.everything()
+    least, most = (jaxmem.plans.price(build, e, *shapes).compiled_bytes for e in ends)
+    budget = (least + most) // 2
+    plan = jaxmem.plan(build, *shapes, budget=budget, decide=("actions", "states"))
+    assert plan.compiled_bytes <= budget < most
+    want, _ = trained(build(None), jax.tree.map(jnp.copy, state), args, 3)
+    placed = plan.place(state)
+    for _ in range(3):
+        placed, metrics = plan.step(placed, *args)
+    assert np.isfinite(metrics["loss"])
+    close(jax.device_get(build(None).of(params, *args).joined(placed)), want, 1e-11)
+
+
+def test_no_gradient_outlives_its_layer():
+    """The step needs less memory than the plain step by most of the layers' gradients."""
+    params = jax.tree.map(lambda a: jnp.tile(a, (1, 8, 8)[: a.ndim]), own(layer_parameters()))
+    params |= {"embedding": jnp.ones((WIDTH * 8, WIDTH * 8))}
+    layer = sum(a.nbytes for a in own(params).values()) // LAYERS
+    x = jnp.ones((4, WIDTH * 8))
+
+    def loss(params, x):
+        layers = own(params)
+        x = jax.lax.scan(lambda x, p: (feed_forward(x, p), None), x @ params["embedding"], layers)
+        return (x[0] ** 2).mean()
+
+    tx = optax.sgd(0.1)
+    step = jaxmem.released_step(tx, loss)
+    state = step.init(params, x)
+    temporaries = [
+        jax.jit(s, donate_argnums=0).lower(state, x).compile().memory_analysis().temp_size_in_bytes
+        for s in (step, plain_step(tx, loss))
+    ]
+    assert temporaries[1] - temporaries[0] >= (LAYERS - 2) * layer
+
+
+def reversed_layers(params, x):
+    layer = lambda x, p: (feed_forward(x, p), None)
+    return (jax.lax.scan(layer, x, own(params), reverse=True)[0] ** 2).mean()
+
+
+def in_a_python_loop(params, x):
+    for i in range(LAYERS):
+        x = feed_forward(x, jax.tree.map(lambda a, i=i: a[i], own(params)))
+    return (x**2).mean()
+
+
+def regularized(params, x):
+    layer = lambda x, p: (feed_forward(x, p), None)
+    return (jax.lax.scan(layer, x, own(params))[0] ** 2).mean() + (params["up"] ** 2).sum()
+
+
+def carries_a_key(params, x):
+    def layer(carry, p):
+        key, x = carry
+        key, used = jax.random.split(key)
+        return (key, feed_forward(x, p) + jax.random.normal(used, x.shape)), None
+
+    (_, x), _ = jax.lax.scan(layer, (jax.random.key(0), x), own(params))
+    return (x**2).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (reversed_layers, r"the scan at .*test_loss\.py.*"),
+        (in_a_python_loop, "it has no loop.*stack the layers' parameters"),
+        (regularized, r"`params\['up'\]` is sliced by the loop .* and is also read at"),
+        (carries_a_key, "carries key.*has no gradient.*slice keys"),
+    ],
+)
+def test_a_loss_that_cannot_be_divided_is_refused(loss, says):
+    with pytest.raises(NoLayersError, match=says):
+        jaxmem.released_step(adam(), loss).init(layer_parameters(), rows())
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: jaxmem.released_step(adam(), "loss"), "`loss` is str; expected a function"),
+        (lambda: jaxmem.released_step(adam(), reversed_layers, dtype="bfloat16"), "a whole loss"),
+        (
+            lambda: jaxmem.released_step(jaxmem.adama(0.1, axis_name="x"), reversed_layers),
+            "a whole loss",
+        ),
+        (
+            lambda: jaxmem.released_step(adam(), lambda p, x: (x.mean(), x)).init(
+                layer_parameters(), rows()
+            ),
+            r"`loss` returned .*; expected the microbatch's mean loss",
+        ),
+        (
+            lambda: jaxmem.released_step(adam(), with_a_counter).init(
+                layer_parameters() | {"count": jnp.int32(0)}, rows()
+            ),
+            r"`params\['count'\]` is int32; expected floating-point",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named(make, says):
+    with pytest.raises(OptimizerError, match=says):
+        make()
