@@ -79,9 +79,14 @@ def least_budget(step, args) -> int:
 
 def scaled(own, seed: int):
     """`job_times` with times multiplied by 0.5 to 2, each otherwise."""
-    draw, scale = random.Random(seed), lambda times: [s * 2 ** draw.uniform(-1, 1) for s in times]
-    all_scaled = lambda times: dataclasses.replace(times, seconds=scale(times.seconds))
-    return lambda *args: all_scaled(own(*args))
+    draw = random.Random(seed)
+
+    def job_times(*args):
+        times = own(*args)
+        seconds = [s * 2 ** draw.uniform(-1, 1) for s in times.seconds]
+        return dataclasses.replace(times, seconds=seconds)
+
+    return job_times
 
 
 def found(make, history, factor, tmp_path, monkeypatch) -> int:

@@ -264,5 +264,6 @@ def _thinned(made: Profile) -> Profile:
 def working_of(profile: Profile):
     """A strategy for corrections of either sign to some of the choices."""
     keys = [(*k, c) for k, choices in open_to(profile).items() for c in choices]
-    some = st.sampled_from(keys) if keys else st.nothing()
-    return st.dictionaries(some, st.integers(-60, 60), max_size=6)
+    if not keys:
+        return st.just({})
+    return st.dictionaries(st.sampled_from(keys), st.integers(-60, 60), max_size=6)

@@ -73,7 +73,8 @@ MADE = {
 @pytest.mark.parametrize("made", MADE.values(), ids=MADE)
 def test_each_point_is_priced_as_its_plan_is(made):
     problem = ActionProblem(made)
-    kept, seconds = everything(made).saved_bytes, lambda cost: cost.seconds
+    kept = everything(made).saved_bytes
+    seconds = lambda cost: cost.seconds
     points = curve(problem, lambda size: size, seconds, lambda cost: cost.seconds / 8, kept)
     assert 1 < len(points) <= POINTS + 1
     tags = {block.name: {tag.name for tag in block.tags} for block in made.blocks}

@@ -31,8 +31,9 @@ def of_loss(jit, loss, params, data, accumulate: int = 1) -> Training:
             value, grads = jax.tree.map(lambda a: a / accumulate, total)
         return jax.tree.map(lambda p, g: p - RATE * g, params, grads), value
 
-    step, found = jit(train_step, donate_argnums=0), lambda args, kwargs, result: result[::-1]
-    return Training(step, lambda: ((copied(params), data), {}), found, params)
+    arguments = lambda: ((copied(params), data), {})
+    found = lambda args, kwargs, result: (result[1], result[0])
+    return Training(jit(train_step, donate_argnums=0), arguments, found, params)
 
 
 def accumulated(jit=jax.jit, size: Size = SIZE) -> Training:
