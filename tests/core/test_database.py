@@ -57,6 +57,11 @@ def seconds(path: pathlib.Path, **how) -> dict[str, float]:
     return {text: timing.seconds for text, timing in found.items()}
 
 
+def is_whole(path: pathlib.Path) -> bool:
+    """Whether every time that `fill` writes is read."""
+    return seconds(path) == {text: timing.seconds for text, timing in TIMES.items()}
+
+
 def rows(path: pathlib.Path, statement: str, *values) -> list[tuple]:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         return connection.execute(statement, values).fetchall()
@@ -137,7 +142,7 @@ def test_a_file_of_an_earlier_version_is_renewed_in_silence(path):
     rows(path, "CREATE TABLE times (key TEXT PRIMARY KEY, device TEXT, seconds REAL)")
     rows(path, "INSERT INTO times VALUES ('k', ?, 1.0)", "x" * 2**20)
     fill(path)
-    assert seconds(path) == {text: timing.seconds for text, timing in TIMES.items()}
+    assert is_whole(path)
     assert path.stat().st_size < 2**18
     assert [p.name for p in path.parent.iterdir()] == ["profile.sqlite"]
 
@@ -156,14 +161,11 @@ def overwrite(path: pathlib.Path, offset: int, content: bytes) -> None:
         file.write(content)
 
 
-def in_place_of(path: pathlib.Path, make) -> None:
+def folder(path: pathlib.Path, *files: str) -> None:
     path.unlink()
-    make(path)
-
-
-def folder_with_a_file(path: pathlib.Path) -> None:
     path.mkdir()
-    (path / "note").write_text("mine")
+    for name in files:
+        (path / name).write_text("mine")
 
 
 def view(path: pathlib.Path) -> None:
@@ -177,8 +179,8 @@ DAMAGE = {
     "cut within a page": lambda p: p.write_bytes(p.read_bytes()[:5000]),
     "cut between pages": lambda p: p.write_bytes(p.read_bytes()[: 3 * 4096]),
     "pages of zeros": lambda p: overwrite(p, 4096, b"\0" * 5 * 4096),
-    "a folder": lambda p: in_place_of(p, pathlib.Path.mkdir),
-    "a folder with a file": lambda p: in_place_of(p, folder_with_a_file),
+    "a folder": folder,
+    "a folder with a file": lambda p: folder(p, "note"),
     "a newer version": lambda p: rows(p, "PRAGMA user_version = 99"),
     "a table less": lambda p: rows(p, "DROP TABLE times"),
     "another column": lambda p: rows(p, "ALTER TABLE times RENAME COLUMN value TO seconds"),
@@ -196,7 +198,7 @@ def test_a_damaged_file_is_moved_aside_and_a_new_one_begun(cache, damage):
         fill(cache)
     assert [str(cache) in str(w.message) for w in warned] == [True]
     assert database.check() is None
-    assert seconds(cache) == {text: timing.seconds for text, timing in TIMES.items()}
+    assert is_whole(cache)
     (aside,) = cache.parent.glob("profile.sqlite.damaged-*")
     assert str(aside) in str(warned[0].message)
     assert content is None or aside.read_bytes() == content
@@ -231,10 +233,10 @@ def test_flipped_bits_never_become_another_value(path, seed):
     assert known.read_compile("gpu", b"program") == RESULT
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["", "{", "[1.0", "null", "[]", '["a", 1]', "[-1.0, 0.0]", "[NaN, 0.0]", "[1.0]", None, 3],
-)
+WRONG = ("", "{", "[1.0", "null", "[]", '["a", 1]', "[-1.0, 0.0]", "[NaN, 0.0]", "[1.0]", None, 3)
+
+
+@pytest.mark.parametrize("value", WRONG)
 def test_a_row_that_does_not_say_what_was_written_is_left_out(path, value):
     fill(path)
     wanted = {"times": json.dumps([TIMES["piece 3"].seconds, TIMES["piece 3"].spread])}
@@ -262,20 +264,17 @@ def test_text_that_is_no_utf8_is_left_out(path):
 
 def processes(path: pathlib.Path, many: int, *flags: str) -> list[str]:
     """The errors' text of `many` writers at once."""
-    command = [sys.executable, *flags, "-c", WRITER, str(path)]
-    running = [
-        subprocess.Popen([*command, str(i)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        for i in range(many)
-    ]
+    line, how = [sys.executable, *flags, "-c", WRITER, str(path)], {"stderr": subprocess.PIPE}
+    running = [subprocess.Popen([*line, str(i)], cwd=ROOT, text=True, **how) for i in range(many)]
     said = [process.communicate(timeout=120)[1] for process in running]
     assert [process.returncode for process in running] == [0] * many, said
+    texts = [f"{name} {i}" for name in range(many) for i in range(25)]
+    assert len(Database(path).read_times("gpu", "measured", texts)) == 25 * many
     return said
 
 
 def test_processes_write_at_once(path):
     assert processes(path, 4, "-W", "error") == [""] * 4
-    texts = [f"{name} {i}" for name in range(4) for i in range(25)]
-    assert len(Database(path).read_times("gpu", "measured", texts)) == 100
     assert [p.name for p in path.parent.iterdir()] == ["profile.sqlite"]
 
 
@@ -284,9 +283,13 @@ def test_processes_heal_a_file_once(path):
     overwrite(path, 4096, b"\xff" * 5 * 4096)
     said = processes(path, 4)
     assert sum("was damaged" in text for text in said) == 1
-    texts = [f"{name} {i}" for name in range(4) for i in range(25)]
-    assert len(Database(path).read_times("gpu", "measured", texts)) == 100
     assert len(list(path.parent.glob("*.damaged-*"))) == 1
+
+
+def assert_writes(path):
+    known = Database(path)
+    known.write_times("gpu", "measured", {"work": Timing(2.0)})
+    assert known.read_times("gpu", "measured", ["work"])["work"].seconds == 2.0
 
 
 def test_a_write_into_a_file_that_is_moved_meanwhile_is_tried_again(path, monkeypatch):
@@ -301,9 +304,7 @@ def test_a_write_into_a_file_that_is_moved_meanwhile_is_tried_again(path, monkey
         return connection
 
     monkeypatch.setattr(Database, "_open", moved_meanwhile)
-    known = Database(path)
-    known.write_times("gpu", "measured", {"work": Timing(2.0)})
-    assert known.read_times("gpu", "measured", ["work"])["work"].seconds == 2.0
+    assert_writes(path)
 
 
 def test_a_write_whose_journal_another_process_deletes_is_tried_again(path, monkeypatch):
@@ -323,10 +324,8 @@ def test_a_write_whose_journal_another_process_deletes_is_tried_again(path, monk
         return connection
 
     monkeypatch.setattr(Database, "_connect", traced)
-    known = Database(path)
-    known.write_times("gpu", "measured", {"work": Timing(2.0)})
+    assert_writes(path)
     assert deleted
-    assert known.read_times("gpu", "measured", ["work"])["work"].seconds == 2.0
 
 
 def test_a_file_that_another_process_healed_is_left_alone(path, monkeypatch):

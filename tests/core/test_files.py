@@ -46,10 +46,9 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path):
         "        write_whole(sys.argv[1], letter * 200_000)\n"
         "        print(flush=True)"
     )
+    line = [sys.executable, "-c", script, str(path)]
     for rounds in (1, 2, 5):
-        with subprocess.Popen(
-            [sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE
-        ) as process:
+        with subprocess.Popen(line, stdout=subprocess.PIPE) as process:
             for _ in range(rounds):
                 process.stdout.readline()
             process.kill()

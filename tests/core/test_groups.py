@@ -16,27 +16,25 @@ def test_labels():
     assert ranges(labels, "block") == ((0, 6), (6, 12))
 
 
+def split(made, at):
+    """Each block's name, layers and runs, with the first block divided."""
+    return [(b.name, b.layers, b.runs) for b in divided(made, made.blocks[0], at).blocks]
+
+
 def test_a_divided_profile_is_the_same_step():
     made = profile(chain(layers=6, runs=12, divisible=6), chain(name="other"))
-    split = divided(made, made.blocks[0], 2)
-    assert [(b.name, b.layers, b.runs) for b in split.blocks] == [
-        ("block[0:2]", 2, 4), ("block[2:6]", 4, 8), ("other", 1, 1)
-    ]  # fmt: skip
+    assert split(made, 2) == [("block[0:2]", 2, 4), ("block[2:6]", 4, 8), ("other", 1, 1)]
     assert as_decided(made.blocks, ["block", "other"]) == made.blocks
 
 
 def test_layers_that_microbatches_keep_alive_several_times_are_divided_by_their_number():
     """Three layers of the program, in a loop over two microbatches, recomputed once more."""
     made = profile(chain(layers=6, runs=12, divisible=3))
-    split = divided(made, made.blocks[0], 1)
-    assert [(b.name, b.layers, b.runs) for b in split.blocks] == [
-        ("block[0:1]", 2, 4), ("block[1:3]", 4, 8)
-    ]  # fmt: skip
+    assert split(made, 1) == [("block[0:1]", 2, 4), ("block[1:3]", 4, 8)]
 
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_only_layers_of_a_loop_are_divided(count):
     assert divisible(profile(chain(layers=4, divisible=count))) == []
-    assert divisible(profile(chain(layers=4, divisible=4), chain(layers=2))) == [], (
-        "two classes of one label"
-    )
+    two_classes_of_one_label = profile(chain(layers=4, divisible=4), chain(layers=2))
+    assert divisible(two_classes_of_one_label) == []

@@ -131,12 +131,9 @@ def _fail(error: Exception, line: int | None = None) -> None:
 
 
 def test_errors_name_the_file():
+    whole = "'a.json', field `(the whole file)`: got 'list', expected"
     for error, line, said in (
-        (
-            Broken([1], "an object"),
-            None,
-            "'a.json', field `(the whole file)`: got 'list', expected",
-        ),
+        (Broken([1], "an object"), None, whole),
         (Broken([1], "an object"), 3, "report: 'a.json', line 3: got [1], expected an object;"),
         (Broken(1, "a text", "b[0].c"), 3, "'a.json', line 3, field `b[0].c`: got 1, expected"),
         (ValueError("odd"), 3, "report: cannot read 'a.json', line 3: odd; expected a file"),

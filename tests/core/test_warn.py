@@ -17,23 +17,27 @@ def outer(depth):
 """
 
 
-@pytest.mark.parametrize("depth", [0, 1, 5])
-def test_it_points_past_jaxmem_however_deep(depth):
+def outer():
     names: dict = {"__name__": "jaxmem._deep.module"}
     exec(compile(DEEP, "deep.py", "exec"), names)
+    return names["outer"]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 5])
+def test_it_points_past_jaxmem_however_deep(depth):
+    deep = outer()
     with pytest.warns(JaxmemWarning, match="careful") as said:
-        names["outer"](depth)
+        deep(depth)
     assert said[0].filename == __file__
 
 
 def test_it_is_said_once_for_each_line_of_the_user():
+    deep = outer()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("default")
-        names: dict = {"__name__": "jaxmem._deep.module"}
-        exec(compile(DEEP, "deep.py", "exec"), names)
         for _ in range(3):
-            names["outer"](2)
-        names["outer"](2)
+            deep(2)
+        deep(2)
     assert len(said) == 2
 
 

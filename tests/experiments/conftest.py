@@ -1,13 +1,14 @@
-"""Programs here are compiled often and run briefly: XLA's costly passes are left out, unless a test
-asks for them, the same program is compiled once, and random bits come from a short program.
+"""Programs here are compiled often and run briefly: XLA's costly passes are left out, the same
+program is compiled once, and random bits come from a short program.
 """
 
 import os
 import sys
 
-import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+
+from tests.shared.options import options
 
 CHEAP = {
     "jax_default_prng_impl": "rbg",  # threefry's rounds take a third of a small step's compile
@@ -34,23 +35,10 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def quickly(quick_compiles, programs):
-    settings = CHEAP | {"jax_compilation_cache_dir": str(programs)}
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()  # which looks at its folder once
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
+    with options(**CHEAP, jax_compilation_cache_dir=str(programs)):
+        compilation_cache.reset_cache()  # which looks at its folder once
+        yield
     compilation_cache.reset_cache()
-
-
-@pytest.fixture
-def optimized(quickly):
-    """Programs as a user's are compiled."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 what a named policy saves.
 """
 
-import contextlib
 import functools
 import json
 import re
@@ -15,6 +14,7 @@ from experiments.models import registry as models
 from experiments.models.loops import scanned
 from experiments.running import policies
 from experiments.steps.step import State, abstract, init_state, make_loss, make_step
+from tests.shared.options import options
 
 FIXED = {"scale": np.ones, "bias": np.zeros, "mean": np.zeros, "variance": np.ones}
 
@@ -76,15 +76,6 @@ def read_run(out):
     return json.loads((out / "summary.json").read_text()), rows
 
 
-@contextlib.contextmanager
 def user_numerics():
     """What the marker `jax_defaults` stands for, for a fixture that serves a whole module."""
-    names = "jax_enable_x64", "jax_numpy_dtype_promotion"
-    before = [getattr(jax.config, name) for name in names]
-    for name, value in zip(names, (False, "standard")):
-        jax.config.update(name, value)
-    try:
-        yield
-    finally:
-        for name, value in zip(names, before):
-            jax.config.update(name, value)
+    return options(jax_enable_x64=False, jax_numpy_dtype_promotion="standard")

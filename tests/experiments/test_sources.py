@@ -28,18 +28,12 @@ def texts(tree: ast.Module):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
         keywords = {k.arg: ast.unparse(k.value) for k in node.keywords}
         arguments = " ".join(map(ast.unparse, node.args)) + keywords.get("mode", "")
-        opens = (
-            name in ("open", "TemporaryFile")
-            and "'rb'" not in arguments
-            and "'wb'" not in arguments
-        )
+        binary = "'rb'" in arguments or "'wb'" in arguments
+        opens = name in ("open", "TemporaryFile") and not binary
+        runs = "text" in keywords and name in ("run", "Popen")
         if ast.unparse(node.func) == "Image.open":
             continue
-        if (
-            opens
-            or name in ("read_text", "write_text")
-            or ("text" in keywords and name in ("run", "Popen"))
-        ):
+        if opens or runs or name in ("read_text", "write_text"):
             yield node.lineno, keywords
 
 

@@ -78,6 +78,13 @@ def no_search(monkeypatch):
     monkeypatch.setattr(recall, "make_plan", fail)
 
 
+def failing(found: Compilation, error: Exception) -> Compilation:
+    def fails(*_):
+        raise error
+
+    return Compilation(found.build, found.plan, fails, found.shapes)
+
+
 def test_it_computes_the_step_within_the_budget(planned):
     params = copied(PARAMS)
     got = planned(params, BATCH)
@@ -113,17 +120,15 @@ def test_a_fresh_plan_is_stored_in_the_place_of_the_earlier_one(planned, monkeyp
         no_search(patch)
         with pytest.raises(pytest.fail.Exception, match="a search"):
             jaxmem.jit(step, budget(), fresh=True, **options)(copied(PARAMS), BATCH)
-    stored = []
-    keep = recall.History.remember_plan
-    noted = lambda self, key, text: stored.append(key) or keep(self, key, text)
-    monkeypatch.setattr(recall.History, "remember_plan", noted)
+    keys = {"remember_plan": [], "recall_plan": []}
+    for name, found in keys.items():
+        own = getattr(recall.History, name)
+        noted = lambda self, *of, own=own, found=found: found.append(of[0]) or own(self, *of)
+        monkeypatch.setattr(recall.History, name, noted)
     jaxmem.jit(step, budget(), fresh=True, **options)(copied(PARAMS), BATCH)
-    read = []
-    recalled = recall.History.recall_plan
-    seen = lambda self, key: read.append(key) or recalled(self, key)
-    monkeypatch.setattr(recall.History, "recall_plan", seen)
+    keys["recall_plan"].clear()
     jaxmem.jit(step, budget(), **options)(copied(PARAMS), BATCH)
-    assert read == stored
+    assert keys["recall_plan"] == keys["remember_plan"]
 
 
 def test_other_shapes_are_planned_and_known_afterwards(planned, monkeypatch):
@@ -141,12 +146,8 @@ def test_other_shapes_are_planned_and_known_afterwards(planned, monkeypatch):
 def test_an_executables_own_error_is_raised(planned, monkeypatch):
     """An error that shapes do not explain is the user's to see, and nothing is planned for it."""
     planned(copied(PARAMS), BATCH)
-
-    def fails(*args):
-        raise ValueError("of the executable")
-
-    last = planned._last
-    monkeypatch.setattr(planned, "_last", Compilation(last.build, last.plan, fails, last.shapes))
+    fails = failing(planned._last, ValueError("of the executable"))
+    monkeypatch.setattr(planned, "_last", fails)
     with pytest.raises(ValueError, match="of the executable"):
         planned(copied(PARAMS), BATCH)
 
@@ -183,10 +184,9 @@ def test_as_a_decorator_and_as_a_method():
     assert trainer.train.plan is Trainer.train.plan
 
 
-@pytest.mark.parametrize(
-    ("options", "named"), [({"donate_argnums": 0}, False), ({"donate_argnames": "params"}, True)]
-)
-def test_a_jitted_step_keeps_its_donation(options, named):
+@pytest.mark.parametrize("named", [False, True])
+def test_a_jitted_step_keeps_its_donation(named):
+    options = {"donate_argnames": "params"} if named else {"donate_argnums": 0}
     made = jaxmem.jit(jax.jit(step, **options), budget(), actions=jaxmem.plans.LOSSLESS)
     for _ in range(2):
         params = copied(PARAMS)
@@ -217,10 +217,8 @@ def test_inside_another_function_it_is_planned_for_the_shapes_there():
 
 def test_inside_a_function_for_several_devices_it_runs_as_it_is():
     mesh = jax.sharding.AbstractMesh((2,), ("data",))
-    with (
-        jax.sharding.use_abstract_mesh(mesh),
-        pytest.warns(JaxmemWarning, match="before it has a plan"),
-    ):
+    told = pytest.warns(JaxmemWarning, match="before it has a plan")
+    with jax.sharding.use_abstract_mesh(mesh), told:
         jax.eval_shape(jaxmem.jit(step, budget()), PARAMS, BATCH)
 
 
@@ -328,10 +326,9 @@ def test_nnx_modules_are_updated(jit_of_a_library, twins):
     assert len(made._known) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "named"), [({"donate_argnums": 0}, False), ({"donate_argnames": "model"}, True)]
-)
-def test_a_step_of_nnx_jit_keeps_its_donation(options, named, twins):
+@pytest.mark.parametrize("named", [False, True])
+def test_a_step_of_nnx_jit_keeps_its_donation(named, twins):
+    options = {"donate_argnames": "model"} if named else {"donate_argnums": 0}
     ours, theirs, x = twins
     made, jitted = jaxmem.jit(nnx.jit(nnx_train, **options), "1GiB"), nnx.jit(nnx_train)
     for _ in range(2):
@@ -409,11 +406,7 @@ def test_the_first_run_is_watched_though_the_step_was_planned_before(monkeypatch
     made = jaxmem.jit(step, "1GiB", actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
     made.lower(PARAMS, BATCH)
     ((key, found),) = made._known.items()
-
-    def fails(*values):
-        raise OutOfMemory("RESOURCE_EXHAUSTED: Out of memory")
-
-    made._known[key] = Compilation(found.build, found.plan, fails, found.shapes)
+    made._known[key] = failing(found, OutOfMemory("RESOURCE_EXHAUSTED: Out of memory"))
     with pytest.warns(JaxmemWarning, match="ran out of memory"):
         assert_equal(made(copied(PARAMS), BATCH), expected())
 

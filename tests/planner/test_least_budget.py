@@ -77,16 +77,16 @@ def least_budget(step, args) -> int:
     return least
 
 
-def scaled(monkeypatch, seed: int) -> None:
-    """Times of pieces are multiplied by 0.5 to 2, each otherwise."""
-    draw, own = random.Random(seed), profile_module.job_times
+def scaled(own, seed: int):
+    """`job_times` with times multiplied by 0.5 to 2, each otherwise."""
+    draw = random.Random(seed)
 
     def job_times(*args):
         times = own(*args)
         seconds = [s * 2 ** draw.uniform(-1, 1) for s in times.seconds]
         return dataclasses.replace(times, seconds=seconds)
 
-    monkeypatch.setattr(profile_module, "job_times", job_times)
+    return job_times
 
 
 def found(make, history, factor, tmp_path, monkeypatch) -> int:
@@ -96,7 +96,7 @@ def found(make, history, factor, tmp_path, monkeypatch) -> int:
     with monkeypatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path))
         if factor is not None:
-            scaled(patch, factor)
+            patch.setattr(profile_module, "job_times", scaled(profile_module.job_times, factor))
         kept = 0
         for share, actions in HISTORIES[history]:
             kept = kept or planned(step, args, 2**40).baseline_bytes

@@ -2,7 +2,6 @@
 codec; the times that it tells are the true ones.
 """
 
-import functools
 import inspect
 
 import pytest
@@ -13,14 +12,9 @@ from jaxmem._target.compile.backend import Local
 from jaxmem._target.compile.protocol import Backend
 from tests.shared import models
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("measured_times"),
-]
-LAYERS = 4
-SHAPES = models.shapes(LAYERS, 64, 8, 128)
-BUILD = models.build_with(functools.partial(models.scanned, block=models.narrow))
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("measured_times")]
+SHAPES = models.shapes(4, 64, 8, 128)
+BUILD = models.build_of(models.narrow)
 PIECE, CODEC = 1e-3, 0.4e-3  # seconds of any piece of work, and of encoding or decoding
 
 

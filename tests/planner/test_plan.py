@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import dataclasses
-import functools
 import itertools
 
 import jax
@@ -17,19 +16,13 @@ from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.history import History
 from jaxmem._target.compile.backend import Local
 from jaxmem.errors import StepError
-from tests.shared import models
+from tests.shared import models, plans
 from tests.shared.programs import nbytes
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("own_database"),
-]
-SHAPES = models.shapes(4, 64, 8, 128)
-build = models.build_with(models.scanned)
-
-
-build_narrow = models.build_with(functools.partial(models.scanned, block=models.narrow))
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
+SIZES = 4, 64, 8, 128  # layers, width, rows, sequence
+SHAPES, SMALL = models.shapes(*SIZES), models.shapes(4, 32, 8, 64)
+build, build_narrow = models.build_of(models.block), models.build_of(models.narrow)
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +39,6 @@ def halved(unplanned):
 def lossless(unplanned):
     budget = int(0.4 * unplanned.baseline_bytes)
     return jaxmem.plan(build, *SHAPES, budget=budget, actions=jaxmem.plans.LOSSLESS)
-
-
-def arrays():
-    return models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)
 
 
 def compiled_bytes(plan):
@@ -75,41 +64,34 @@ def test_a_plan_compiles_within_its_budget(halved, unplanned):
 
 
 def test_the_step_runs_and_trains_as_the_plain_one(halved, optimized, tmp_path):
-    halved.save(tmp_path / "plan.json")
-    loaded = jaxmem.Plan.load(tmp_path / "plan.json")
+    loaded = plans.reloaded(halved, tmp_path)
     assert loaded == halved
     with pytest.raises(jaxmem.errors.StepError, match="no executable"):
         _ = loaded.step
     verified = jaxmem.verify(loaded, build, *SHAPES)
     assert verified.compiled_bytes == halved.compiled_bytes
-    _, want = jax.jit(build(None))(*arrays())
-    _, got = verified.step(*arrays())
+    _, want = jax.jit(build(None))(*models.arrays(*SIZES))
+    _, got = verified.step(*models.arrays(*SIZES))
     assert got == want, "the loss is bit-equal: a plan changes nothing in the forward"
 
 
 def test_a_lossless_plan_steps_as_the_plain_one(lossless):
     assert not any(c.action.names_codec for c in lossless.actions["block"].values())
     assert lossless.compiled_bytes <= lossless.budget_bytes
-    want, _ = jax.jit(build(None))(*arrays())
-    got, _ = lossless.step(*arrays())
+    want, _ = jax.jit(build(None))(*models.arrays(*SIZES))
+    got, _ = lossless.step(*models.arrays(*SIZES))
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-5), got, want)
 
 
 def test_nothing_of_the_models_size_is_allocated(own_database):
-    big = (
-        jax.eval_shape(lambda: models.parameters(64, 256, jnp.float32)),
-        jax.ShapeDtypeStruct((2, 16, 256), jnp.float32),
-    )
     before = sum(a.nbytes for a in jax.live_arrays())
-    jaxmem.plan(build_narrow, *big)
+    jaxmem.plan(build_narrow, *models.shapes(64, 256, 2, 16))
     assert sum(a.nbytes for a in jax.live_arrays()) <= before + 2**20
 
 
 def test_more_budget_is_never_slower(unplanned, halved):
-    plans = [
-        jaxmem.plan(build, *SHAPES, budget=int(f * unplanned.baseline_bytes)) for f in (0.36, 0.6)
-    ]
-    ordered = (plans[0], halved, plans[1], unplanned)
+    within = lambda share: jaxmem.plan(build, *SHAPES, budget=int(share * unplanned.baseline_bytes))
+    ordered = (within(0.36), halved, within(0.6), unplanned)
     for less, more in itertools.pairwise(ordered):
         # With more budget lossy codecs are dropped, for what times are uncertain by.
         dropped = bool(less.lossy) and not more.lossy
@@ -125,10 +107,8 @@ def test_the_curve_goes_from_the_least_bytes_to_everything(halved, unplanned):
         assert [p.seconds for p in points] == sorted({p.seconds for p in points}, reverse=True)
         assert points[0].bytes < 0.4 * plan.baseline_bytes
         assert points[-1].bytes <= plan.baseline_bytes
-        assert points[-1].seconds == plan.baseline_seconds, (
-            "nothing is said to be faster than everything kept"
-        )
         *others, last = points
+        assert last.seconds == plan.baseline_seconds, "nothing is faster than everything kept"
         for point in others:
             assert point.actions["block"].keys() == {*models.TAGS}, "every tag is named"
         kept = [sum(c == KEEP for c in p.actions["block"].values()) for p in others]
@@ -147,9 +127,7 @@ def test_infeasible_budgets_name_the_least(own_database):
     assert 2**20 < plan.compiled_bytes <= least < plan.baseline_bytes
 
 
-def test_a_plan_that_stores_tensors_in_host_memory_is_refused_under_a_known_fault(
-    halved, monkeypatch
-):
+def test_a_plan_that_stores_on_the_host_is_refused_under_a_known_fault(halved, monkeypatch):
     """As on a GPU whose XLA_FLAGS pipeline host transfers, with a plan from another machine."""
     monkeypatch.setattr(verify, "host_loop_fault", lambda target: "loops there read wrong values")
     assert jaxmem.verify(halved, build, *SHAPES).is_compiled, "no tensor is in host memory"
@@ -165,17 +143,14 @@ def test_a_plan_that_stores_tensors_in_host_memory_is_refused_under_a_known_faul
 
 
 def test_a_plan_for_another_model_is_refused(halved):
-    deeper = jax.eval_shape(lambda: models.parameters(5, 64, jnp.float32))
     with pytest.raises(jaxmem.errors.PlanFileError, match="fingerprint"):
-        jaxmem.verify(halved, build, deeper, SHAPES[1])
+        jaxmem.verify(halved, build, *models.shapes(5, *SIZES[1:]))
 
     def renamed(x, p, key):
         return x + jnp.sin(jaxmem.tag(jnp.sin(x @ p["a"]), "other"))
 
     with pytest.raises(jaxmem.errors.PlanFileError, match=r"actions\.block\.\w+"):
-        jaxmem.verify(
-            halved, models.build_with(functools.partial(models.scanned, block=renamed)), *SHAPES
-        )
+        jaxmem.verify(halved, models.build_of(renamed), *SHAPES)
     with pytest.raises(jaxmem.errors.TagError, match="knows no block 'decoder'"):
         jaxmem.remat_policy(halved, block="decoder")
 
@@ -195,20 +170,11 @@ def test_a_step_planned_before_is_planned_from_what_it_compiled_to(unplanned, ha
 
 
 def test_what_cannot_be_read_of_earlier_plans_is_left_out(unplanned, monkeypatch):
-    rows = [
-        ("not json", "{}"),
-        ("null", '{"total_bytes": 3}'),
-        ('{"block": {"h": ["forget", null]}}', "{}"),
-        ("3", "3"),
-    ]
+    rows = [("not json", "{}"), ("null", '{"total_bytes": 3}'), ("3", "3")]
+    rows.append(('{"block": {"h": ["forget", null]}}', "{}"))
     monkeypatch.setattr("jaxmem._core.database.Database.read_tried", lambda *_: rows)
     plan = jaxmem.plan(build, *SHAPES, budget=int(0.4 * unplanned.baseline_bytes))
     assert plan.compiled_bytes <= plan.budget_bytes
-
-
-BUILD = models.build_with(models.scanned)
-ARGS = models.shapes(4, 32, 8, 64)
-BUDGET = "2MiB"
 
 
 @pytest.fixture
@@ -233,7 +199,7 @@ def refusing(monkeypatch):
 def test_another_plan_is_found(refusing):
     """The first compile is of everything kept, the second the first guess."""
     refusing |= {2, 4}
-    plan = jaxmem.plan(BUILD, *ARGS, budget=BUDGET)
+    plan = jaxmem.plan(build, *SMALL, budget="2MiB")
     assert plan.compiled_bytes <= 2 * 2**20
     assert not plan.keeps_everything
     assert plan.compiles > 4, "all of them were tried, and more"
@@ -242,4 +208,4 @@ def test_another_plan_is_found(refusing):
 def test_the_step_itself_has_to_compile(refusing):
     refusing.add(1)
     with pytest.raises(StepError, match="INTERNAL"):
-        jaxmem.plan(BUILD, *ARGS, budget=BUDGET)
+        jaxmem.plan(build, *SMALL, budget="2MiB")

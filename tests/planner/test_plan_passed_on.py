@@ -15,15 +15,12 @@ import jaxmem
 from jaxmem.errors import StepError, TagError
 from tests.shared import models, plans
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.jax_defaults,
-]
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 SHAPES = models.shapes()
 FIXED = jaxmem.plans.Assignment({"block": {"up": "keep", "mask": "keep"}})
 SOURCE = pathlib.Path(__file__)
 narrow = functools.partial(models.scanned, block=models.narrow)
-build = models.build_with(narrow)
+build = models.build_of(models.narrow)
 
 
 def refused(builder) -> str:

@@ -1,7 +1,5 @@
 """What plan() warns of, and what it refuses: the argument, and what is wrong with it."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -13,26 +11,19 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem.errors import BudgetError
 from tests.shared import models
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.jax_defaults,
-]
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 SHAPES = models.shapes(4, 64, 8, 128)
-build = models.build_with(models.scanned)
+build = models.build_of(models.block)
 
 
 def test_idle_tags_are_told():
     def block(x, p, key):
         return x + jaxmem.tag(jnp.sin(jaxmem.tag(x @ p["a"], "h")) @ p["a"], "last")
 
-    plain = models.build_with(functools.partial(models.scanned, block=block))
-    sum_of = models.build_with(
-        lambda policy: lambda p, x: jaxmem.tag(models.scanned(policy, block)(p, x), "loss")
-    )
-    with pytest.warns(jaxmem.errors.JaxmemWarning, match="'last'"):
-        jaxmem.plan(plain, *SHAPES)
-    with pytest.warns(jaxmem.errors.JaxmemWarning, match="'loss'"):
-        jaxmem.plan(sum_of, *SHAPES)
+    loss = lambda policy: lambda p, x: jaxmem.tag(models.scanned(policy, block)(p, x), "loss")
+    for name, made in {"last": models.build_of(block), "loss": models.build_with(loss)}.items():
+        with pytest.warns(jaxmem.errors.JaxmemWarning, match=f"'{name}'"):
+            jaxmem.plan(made, *SHAPES)
 
 
 def test_tags_that_auto_chose_are_not_told():
@@ -87,8 +78,7 @@ def test_a_hopeless_budget_is_refused_before_anything_is_timed_or_compiled(monke
 
 def test_a_budget_beyond_the_machine_is_noted():
     usable = jaxmem.plans.Target.parse("local").usable_bytes
-    narrow = models.build_with(functools.partial(models.scanned, block=models.narrow))
-    plan = jaxmem.plan(narrow, *SHAPES, budget=usable + 2**30)
+    plan = jaxmem.plan(models.build_of(models.narrow), *SHAPES, budget=usable + 2**30)
     assert any("on this machine can use" in note for note in plan.notes)
     assert "note: the budget is" in str(plan)
 

@@ -126,9 +126,11 @@ def test_plans_are_equal(step):
 @pytest.mark.quick("scanned")
 @pytest.mark.parametrize("form", [models.scanned, models.unrolled])
 def test_plans_of_auto_are_equal(form):
-    p, x = models.parameters(width=WIDTH, dtype=jnp.float64), models.batch(8, 32, WIDTH)
+    p, x = (
+        models.parameters(width=WIDTH, dtype=jnp.float64),
+        models.batch(8, 32, WIDTH, jnp.float64),
+    )
     step = lambda p, x: jax.grad(form(None))(p, x)
-    x = x.astype(jnp.float64)
     as_written = compiled(lambda plan: step, (p, x), None)[0]
     actions = equal_plans(jaxmem.auto(step), (p, x), as_written * 3 // 4)
     assert RECOMPUTE.action in {c.action for c in actions["auto"].values()}

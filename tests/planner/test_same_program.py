@@ -17,6 +17,7 @@ from jaxmem._core.versions import HOST_OFFSETS_SINCE, installed, release
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
+from tests.shared import plans
 from tests.shared.marks import slow
 from tests.shared.programs import program
 
@@ -116,17 +117,14 @@ def check_ways(layout: str, policy: str, target: str, which: str, tmp_path) -> j
     step, args, limit = step_of(layout, policy), shapes(), budget(layout, policy, target, which)
     try:
         plan = jaxmem.plan(jaxmem.auto(step), *args, budget=limit, target=target)
-    except jaxmem.errors.BudgetError as caught:
-        error = caught
-    else:
-        error = None
-    if error is not None:
+    except jaxmem.errors.BudgetError as error:
+        plan, least = None, error.least_bytes
+    if plan is None:
         assert which == "below", "a step with checkpoints, or without, fits"
-        assert error.least_bytes > limit
+        assert least > limit
         return None
     written, kept = own_bytes(layout, policy, target)
-    plan.save(tmp_path / "plan.json")
-    loaded = jaxmem.Plan.load(tmp_path / "plan.json")
+    loaded = plans.reloaded(plan, tmp_path)
     assert loaded == plan
     ways = {
         "plan": plan.compiled_bytes,

@@ -91,9 +91,8 @@ def test_little_can_be_saved_on_a_cpu_and_that_is_said_before_a_compile(monkeypa
     arguments = given(6)
     if release(installed("jaxlib") or "0") >= UNROLLED_SINCE:
         assert unrolled_obstacle(Target.parse("local")) is None
-        monkeypatch.setattr(
-            "jaxmem._planner.plan.unrolled_obstacle", lambda target: "jaxlib 0 undoes them"
-        )
+        obstacle = lambda target: "jaxlib 0 undoes them"
+        monkeypatch.setattr("jaxmem._planner.plan.unrolled_obstacle", obstacle)
     told = pytest.warns(JaxmemWarning, match="follow each other without a loop, and jaxlib")
     with told, pytest.raises(ZeroDivisionError):
         jaxmem.plan(jaxmem.auto(step), *arguments, budget="1.2MB")

@@ -1,6 +1,5 @@
 """The page about plans and runs: well-formed, in one file, honest about what it leaves out."""
 
-import json
 import re
 
 import pytest
@@ -99,20 +98,15 @@ def test_only_what_ran_is_called_measured(tmp_path):
     kept = {name: one["Step, everything kept"] for name, one in found.items()}
     assert kept["predicted"] == ("15.00 ms", "predicted: the sum of its pieces")
     assert kept["run"] == ("15.00 ms", "measured: it ran for a second")
-    folders = [write_run(tmp_path / name, plan) for name, plan in runs.items()]
-    assert re.findall(r"15\.00 ms, (\w+)", page_of(tmp_path, *folders)) == [
-        *("predicted", "measured", "predicted")
-    ]
+    page = page_of(tmp_path, *(write_run(tmp_path / name, plan) for name, plan in runs.items()))
+    assert re.findall(r"15\.00 ms, (\w+)", page) == ["predicted", "measured", "predicted"]
     assert "Step, measured" not in found["run"]
     assert found["chosen"]["Step, measured"][0] == "18.00 ms"
 
 
 def paced(folder, plan, paces):
-    write_run(folder, plan)
     rows = [{"step": i, "loss": 2.0, "step_seconds": s} for i, s in enumerate(paces, 2)]
-    rows.insert(0, {"step": 1, "loss": 2.0})
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return str(folder)
+    return write_run(folder, plan, rows=[{"step": 1, "loss": 2.0}, *rows])
 
 
 def test_steps_that_a_run_took_are_measured_and_beside_them_is_what_was_predicted(tmp_path):
@@ -127,6 +121,5 @@ def test_steps_that_a_run_took_are_measured_and_beside_them_is_what_was_predicte
     other = page_of(tmp_path, paced(tmp_path / "gpu", made(target="h200"), paces))
     assert "Measured time of a step" in other
     assert "<span>predicted: " not in other, "the run's device is not the plan's"
-    assert "Measured time of a step" not in page_of(
-        tmp_path, write_run(tmp_path / "x", made(), [2])
-    )
+    untimed = page_of(tmp_path, write_run(tmp_path / "x", made(), [2]))
+    assert "Measured time of a step" not in untimed

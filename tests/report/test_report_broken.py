@@ -41,20 +41,12 @@ def test_what_is_missing_or_odd_does_not_break_the_page(change, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        (
-            "metrics.jsonl",
-            '{"step": 1}\n{"step": 2, "lo',
-            "line 2: .*expected JSON",
-        ),
+        ("metrics.jsonl", '{"step": 1}\n{"step": 2, "lo', "line 2: .*expected JSON"),
         ("metrics.jsonl", '{"step": 1, "step_seconds": -1}', "field `step_seconds`: got -1"),
         ("metrics.jsonl", "3\n", "line 1: got 3, expected an object"),
         ("metrics.jsonl", '\n{"loss": 2}\n', "line 2, field `step`: got None"),
         ("metrics.jsonl", '{"step": NaN, "loss": 2}', "line 1, field `step`: got nan"),
-        (
-            "metrics.jsonl",
-            '{"step": 1, "loss": "<b>"}',
-            "field `loss`: got '<b>'",
-        ),
+        ("metrics.jsonl", '{"step": 1, "loss": "<b>"}', "field `loss`: got '<b>'"),
         ("metrics.jsonl", b"\xff\xfe", "cannot read .*metrics.jsonl"),
         ("summary.json", "{", "summary.json': .*expected JSON"),
         ("summary.json", "[]", "summary.json', .*got 'list', expected an object"),
@@ -65,29 +57,23 @@ def test_what_is_missing_or_odd_does_not_break_the_page(change, tmp_path):
         ("decisions.jsonl", "[]", "line 1: got"),
         ("outliers.jsonl", '{"step": 1, "block": 3}', "line 1, field `block`"),
         ("outliers.jsonl", "{", "line 1: Expecting"),
-        (
-            "outliers.jsonl",
-            json.dumps(COUNTED | {"counts": ["x"]}),
-            r"line 1, field `counts\[0\]`: got 'x'",
-        ),
+        ("outliers.jsonl", json.dumps(COUNTED), r"line 1, field `counts\[0\]`: got 'x'"),
         ("plan.json", "{}", "plan.json', field `schema`"),
         ("plan.json", "", "cannot read .*plan.json"),
     ],
 )
 def test_a_broken_file_is_named(name, content, told, tmp_path):
     run = write_run(tmp_path / "run", made(), [1.0], config="nano")
-    (tmp_path / "run" / name).write_bytes(
-        content if isinstance(content, bytes) else content.encode()
-    )
+    data = content if isinstance(content, bytes) else content.encode()
+    (tmp_path / "run" / name).write_bytes(data)
     with pytest.raises(PlanFileError, match=told):
         report([run], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 
 
 def test_a_folder_without_results_and_no_folder(tmp_path):
-    with pytest.raises(
-        PlanFileError, match=r"holds none of plan\.json, metrics\.jsonl, summary\.json"
-    ):
+    message = r"holds none of plan\.json, metrics\.jsonl, summary\.json"
+    with pytest.raises(PlanFileError, match=message):
         report([str(tmp_path)], tmp_path / "page.html")
     with pytest.raises(PlanFileError, match="cannot read .*nothing"):
         report([str(tmp_path / "nothing")], tmp_path / "page.html")

@@ -8,7 +8,7 @@ import pytest
 from jaxmem import plans
 from jaxmem._result.frontier import Cell, Frontier
 from jaxmem._result.svg import axis, bytes_axis, padded
-from tests.shared.report_pages import HOSTILE, MIB, check, made
+from tests.shared.report_pages import HOSTILE, MIB, checked, made
 
 pytestmark = pytest.mark.core
 
@@ -32,9 +32,7 @@ def found(tokens: int | None = 100, **changes) -> Frontier:
 def page_of(tmp_path, frontier: Frontier) -> str:
     path = tmp_path / "pages" / "frontier.html"
     plans.report_frontier(frontier, path)
-    text = path.read_text(encoding="utf-8")
-    check(text)
-    return text
+    return checked(path)
 
 
 def test_the_page_has_the_table_and_the_plans(tmp_path):

@@ -56,20 +56,11 @@ def test_runs_are_compared_by_tensor(tmp_path):
                   row(KEEP, "gelu", "block[0:2]"), row(KEEP, "gelu", "block[2:4]"))  # fmt: skip
     kept = dataclasses.replace(made(UP, GELU), actions={"block": {UNTAGGED: KEEP}})
     more = made(UP, GELU, row(RECOMPUTE, "new"))
-    named = [
-        Run("a", made(UP, GELU)),
-        Run("b", groups),
-        Run("c", kept),
-        Run("d", more),
-        Run("e", None),
-    ]
+    named = [Run(*run) for run in zip("abcde", (made(UP, GELU), groups, kept, more, None))]
     heads, rows = grid(runs_grid(named))
     assert [head.split("<")[0] for head in heads] == ["a", "b", "c", "d"]
-    assert rows == {
-        "up": ["K", "KO", "K", "K"],
-        "gelu": ["R", "K", "K", "R"],
-        "new": ["–", "–", "K", "R"],
-    }
+    up, gelu, new = ["K", "KO", "K", "K"], ["R", "K", "K", "R"], ["–", "–", "K", "R"]
+    assert rows == {"up": up, "gelu": gelu, "new": new}
     assert 'title="layers 3 to 4: offload"' in runs_grid(named)
     assert runs_grid(named[:1]) == runs_grid([named[0], named[-1]]) == ""
     folders = [write_run(tmp_path / name, plan) for name, plan in (("x", more), ("y", groups))]

@@ -2,7 +2,6 @@
 hostile text is text.
 """
 
-import json
 import re
 
 import pytest
@@ -51,11 +50,8 @@ def test_decisions_are_listed(tmp_path):
     assert HOSTILE not in table
     for text in ("declined", "swap", "1,024", "500.0 ms", "10.00 ms", "(capacity=3)"):
         assert text in table, text
-    folder = tmp_path / "r"
-    write_run(folder, losses=[1.0])
-    lines = lambda rows: "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "decisions.jsonl").write_text(lines(rows))
-    (folder / "outliers.jsonl").write_text(lines([seen(4, ((3,),)).to_json()]))
-    page = page_of(tmp_path, str(folder))
+    counts = [seen(4, ((3,),)).to_json()]
+    folder = write_run(tmp_path / "r", losses=[1.0], decisions=rows, outliers=counts)
+    page = page_of(tmp_path, folder)
     assert "<h3>Outliers</h3>" in page
     assert "<h3>Decisions</h3>" in page

@@ -38,6 +38,4 @@ def test_the_table_of_places_adds_up():
     sizes.append((sum(here), sum(there) + own.outer_host_bytes))
     assert rows == [(show_bytes(a), show_bytes(b)) for a, b in sizes]
     widths = re.findall(r'class="p-(\w+)"[^>]* d="M([\d.]+) 0h([\d.]+)v1', figure)
-    assert widths == [
-        (group.place, f"{25 * i:.3f}", "25.000") for i, group in enumerate(own.groups)
-    ]
+    assert widths == [(g.place, f"{25 * i:.3f}", "25.000") for i, g in enumerate(own.groups)]

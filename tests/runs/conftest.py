@@ -1,10 +1,8 @@
 """What the tests of the loop compare with, and the plans that those of rectifiers begin with."""
 
-import jax
 import pytest
 
-import jaxmem
-from tests.shared.rectified import ASKED, build, data, parameters
+from tests.shared.rectified import ASKED, planned
 from tests.shared.training import rows, run
 
 
@@ -19,13 +17,10 @@ def whole(tmp_path_factory):
 @pytest.fixture(scope="module")
 def kept():
     """The plan that keeps everything of the step whose outliers change."""
-    with jax.numpy_dtype_promotion("standard"):
-        return jaxmem.plan(build, parameters(()), data(1))
+    return planned(None)
 
 
 @pytest.fixture(scope="module")
 def plan(kept):
     """One that compresses, with room for two outliers."""
-    with jax.numpy_dtype_promotion("standard"):
-        budget = int(0.8 * kept.baseline_bytes)
-        return jaxmem.plan(build, parameters(()), data(1), budget=budget, **ASKED)
+    return planned(int(0.8 * kept.baseline_bytes), **ASKED)

@@ -64,6 +64,14 @@ def newest(folder):
         return checkpoints.newest()
 
 
+def warned(folder, message, step):
+    """The newest usable checkpoint, of this step, beside a later one that is warned of."""
+    with pytest.warns(JaxmemWarning, match=message):
+        found = newest(folder)
+    assert found.step == step
+    return found
+
+
 def value(found):
     return int(found.state({"n": jnp.zeros((4, 3), int)})["n"][0, 0])
 
@@ -123,9 +131,8 @@ def test_one_that_was_changed_is_not_used_but_the_one_before(tmp_path, fault):
         folder = shutil.copytree(whole, tmp_path / "c")
         path = files(folder / "00000030")[number]
         FAULTS[fault](path)
-        with pytest.warns(JaxmemWarning, match="the checkpoint '.*00000030' is not used: "):
-            found = newest(folder)
-        assert (found.step, value(found)) == (20, 20)
+        found = warned(folder, "the checkpoint '.*00000030' is not used: ", 20)
+        assert value(found) == 20
 
 
 def test_files_of_the_operating_system_do_no_harm(tmp_path):
@@ -141,13 +148,11 @@ def test_files_of_the_operating_system_do_no_harm(tmp_path):
 def test_checkpoints_and_manifests_that_changed_places_are_not_used(tmp_path):
     folder = saved(tmp_path / "c")
     shutil.copy(folder / "00000020" / "manifest.json", folder / "00000030" / "manifest.json")
-    with pytest.warns(JaxmemWarning, match=r"manifest.json: it is that of step 20"):
-        assert newest(folder).step == 20
+    warned(folder, r"manifest.json: it is that of step 20", 20)
     folder = saved(tmp_path / "d")
     shutil.rmtree(folder / "00000030")
     shutil.copytree(folder / "00000010", folder / "00000030")
-    with pytest.warns(JaxmemWarning, match=r"manifest.json: it is that of step 10"):
-        assert newest(folder).step == 20
+    warned(folder, r"manifest.json: it is that of step 10", 20)
 
 
 def test_a_manifest_that_was_written_anew_does_not_have_its_own_sum(tmp_path):
@@ -155,8 +160,7 @@ def test_a_manifest_that_was_written_anew_does_not_have_its_own_sum(tmp_path):
     path = folder / "00000030" / "manifest.json"
     data = json.loads(path.read_text())
     path.write_text(json.dumps(data | {"notes": {"of": 31}}))
-    with pytest.warns(JaxmemWarning, match="it does not have its own sum"):
-        assert newest(folder).step == 20
+    warned(folder, "it does not have its own sum", 20)
 
 
 def test_where_none_is_whole_nothing_begins_again_unasked(tmp_path):
@@ -204,6 +208,5 @@ def test_what_a_process_left_unfinished_is_let_go(tmp_path):
 def test_one_that_was_changed_is_written_over(tmp_path):
     folder = saved(tmp_path / "c", [1, 2])
     (folder / "00000002" / "manifest.json").unlink()
-    with pytest.warns(JaxmemWarning, match="00000002' is not used: it has no manifest.json"):
-        assert newest(folder).step == 1
+    warned(folder, "00000002' is not used: it has no manifest.json", 1)
     assert value(newest(saved(folder, [2]))) == 2

@@ -17,13 +17,17 @@ import pytest
 from jaxmem import runs
 from jaxmem._train.runs import folder as run_folder
 from jaxmem.errors import JaxmemWarning, RunError
+from tests.shared.children import finding_packages
 from tests.shared.report_pages import made
+from tests.shared.training import unfinished
 
 pytestmark = pytest.mark.core
 
 
-def write(out, *losses, overwrite=False, **summary):
+def write(out, *losses, overwrite=False, plan=None, **summary):
     with runs.record(out, overwrite=overwrite) as run:
+        if plan is not None:
+            run.plan(plan)
         for number, loss in enumerate(losses, 1):
             run.row(number, loss=loss)
         run.summary({"config": "a run"} | summary)
@@ -52,19 +56,11 @@ def names(out):
     return sorted(p.name for p in out.iterdir())
 
 
-def unfinished(out):
-    (path,) = out.glob("unfinished-*")
-    return path
-
-
 @pytest.fixture
 def earlier(tmp_path):
     """A folder that holds a finished run and a file of the user's."""
     out = tmp_path / "out"
-    with runs.record(out) as run:
-        run.plan(made())
-        run.row(1, loss=9.0)
-        run.summary({"config": "earlier"})
+    write(out, 9.0, plan=made(), config="earlier")
     (out / "report.html").write_text("about the earlier run")
     (out / "notes.txt").write_text("mine")
     return out
@@ -182,10 +178,8 @@ with runs.record(sys.argv[1]) as run:
 
 
 def test_a_process_that_is_killed_does_not_hold_the_folder_and_leaves_its_rows(tmp_path):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, env=environment
-    )
+    line, paths = [sys.executable, "-c", CHILD, str(tmp_path)], finding_packages()
+    child = subprocess.Popen(line, stdout=subprocess.PIPE, env=paths)
     try:
         assert child.stdout.readline() == b"begun\n"
         refused(f"process {child.pid} on", tmp_path)
@@ -284,5 +278,5 @@ def test_what_a_killed_process_did_not_move_is_moved_by_the_next(earlier, monkey
     refused("holds the results of a run", earlier)
     found = runs.read(earlier)
     assert (found.name, found.losses) == ("later", ((1.0, 5.0),))
-    names = ["checkpoints", "metrics.jsonl", "notes.txt", "plan.json", "summary.json"]
-    assert sorted(p.name for p in earlier.iterdir()) == names
+    files = ["metrics.jsonl", "notes.txt", "plan.json", "summary.json"]
+    assert names(earlier) == ["checkpoints", *files]

@@ -2,6 +2,8 @@
 partly in each, with copies of parameters.
 """
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,13 +47,19 @@ def state_at(places, layers=LAYERS):
     return state if places is None else step.split(state, **places)
 
 
+@contextlib.contextmanager
+def saved(folder, state):
+    with Checkpoints(folder, 1) as checkpoints:
+        checkpoints.save(3, state, {})
+        checkpoints.wait()
+        yield checkpoints
+
+
 @pytest.mark.quick("resident-streamed", "streamed-resident", "both-otherwise", "copies-buffers")
 @pytest.mark.parametrize("wanted", PLACES)
 @pytest.mark.parametrize("stored", PLACES)
 def test_layers_are_divided_anew(tmp_path, stored, wanted):
-    with Checkpoints(tmp_path, 1) as checkpoints:
-        checkpoints.save(3, state_at(PLACES[stored]), {})
-        checkpoints.wait()
+    with saved(tmp_path, state_at(PLACES[stored])) as checkpoints:
         like = state_at(PLACES[wanted])
         found = checkpoints.newest().state(like)
     assert jax.tree.structure(found) == jax.tree.structure(like)
@@ -61,9 +69,7 @@ def test_layers_are_divided_anew(tmp_path, stored, wanted):
 
 
 def test_other_layers_are_refused(tmp_path):
-    with Checkpoints(tmp_path, 1) as checkpoints:
-        checkpoints.save(3, state_at({"persist": 1}), {})
-        checkpoints.wait()
+    with saved(tmp_path, state_at({"persist": 1})) as checkpoints:
         with pytest.raises(RunError, match=r"holds .*layers.* \[3, .* where the state has"):
             checkpoints.newest().state(state_at({"persist": 3}, layers=5))
         with pytest.raises(RunError, match="where the state has"):

@@ -2,6 +2,8 @@
 runs out of memory; parameters and data are as they would be.
 """
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -10,50 +12,35 @@ import jaxmem
 from jaxmem._train.rectifier.decide import SETTLED
 from jaxmem.errors import BudgetError, StepError
 from jaxmem.runs import Rectifier
-from tests.shared.rectified import (
-    ASKED,
-    LOUD,
-    STEPS,
-    Waiting,
-    build,
-    capacities,
-    data,
-    lines,
-    parameters,
-    rectifier,
-    run,
-)
+from tests.shared import rectified
+from tests.shared.rectified import ASKED, build, capacities, data, lines, parameters, rectifier, run
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.standard_promotion,
-]
+pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
+
+
+def swaps(out):
+    return [row for row in lines(out, "decisions.jsonl") if row.get("event") == "swap"]
 
 
 def test_outliers_without_room_are_given_room(tmp_path, plan):
     revising = rectifier(plan)
     state = run(tmp_path / "r", plan, revising)
     # What was decided, and when.
-    decisions = lines(tmp_path / "r", "decisions.jsonl")
-    swaps = [row for row in decisions if row.get("event") == "swap"]
-    assert len(swaps) == 1, decisions
-    (swap,) = swaps
+    (swap,) = swaps(tmp_path / "r")
     assert swap["taken"]
     assert "has 4 outliers and room for 2" in swap["why"]
-    assert LOUD <= swap["step"] <= LOUD + 4
+    assert rectified.LOUD <= swap["step"] <= rectified.LOUD + 4
     assert swap["changed"], swap
     # The plan is the one that planning anew gives.
     counts = revising.counts
     assert counts == {"block": {"up": 4}}
-    again = jaxmem.plan(
-        build, parameters(()), data(1), budget=plan.budget_bytes, outliers=counts, **ASKED
-    )
+    again = rectified.planned(plan.budget_bytes, outliers=counts, **ASKED)
     assert revising.plan.actions == again.actions != plan.actions
     assert capacities(again.actions) == {("block", "up"): 4}
     assert jaxmem.runs.read(tmp_path / "r").plan.actions == again.actions
     # State and losses are those of the two steps by hand.
     by_hand, losses = parameters(()), []
-    for number in range(1, STEPS + 1):
+    for number in range(1, rectified.STEPS + 1):
         now = plan if number <= swap["step"] else again
         by_hand, metrics = now.step(by_hand, data(number))
         losses.append(float(metrics["loss"]))
@@ -77,20 +64,15 @@ def test_a_run_goes_on_under_the_plan_that_it_had(tmp_path, plan):
     state = run(tmp_path / "cut", plan, revising)
     jax.tree.map(np.testing.assert_array_equal, state, whole)
     assert capacities(revising.plan.actions) == {("block", "up"): 4}
-    of = lambda name, out: [
-        {
-            k: v
-            for k, v in row.items()
-            if "seconds" not in k and k not in ("gain", "planning", "most_gained")
-        }
-        for row in lines(tmp_path / out, name)
-    ]
-    assert of("metrics.jsonl", "cut") == of("metrics.jsonl", "whole")
-    assert of("outliers.jsonl", "cut") == of("outliers.jsonl", "whole")
-    events = lambda out: [
-        (r["step"], r["taken"], r.get("event")) for r in of("decisions.jsonl", out)
-    ]
-    assert events("cut") == events("whole")
+    for name in ("metrics.jsonl", "outliers.jsonl"):
+        cut, whole = (
+            [{k: v for k, v in row.items() if "seconds" not in k} for row in lines(out, name)]
+            for out in (tmp_path / "cut", tmp_path / "whole")
+        )
+        assert cut == whole
+    decided = lambda row: (row["step"], row["taken"], row.get("event"))
+    cut, whole = (lines(tmp_path / out, "decisions.jsonl") for out in ("cut", "whole"))
+    assert [*map(decided, cut)] == [*map(decided, whole)]
 
 
 def test_room_that_no_plan_gains_by_is_declined(tmp_path, plan):
@@ -128,16 +110,14 @@ def short_of_memory(step, times, taken=False):
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_step_that_runs_out_of_memory_is_planned_for_less(tmp_path, kept, taken):
     plan, calls = kept, []
-    revising = Waiting(plan, build, parameters(()), data(1))
+    revising = rectified.Waiting(plan, build, parameters(()), data(1))
 
     def step(state, x):
         calls.append(1)
-        if len(calls) == 4:
-            return short_of_memory(plan.step, 1, taken)(state, x)
-        return plan.step(state, x)
+        return short_of_memory(plan.step, int(len(calls) == 4), taken)(state, x)
 
     run(tmp_path / "r", plan, revising, step=step, steps=6, keep=3, save_every=0)
-    (row,) = (r for r in lines(tmp_path / "r", "decisions.jsonl") if r.get("event") == "swap")
+    (row,) = swaps(tmp_path / "r")
     assert row["why"].startswith("out of memory: RESOURCE_EXHAUSTED: Out of memory while")
     least = min(plan.budget_bytes, plan.compiled_bytes)
     assert revising.plan.budget_bytes == int(0.9 * least)
@@ -163,16 +143,16 @@ def test_without_a_rectifier_the_error_says_what_to_do(tmp_path, plan):
     assert any("give it a rectifier" in note for note in error.value.__notes__)
 
 
-def again_of(plan):
-    """Another plan, which has no executable."""
-    return jaxmem.plans.Plan(**{n: v for n, v in vars(plan).items() if not n.startswith("_")})
+def settled(revising, plan):
+    """Steps take a second each, until another plan takes the place of the rectifier's."""
+    for _ in range(SETTLED):
+        revising.told(1.0)
+    revising._swap(30, plan, "another step", "it is faster", for_speed=True)
 
 
 def test_a_plan_whose_steps_are_slower_goes_back(plan):
     revising = rectifier(plan)
-    for _ in range(SETTLED):
-        revising.told(1.0)
-    revising._swap(30, again_of(plan), "another step", "it is faster", for_speed=True)
+    settled(revising, dataclasses.replace(plan))  # without an executable
     for _ in range(SETTLED - 1):
         revising.told(1.1)
     assert revising.ready(50, 9) == (None, [])
@@ -186,22 +166,19 @@ def test_a_plan_whose_steps_are_slower_goes_back(plan):
 def test_what_plans_take_by_the_clock_prices_later_plans(plan, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     revising = rectifier(plan)
-    again = jaxmem.plan(build, parameters(()), data(1), budget=plan.budget_bytes, **ASKED)
-    recomputed = jaxmem.plans.Plan(**(vars(again) | {"actions": {"block": {}}}))
-    for _ in range(SETTLED):
-        revising.told(1.0)
-    revising._swap(30, recomputed, "another step", "it is faster", for_speed=True)
+    again = rectified.planned(plan.budget_bytes, **ASKED)
+    settled(revising, dataclasses.replace(again, actions={"block": {}}))
     for _ in range(SETTLED):
         revising.told(1.0 + 40 * plan.predicted_seconds)
     revising.ready(50, 9)
     revising.close()  # waits for what is written down
-    corrected = jaxmem.plan(build, parameters(()), data(1), budget=plan.budget_bytes, **ASKED)
+    corrected = rectified.planned(plan.budget_bytes, **ASKED)
     assert any("corrected by earlier runs of whole steps" in note for note in corrected.notes)
     assert not any("corrected by" in note for note in again.notes)
 
 
 def test_tracking_that_takes_too_much_is_left_out(tmp_path, plan):
-    small = jaxmem.plans.Plan(**(vars(plan) | {"budget_bytes": 1000}))
+    small = dataclasses.replace(plan, budget_bytes=1000)
     revising = rectifier(small)
     run(tmp_path / "r", small, revising, step=plan.step, steps=4)
     (row,) = lines(tmp_path / "r", "decisions.jsonl")
@@ -211,9 +188,8 @@ def test_tracking_that_takes_too_much_is_left_out(tmp_path, plan):
 
 
 def test_a_plan_that_divides_states_is_refused(plan):
-    divided = jaxmem.plans.Plan(**(vars(plan) | {"divided": "states"}))
     with pytest.raises(StepError, match="divides states over devices"):
-        rectifier(divided)
+        rectifier(dataclasses.replace(plan, divided="states"))
 
 
 def test_the_arrays_that_it_is_given_are_let_go(plan):

@@ -13,32 +13,18 @@ from jaxmem._train.rectifier.counts import Outliers, counted
 from jaxmem._train.rectifier.decide import SETTLED
 from jaxmem.errors import BudgetError, JaxmemWarning, StepError
 from jaxmem.runs import Rectifier
-from tests.shared.rectified import (
-    ASKED,
-    build,
-    capacities,
-    data,
-    lines,
-    parameters,
-    rectifier,
-    run,
-)
+from tests.shared import rectified
+from tests.shared.rectified import ASKED, build, capacities, data, lines, parameters, rectifier, run
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.standard_promotion,
-]
+pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
 
 
 def with_room(plan, capacity):
     """The plan with other room in its one codec, and no executable."""
     codec = f"outlier_separated(capacity={capacity})"
-    choices = {
-        tag: jaxmem.plans.Choice(c.action, codec) if c.codec else c
-        for tag, c in plan.actions["block"].items()
-    }
-    plain = {n: v for n, v in vars(plan).items() if not n.startswith("_")}
-    return jaxmem.plans.Plan(**(plain | {"actions": {"block": choices}}))
+    other = lambda choice: dataclasses.replace(choice, codec=codec) if choice.codec else choice
+    choices = {tag: other(choice) for tag, choice in plan.actions["block"].items()}
+    return dataclasses.replace(plan, actions={"block": choices})
 
 
 def counting(revising, *counts):
@@ -53,15 +39,10 @@ def settle(revising, seconds, times=1):
         revising.told(seconds)
 
 
-def made(plan, step="a step"):
+def made(plan=None, error=None):
+    """A plan with its step, or an error, of a thread that has ended."""
     future = concurrent.futures.Future()
-    future.set_result((plan, step))
-    return future
-
-
-def failed(error):
-    future = concurrent.futures.Future()
-    future.set_exception(error)
+    future.set_exception(error) if error else future.set_result((plan, "a step"))
     return future
 
 
@@ -78,7 +59,7 @@ def failed(error):
 def test_errors_of_planning_are_rows(plan, error):
     revising = rectifier(plan)
     counting(revising, 4, 4, 4)
-    revising._rooms, revising._made = {("block", "up"): 4}, failed(error)
+    revising._rooms, revising._made = {("block", "up"): 4}, made(error=error)
     step, (row,) = revising.ready(7, 100)
     assert step is None
     assert revising.plan is plan
@@ -138,9 +119,8 @@ def test_a_plan_without_room_is_replaced_after_a_resumption_too(plan):
     revising._made = concurrent.futures.Future()  # it is being made
     notes = json.loads(json.dumps(revising.notes()))
     again = rectifier(plan)
-    again._again.begin = lambda *_: made(
-        dataclasses.replace(with_room(plan, 4), predicted_seconds=2 * plan.predicted_seconds)
-    )
+    slower = dataclasses.replace(with_room(plan, 4), predicted_seconds=2 * plan.predicted_seconds)
+    again._again.begin = lambda *_: made(slower)
     assert again.restore(12, notes) == (None, [])
     step, (row,) = again.ready(13, 100)
     assert step == "a step"
@@ -150,9 +130,7 @@ def test_a_plan_without_room_is_replaced_after_a_resumption_too(plan):
 def test_a_resumed_run_takes_the_plan_that_it_is_given(tmp_path, plan):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "r", plan, rectifier(plan), stop=3)
-    smaller = jaxmem.plan(
-        build, parameters(()), data(1), budget=int(0.99 * plan.budget_bytes), **ASKED
-    )
+    smaller = rectified.planned(int(0.99 * plan.budget_bytes), **ASKED)
     revising = rectifier(smaller)
     run(tmp_path / "r", smaller, revising, steps=4)
     rows = lines(tmp_path / "r", "decisions.jsonl")

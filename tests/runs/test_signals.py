@@ -20,19 +20,24 @@ from tests.shared.training import checkpoints, rows, run, unfinished
 pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
 
 
+def killed(number, *steps):
+    """Batches; for each of `steps` this process gets a signal as the step's batch is read."""
+
+    def batch(step):
+        for _ in range(steps.count(step)):
+            os.kill(os.getpid(), number)
+        return durable_run.batch(step)
+
+    return batch
+
+
 @pytest.mark.quick("15")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_after_the_step_once_it_is_saved(tmp_path, whole, number):
     out = tmp_path / "out"
-
-    def batch(step):
-        if step == 4:
-            os.kill(os.getpid(), number)
-        return durable_run.batch(step)
-
     before = signal.getsignal(number)
     with pytest.raises(Interrupted, match="after step 4") as caught:
-        run(out, data=batch, save_every=1e6)
+        run(out, data=killed(number, 4), save_every=1e6)
     assert caught.value.number == number
     assert signal.getsignal(number) is before
     assert checkpoints(unfinished(out)) == [0, 4]
@@ -41,25 +46,16 @@ def test_a_signal_ends_it_after_the_step_once_it_is_saved(tmp_path, whole, numbe
 
 
 def test_a_signal_that_is_ignored_stays_so(tmp_path, whole):
-    def batch(step):
-        os.kill(os.getpid(), signal.SIGINT)
-        return durable_run.batch(step)
-
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        assert run(tmp_path / "out", data=batch) == whole[1]
+        assert run(tmp_path / "out", data=killed(signal.SIGINT, *range(1, 9))) == whole[1]
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 def test_a_second_signal_ends_it_at_once_and_it_begins_again(tmp_path, whole):
-    def batch(step):
-        for _ in range(2 if step == 3 else 0):
-            os.kill(os.getpid(), signal.SIGTERM)
-        return durable_run.batch(step)
-
     with pytest.raises(Interrupted):
-        run(tmp_path / "out", data=batch, save_every=1e6)
+        run(tmp_path / "out", data=killed(signal.SIGTERM, 3, 3), save_every=1e6)
     assert not (tmp_path / "out" / "summary.json").exists()
     assert run(tmp_path / "out") == whole[1]
 

@@ -97,9 +97,8 @@ def test_a_folder_of_somebodys_own_is_left_alone(tmp_path):
     own = tmp_path / "tensorboard" / "mine"
     own.parent.mkdir()
     own.write_text("a")
-    refused = runs.record(tmp_path, tensorboard=True)
     with pytest.raises(RunError, match="tensorboard' is not of a run, which would keep its"):
-        refused.__enter__()
+        runs.record(tmp_path, tensorboard=True).__enter__()
     with runs.record(tmp_path) as run:
         run.row(1, loss=1.0)
     assert own.read_text() == "a"
@@ -107,7 +106,6 @@ def test_a_folder_of_somebodys_own_is_left_alone(tmp_path):
 
 def test_without_tensorboardx_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    refused = runs.record(tmp_path / "out", tensorboard=True)
     with pytest.raises(RunError, match=r"pip install 'jaxmem\[tensorboard\]'"):
-        refused.__enter__()
+        runs.record(tmp_path / "out", tensorboard=True).__enter__()
     assert list(tmp_path.iterdir()) == []

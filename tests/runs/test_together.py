@@ -86,11 +86,15 @@ class Together:
     def said(self, number):
         return "".join(self.lines[number])
 
+    def ends(self):
+        """The last that each process has said."""
+        return [self.said(number)[-3000:] for number in range(len(self.running))]
+
     def reaches(self, step):
         """Returns once the first process has told of a step."""
         end = time.monotonic() + SECONDS
         while f"step {step}\n" not in self.said(0):
-            assert time.monotonic() < end, self.said(0)[-3000:] + self.said(1)[-3000:]
+            assert time.monotonic() < end, self.ends()
             time.sleep(0.02)
 
     def codes(self, seconds=SECONDS):
@@ -104,7 +108,7 @@ class Together:
 
     def digests(self):
         """What all have printed at their end."""
-        assert self.codes() == [0] * len(self.running), self.said(0)[-3000:] + self.said(1)[-3000:]
+        assert self.codes() == [0] * len(self.running), self.ends()
         last = [self.said(number).splitlines()[-1] for number in range(len(self.running))]
         return {line.removeprefix("digest ") for line in last}
 
@@ -118,7 +122,7 @@ def test_a_signal_to_one_ends_all_and_one_process_goes_on(tmp_path, whole):
     with together(out, PAUSE="0.1", SAVE_EVERY="1000") as running:
         running.reaches(3)
         running.running[1].send_signal(signal.SIGTERM)
-        assert running.codes() == [143, 143], running.said(0)[-3000:] + running.said(1)[-3000:]
+        assert running.codes() == [143, 143], running.ends()
     path = unfinished(out)
     first, last = checkpoints(path)
     assert first == 0
@@ -131,8 +135,7 @@ def test_a_signal_to_one_ends_all_and_one_process_goes_on(tmp_path, whole):
 
 
 def test_a_state_is_read_over_other_devices_and_divided_otherwise(tmp_path):
-    environment = children.with_cpus(4)
-    found = children.printed(environment, "tests.programs.resharded", tmp_path, 5)
+    found = children.printed(children.with_cpus(4), "tests.programs.resharded", tmp_path, 5)
     assert found["compared"] > 100
 
 
@@ -174,7 +177,7 @@ def test_one_that_is_killed_ends_all_in_bounded_time_and_all_go_on(tmp_path, who
 def test_what_one_cannot_write_is_told_to_all(tmp_path, whole, full):
     out = tmp_path / "out"
     with together(out, FULL=full) as running:
-        assert running.codes() == [1, 1], running.said(0)[-3000:] + running.said(1)[-3000:]
+        assert running.codes() == [1, 1], running.ends()
         for number in range(2):
             said = running.said(number).replace("\n", " ")
             assert "cannot write a checkpoint to" in said
@@ -217,11 +220,10 @@ def test_a_folder_that_is_not_shared_is_told_in_all(tmp_path):
 
 
 def test_a_rectifier_decides_in_one_process_alone(tmp_path):
+    step, first = durable_together.step, durable_together.first
     with record(tmp_path, resume=True) as run:
         run.processes.count = 2
         with pytest.raises(RunError, match="got a rectifier in 2 processes, which would decide"):
-            train(
-                durable_together.step, durable_together.first, None, steps=1, run=run, rectifier=1
-            )
+            train(step, first, None, steps=1, run=run, rectifier=1)
         run.processes.count = 1
     assert os.listdir(tmp_path) == []

@@ -23,15 +23,10 @@ def finding_packages() -> dict[str, str]:
 
 def with_cpus(devices: int) -> dict[str, str]:
     """Returns an environment with `devices` CPU devices, which compiles quickly and runs slowly."""
-    flags = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-        f"{EMITTERS}"
-    )
-    return finding_packages() | {
-        "XLA_FLAGS": flags,
-        "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }
+    count = f" --xla_force_host_platform_device_count={devices}"
+    flags = os.environ.get("XLA_FLAGS", "") + count + EMITTERS
+    own = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    return finding_packages() | own | {"XLA_FLAGS": flags}
 
 
 def as_users_have(environment: dict[str, str]) -> dict[str, str]:
@@ -65,11 +60,8 @@ class Worker:
     def run(self, environment: dict[str, str], module: str, *arguments) -> str:
         """Returns the output of `python -m module` with these arguments."""
         program = {"module": module, "arguments": [*map(str, arguments)]}
-        print(
-            json.dumps(program | {"environment": environment}),
-            file=self._process.stdin,
-            flush=True,
-        )
+        text = json.dumps(program | {"environment": environment})
+        print(text, file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()

@@ -38,9 +38,8 @@ def made_explanation(beside: bool = False, **other) -> Explanation:
     at = live.peak
     parts = [Part(p.kind, p.name, p.bytes[at], (Item(p.name, p.bytes[at], 1),)) for p in live.parts]
     parts.append(Part("packing", "packing: gaps between buffers", MIB, (Item("gaps", MIB, 1),)))
-    kept = (
-        made_explanation(live=made_live(60, ("up", "gelu", "probs"), 60 * MIB)) if beside else None
-    )
+    longer = made_live(60, ("up", "gelu", "probs"), 60 * MIB)
+    kept = made_explanation(live=longer) if beside else None
     fields = {
         "target": "local",
         "plan": "under the plan" if beside else "everything kept",

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 
-from jaxmem._core.actions import KEEP, Actions, Choice
+from jaxmem._core.actions import KEEP, Actions
 from jaxmem._planner.solve.check import check_problem
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solution import ActionSolution, fits
@@ -29,20 +29,16 @@ def greedy(problem: ActionProblem) -> ActionSolution | None:
         actions[label][tag] = KEEP if KEEP in open_ else open_[0]
     # Switches that exceed the host's available bytes are skipped one by one, so the loop ends when
     # the device's limit is met. The last check below is for a start that offloads too much.
-    now, on_device = (
-        ActionSolution.of(problem, actions),
-        dataclasses.replace(problem, host_room=None),
-    )
+    now = ActionSolution.of(problem, actions)
+    on_device = dataclasses.replace(problem, host_room=None)
     while not fits(now, on_device):
         best = None
         for (label, tag), open_ in choices.items():
             for choice in open_:
-                other = _switched(actions, label, tag, choice)
+                other: Actions = actions | {label: actions[label] | {tag: choice}}
                 then = ActionSolution.of(problem, other)
-                freed, costs = (
-                    now.bytes - then.bytes,
-                    then.risk_adjusted_seconds - now.risk_adjusted_seconds,
-                )
+                freed = now.bytes - then.bytes
+                costs = then.risk_adjusted_seconds - now.risk_adjusted_seconds
                 if freed <= 0 or (host_room is not None and then.host_bytes > host_room):
                     continue
                 # Switches without a cost in time come first, in the order of the bytes they free.
@@ -55,7 +51,3 @@ def greedy(problem: ActionProblem) -> ActionSolution | None:
     if not fits(now, problem):
         return None
     return ActionSolution(now.actions, now.cost, now.working_bytes, time.perf_counter() - started)
-
-
-def _switched(actions: Actions, label: str, tag: str, choice: Choice) -> Actions:
-    return actions | {label: actions[label] | {tag: choice}}

@@ -43,9 +43,8 @@ def block(x, p, key):
     n = jaxmem.tag(norm(x), "ln", kind="norm")
     scores = jnp.einsum("bsd,btd->bst", n @ p["a"], n)
     x = x + jnp.einsum("bst,btd->bsd", jaxmem.ops.softmax(scores, "probs"), n)
-    noise = jnp.cos(
-        37 * jnp.arange(x.shape[1] * x.shape[2], dtype=jnp.float32).reshape(x.shape[1:]) + key
-    )  # random bits compile slowly
+    places = jnp.arange(x.shape[1] * x.shape[2], dtype=jnp.float32).reshape(x.shape[1:])
+    noise = jnp.cos(37 * places + key)  # random bits compile slowly
     mask = jaxmem.tag(jnp.broadcast_to(noise > -0.8, x.shape), "mask", kind="mask")
     x = jaxmem.tag(jnp.where(mask, x / 0.9, jnp.zeros((), x.dtype)), "mid", kind="residual")
     up = jaxmem.tag(norm(x) @ p["up"], "up", kind="linear")
@@ -74,7 +73,7 @@ def batch(size=2, sequence=8, width=16, dtype=jnp.float32):
 
 def shapes(layers=2, width=16, size=2, sequence=8):
     """Returns the shapes of `parameters` and of `batch`, in float32."""
-    return jax.eval_shape(lambda: (parameters(layers, width), batch(size, sequence, width)))
+    return jax.eval_shape(lambda: arrays(layers, width, size, sequence))
 
 
 def scanned(policy, block=block):
@@ -103,6 +102,16 @@ def unrolled(policy, block=block):
     return loss
 
 
+def arrays(layers=2, width=16, size=2, sequence=8):
+    """Returns `parameters` and `batch` of the shapes `shapes`."""
+    return parameters(layers, width), batch(size, sequence, width)
+
+
+def build_of(block, loop=scanned):
+    """A plain gradient step of layers, as `build_with` makes it."""
+    return build_with(lambda policy: loop(policy, block))
+
+
 def build_with(loss_of, microbatches: int = 1):
     """build(plan) -> step(p, x) -> (p, loss), a plain gradient step."""
 
@@ -110,15 +119,13 @@ def build_with(loss_of, microbatches: int = 1):
         loss = loss_of(jaxmem.remat_policy(plan))
 
         def step(p, x):
+            both = jax.value_and_grad(loss)
             if microbatches == 1:
-                value, grads = jax.value_and_grad(loss)(p, x)
+                value, grads = both(p, x)
             else:
                 parts = x.reshape(microbatches, -1, *x.shape[1:])
                 zeros = jnp.zeros((), x.dtype), jax.tree.map(jnp.zeros_like, p)
-                add = lambda total, part: (
-                    jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(p, part)),
-                    None,
-                )
+                add = lambda total, part: (jax.tree.map(jnp.add, total, both(p, part)), None)
                 (value, grads), _ = jax.lax.scan(add, zeros, parts)
             return jax.tree.map(lambda w, g: w - jnp.asarray(0.1, w.dtype) * g, p, grads), value
 

@@ -1,5 +1,7 @@
 """Blocks with two tags of one name, or with tags inside loops of the block."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
@@ -134,13 +136,8 @@ def assignments(block) -> list[dict[str, Choice]]:
     """
     names = list(dict.fromkeys(t.name for t in block.tags))
     of = {n: [o.choice for o in block.occurrences(n)[0].options] for n in names}
-    kept = [
-        {n: of[n][0] for k, n in enumerate(names) if bits >> k & 1}
-        for bits in range(2 ** len(names))
-    ]
+    subsets = itertools.product((False, True), repeat=len(names))
+    kept = [{n: of[n][0] for n, keeps in zip(names, subset) if keeps} for subset in subsets]
     others = {c.action: c for choices in of.values() for c in choices[1:]}
-    alike = [
-        {n: next((c for c in of[n] if c.action == action), RECOMPUTE) for n in names}
-        for action in others
-    ]
-    return kept + alike
+    choice = lambda name, action: next((c for c in of[name] if c.action == action), RECOMPUTE)
+    return kept + [{n: choice(n, action) for n in names} for action in others]

@@ -58,6 +58,12 @@ def plan(**changes) -> Plan:
     return dataclasses.replace(made, **changes)
 
 
+def reloaded(made: Plan, folder) -> Plan:
+    """Saves a plan in a folder, and returns the plan that is read from the file."""
+    made.save(folder / "plan.json")
+    return Plan.load(folder / "plan.json")
+
+
 def other() -> Plan:
     """Returns a plan for the same model with a smaller budget, another source of times, and one
     more tag.

@@ -4,6 +4,7 @@ library code.
 
 import dataclasses
 import itertools
+import math
 
 from hypothesis import strategies as st
 
@@ -64,12 +65,8 @@ def chain(**other):
     """
     tags = {"u": [Option(KEEP, 10, 0, 0.1), Option(INT4, 3, 0, 0.4), copied(OFFLOAD, 10, 0.2)]}
     tags["v"] = [Option(KEEP, 20, 0, 0.2), Option(INT4, 6, 0, 0.8)]
-    equations = [
-        ([0], [1], 1.0, None),
-        ([1], [2], 0.0, "u"),
-        ([2], [3], 2.0, None),
-        ([3], [4], 0.0, "v"),
-    ]
+    steps = (1.0, None), (0.0, "u"), (2.0, None), (0.0, "v")
+    equations = [([i], [i + 1], *step) for i, step in enumerate(steps)]
     return block(equations, [2, 4], [5, 10, 10, 20, 20], tags, **other)
 
 
@@ -85,26 +82,15 @@ def deep(tags=10, depth=14):
             equations.append((operands, (new,), 1e-5 * (1 + (7 * t + 3 * d) % 11), None))
             sizes.append((1 + (5 * t + d) % 13) * 2**20)
         size = sizes[-1]
-        codecs = [
-            (Choice("compress", f"c{k}"), size // (k + 1), 1e-5 * (k + t % 3)) for k in (1, 2, 3)
-        ]
+        codecs = [(f"c{k}", size // (k + 1), 1e-5 * (k + t % 3)) for k in (1, 2, 3)]
         named[f"t{t}"] = [Option(KEEP, size, 0, size / 2e12), copied(OFFLOAD, size, size / 1e12)]
-        named[f"t{t}"] += [Option(c, n, 0, s) for c, n, s in codecs]
-        named[f"t{t}"] += [
-            copied(Choice("compress_offload", c.codec), n, s / 2, s) for c, n, s in codecs
-        ]
+        named[f"t{t}"] += [Option(Choice("compress", c), n, 0, s) for c, n, s in codecs]
+        sent = lambda codec: Choice("compress_offload", codec)
+        named[f"t{t}"] += [copied(sent(c), n, s / 2, s) for c, n, s in codecs]
         equations.append(((len(sizes) - 1,), (len(sizes),), 0.0, f"t{t}"))
         sizes.append(size)
-    return block(
-        equations,
-        range(0, len(sizes), 9),
-        sizes,
-        named,
-        layers=24,
-        runs=24,
-        forward_seconds=2e-3,
-        backward_seconds=4e-3,
-    )
+    times = {"forward_seconds": 2e-3, "backward_seconds": 4e-3}
+    return block(equations, range(0, len(sizes), 9), sizes, named, layers=24, runs=24, **times)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,11 +137,9 @@ def oracle(profile: Profile, assignment: dict, working=()) -> Price:
             choice = assignment[b.name, e.tag] if e.tag else RECOMPUTE
             if choice != RECOMPUTE:
                 option = options[e.outputs[0], choice]
-                device, moved, kept = (
-                    device + option.device_bytes,
-                    moved + option.host_bytes,
-                    kept + option.seconds,
-                )
+                device += option.device_bytes
+                moved += option.host_bytes
+                kept += option.seconds
                 doubted += option.doubt
                 effective[b.name, e.tag] = choice
                 return
@@ -218,9 +202,8 @@ def blocks(draw, name: str, most_tags: int) -> BlockClass:
     sizes = [draw(st.integers(0, 100)) for _ in range(3)]  # two inputs, and one value that is free
     equations, tags, names = [], [], []
     for _ in range(draw(st.integers(1, 14))):
-        operands = draw(
-            st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=3, unique=True)
-        )
+        earlier = st.integers(0, len(sizes) - 1)
+        operands = draw(st.lists(earlier, min_size=1, max_size=3, unique=True))
         outputs = range(len(sizes), len(sizes) + draw(st.sampled_from((1, 1, 1, 2))))
         sizes += [draw(st.integers(0, 100)) for _ in outputs]
         equations.append((operands, outputs, draw(st.integers(0, 50)) / 10, None))
@@ -245,15 +228,19 @@ def blocks(draw, name: str, most_tags: int) -> BlockClass:
     )  # fmt: skip
 
 
+def _with_options(made: Profile, options) -> Profile:
+    """Returns the profile with the options `options(tag.options)` of every tag."""
+    replaced = lambda tag: dataclasses.replace(tag, options=tuple(options(tag.options)))
+    tags = lambda block: tuple(map(replaced, block.tags))
+    blocks = tuple(dataclasses.replace(block, tags=tags(block)) for block in made.blocks)
+    return dataclasses.replace(made, blocks=blocks)
+
+
 def doubted(made: Profile, uncertainty: float, seen: float) -> Profile:
     """Returns the profile with a doubt for every choice that compresses."""
-    options = lambda tag: tuple(
-        dataclasses.replace(o, doubt=uncertainty * o.seconds + seen) if o.choice.codec else o
-        for o in tag.options
-    )
-    tags = lambda b: tuple(dataclasses.replace(t, options=options(t)) for t in b.tags)
-    blocks = tuple(dataclasses.replace(b, tags=tags(b)) for b in made.blocks)
-    return dataclasses.replace(made, blocks=blocks, uncertainty=uncertainty)
+    doubt = lambda o: uncertainty * o.seconds + seen if o.choice.codec else o.doubt
+    options = lambda of: [dataclasses.replace(o, doubt=doubt(o)) for o in of]
+    return dataclasses.replace(_with_options(made, options), uncertainty=uncertainty)
 
 
 @st.composite
@@ -268,29 +255,15 @@ def profiles(draw) -> Profile:
 
 def _thinned(made: Profile) -> Profile:
     """Drops options, the last ones first, until all assignments can be tried."""
-    while _count(made) > MOST_ASSIGNMENTS:
+    while math.prod(map(len, open_to(made).values())) > MOST_ASSIGNMENTS:
         most = max(len(t.options) for b in made.blocks for t in b.tags)
-        tags = [
-            tuple(dataclasses.replace(t, options=t.options[: most - 1]) for t in b.tags)
-            for b in made.blocks
-        ]
-        shorter = tuple(dataclasses.replace(b, tags=t) for b, t in zip(made.blocks, tags))
-        made = dataclasses.replace(made, blocks=shorter)
+        made = _with_options(made, lambda options, most=most: options[: most - 1])
     return made
-
-
-def _count(made: Profile) -> int:
-    total = 1
-    for choices in open_to(made).values():
-        total *= len(choices)
-    return total
 
 
 def working_of(profile: Profile):
     """A strategy for corrections of either sign to some of the choices."""
     keys = [(*k, c) for k, choices in open_to(profile).items() for c in choices]
-    return (
-        st.dictionaries(st.sampled_from(keys), st.integers(-60, 60), max_size=6)
-        if keys
-        else st.just({})
-    )
+    if not keys:
+        return st.just({})
+    return st.dictionaries(st.sampled_from(keys), st.integers(-60, 60), max_size=6)

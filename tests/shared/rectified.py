@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 
 import jaxmem
@@ -63,13 +64,17 @@ def run(out, plan, revising, stop=None, step=None, steps=STEPS, **more):
 
     with record(out, resume=True) as found:
         # A run that stops is saved after each step; other runs are saved at their end.
-        more = {"save_every": 1e9 if stop is None else 0} | more
+        more = {"save_every": 1e9 if stop is None else 0, "rectifier": revising} | more
         first = lambda: parameters(())
-        state = train(
-            step or plan.step, first, asked, steps=steps, run=found, rectifier=revising, **more
-        )
+        state = train(step or plan.step, first, asked, steps=steps, run=found, **more)
         found.summary({"config": "a run"})
     return state
+
+
+def planned(budget, **more):
+    """A plan of the step."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jaxmem.plan(build, parameters(()), data(1), budget=budget, **more)
 
 
 def lines(out, name):

@@ -1,28 +1,17 @@
 """JAX's next checkpoint, for one test: the options `jax_remat3` and `jax_custom_vjp3`."""
 
-import contextlib
-
-import jax
-
 from jaxmem._core.database import Database
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
+from tests.shared import options as jax_options
 
 NEXT = ("jax_remat3", "jax_custom_vjp3")
 
 
-@contextlib.contextmanager
 def options(*names: str):
     """JAX's options of these names are on."""
-    before = {name: getattr(jax.config, name) for name in names}
-    for name in names:
-        jax.config.update(name, True)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
+    return jax_options.options(**dict.fromkeys(names, True))
 
 
 def both(make):

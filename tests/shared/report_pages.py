@@ -46,13 +46,15 @@ def made(*rows, **other):
     return Plan(**(fields | other))
 
 
-def write_run(folder, plan=None, losses=None, **summary):
+def write_run(folder, plan=None, losses=(), rows=(), decisions=(), outliers=(), **summary):
     folder.mkdir(parents=True, exist_ok=True)
     if plan is not None:
         plan.save(folder / "plan.json")
-    if losses is not None:
-        rows = ({"step": i, "loss": loss, "grad_norm": 1.0} for i, loss in enumerate(losses, 1))
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    rows = rows or [{"step": i, "loss": n, "grad_norm": 1.0} for i, n in enumerate(losses, 1)]
+    for name, found in {"metrics": rows, "decisions": decisions, "outliers": outliers}.items():
+        if found:
+            text = "".join(json.dumps(row) + "\n" for row in found)
+            (folder / f"{name}.jsonl").write_text(text)
     if summary:
         (folder / "summary.json").write_text(json.dumps(summary))
     return str(folder)
@@ -61,17 +63,13 @@ def write_run(folder, plan=None, losses=None, **summary):
 def page_of(tmp_path, *runs):
     out = tmp_path / "page.html"
     assert report_runs(list(runs), out) == str(out)
-    text = out.read_text()
-    check(text)
-    return text
+    return checked(out)
 
 
 def page_of_plan(tmp_path, plan=None, **given):
     out = tmp_path / "page of a plan" / "page.html"
     plans.report(plan or made(), out, **given)
-    text = out.read_text()
-    check(text)
-    return text
+    return checked(out)
 
 
 class Reader(html.parser.HTMLParser):
@@ -85,11 +83,8 @@ class Reader(html.parser.HTMLParser):
         self.tags.append(tag)
         self.opened += [tag] if tag not in VOID else []
         values = dict(attrs)
-        self.wrong += [
-            (tag, k, v)
-            for k, v in attrs
-            if k in ("src", "href", "xlink:href") or k.startswith("on")
-        ]
+        loads = lambda key: key in ("src", "href", "xlink:href") or key.startswith("on")
+        self.wrong += [(tag, key, value) for key, value in attrs if loads(key)]
         for name in ("x", "y", "width", "x1", "x2", "cx", "cy"):
             number = values.get(name, "0").removesuffix("%")
             assert re.fullmatch(r"-?\d+(\.\d+)?", number), (tag, name, number)
@@ -98,14 +93,15 @@ class Reader(html.parser.HTMLParser):
         assert self.opened.pop() == tag
 
 
-def check(text):
-    reader = Reader()
+def checked(path):
+    """Returns a page, after the checks that hold for every page."""
+    text, reader = path.read_text("utf-8"), Reader()
     reader.feed(text)
     reader.close()
     assert reader.opened == reader.wrong == []
     assert not {"script", "link", "img", "iframe", "object"} & set(reader.tags)
     assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", text)
-    assert not re.search(
-        r"\bnan\b|\binf\b", re.sub(r"<pre>.*?</pre>", "", text, flags=re.DOTALL), re.IGNORECASE
-    )
+    outside = re.sub(r"<pre>.*?</pre>", "", text, flags=re.DOTALL)
+    assert not re.search(r"\bnan\b|\binf\b", outside, re.IGNORECASE)
     assert len(text.encode()) < 2 * 10**6
+    return text

@@ -24,13 +24,19 @@ def groups_of(count: int, before: int) -> int:
     return min(fit, default=count)
 
 
+def row_axes(shape) -> int:
+    """How many of the first axes count rows."""
+    axes = len(shape) - 1
+    while axes > 2 and math.prod(shape[axes:]) < 256:
+        axes -= 1
+    return axes
+
+
 def signs(shape, step: int, stacked=None) -> np.ndarray:
     """1 or -1 for each value; layers have the same, and, where it is not known (None), what the
     first axis of several of rows counts.
     """
-    axes = len(shape) - 1
-    while axes > 2 and math.prod(shape[axes:]) < 256:
-        axes -= 1
+    axes = row_axes(shape)
     several = axes > 1 if stacked is None else stacked and axes > 0
     if stacked and len(shape) < 2:
         return np.broadcast_to(signs((), step), shape)
@@ -57,9 +63,7 @@ def rows_of(shape, stacked=None) -> tuple[int, int, int]:
     """In how many groups, how many rows a group, and how many values a row."""
     if len(shape) < 2:
         return (math.prod(shape), 1, 1) if stacked else (1, 1, math.prod(shape))
-    axes = len(shape) - 1
-    while axes > 2 and math.prod(shape[axes:]) < 256:
-        axes -= 1
+    axes = row_axes(shape)
     first = axes > 1 if stacked is None else stacked
     groups = shape[0] if first else 1
     return groups, math.prod(shape[:axes]) // groups, math.prod(shape[axes:])

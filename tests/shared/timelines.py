@@ -10,11 +10,10 @@ from jaxmem._result.plan.timeline import Timeline
 MB = 1_000_000
 OUTSIDE = 0.03  # seconds of the work outside the layers
 # A policy on the device, and a policy that offloads.
+WORKING = {False: 5 * MB, True: 30 * MB}
 WAYS = (
-    LayerPolicy({}, 10 * MB, 0, 2e-3, 4e-3, working={False: 5 * MB, True: 30 * MB}),
-    LayerPolicy(
-        {"up": OFFLOAD}, 10 * MB, 20 * MB, 2e-3, 3e-3, working={False: 5 * MB, True: 30 * MB}
-    ),
+    LayerPolicy({}, 10 * MB, 0, 2e-3, 4e-3, working=WORKING),
+    LayerPolicy({"up": OFFLOAD}, 10 * MB, 20 * MB, 2e-3, 3e-3, working=WORKING),
 )
 
 

@@ -31,11 +31,8 @@ def embed(outer, batch, key=None):
     x = outer["embedding"][batch[:, :-1]]
     if key is not None:
         x = x * jax.random.bernoulli(key, 0.9, x.shape)
-    return (
-        x,
-        outer["scale"],
-        jnp.arange(x.shape[1]),
-    )  # the positions are shared by all layers, and have no derivative
+    # The positions are shared by all layers, and have no derivative.
+    return x, outer["scale"], jnp.arange(x.shape[1])
 
 
 def block(p, x, scale, positions, key=None):

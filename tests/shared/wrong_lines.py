@@ -56,6 +56,7 @@ OF_THE_STEP = [
     ("plan steps:strings", "returned a tuple of 2; expected"),
 ]
 
+FRONTIER = "plan steps:rows --frontier --batches 8 --budgets 1GB"
 OF_ITS_OPTIONS = [
     ("plan steps:tiny --frontier", "--frontier: expected --batches and --budgets too"),
     ("plan steps:tiny --frontier --batches 8", "--frontier: expected --batches and --budgets"),
@@ -63,14 +64,8 @@ OF_ITS_OPTIONS = [
     ("plan steps:tiny --budgets 1GB", "--budgets: it is used only with --frontier"),
     ("plan steps:tiny --tokens 8", "--tokens: it is used only with --frontier"),
     ("plan steps:tiny --tokens many", "argument --tokens: invalid int value: 'many'"),
-    (
-        "plan steps:rows --frontier --batches 8 --budgets 1GB --budget 1GB",
-        "--budget: it is not used with --frontier",
-    ),
-    (
-        "plan steps:rows --frontier --batches 8 --budgets 1GB --policy steps.py",
-        "--policy: it is not used with --frontier",
-    ),
+    (f"{FRONTIER} --budget 1GB", "--budget: it is not used with --frontier"),
+    (f"{FRONTIER} --policy steps.py", "--policy: it is not used with --frontier"),
     ("plan steps:tiny --batch max", "is a function of a size"),
     ("plan steps:rows --batch max --sizes 8,", "--sizes: got '8,'; expected whole numbers"),
     ("plan steps:rows --batch max --sizes 8:16", "--sizes: got '8:16'; expected whole numbers"),

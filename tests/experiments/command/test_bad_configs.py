@@ -8,20 +8,13 @@ import pytest
 
 from experiments import plan, train, train_glue, train_images
 from experiments.command.load import FOLDER, load
+from tests.shared import bad_configs as bad
 from tests.shared.bad import mistakes, no_files, refusal
-from tests.shared.bad_configs import (
-    PROGRAMS,
-    bad_configs,
-    leaves,
-    parsed,
-    trainer_of,
-    with_value,
-    written,
-)
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
 
 FILE = "mine.toml"
+SCHEMAS = dict(zip(bad.PROGRAMS, (train.Config, train_glue.GlueConfig, train_images.ImageConfig)))
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +36,13 @@ def _here(tmp_path, monkeypatch):
 )
 def test_bad_configs_are_refused(name, trainer, every):
     kinds = set()
-    chosen = list(bad_configs((FOLDER / f"{name}.toml").read_text("utf-8"), trainer))[::every]
-    assert len({bad.content for bad in chosen}) >= 100
-    for bad in chosen:
+    text = (FOLDER / f"{name}.toml").read_text("utf-8")
+    chosen = list(bad.bad_configs(text, trainer))[::every]
+    assert len({one.content for one in chosen}) >= 100
+    for one in chosen:
         line = [FILE, "--out", "new/out"]
-        assert refusal(bad, PROGRAMS[trainer].main, line, FILE) == [], bad
-        kinds.add(bad.kind)
+        assert refusal(one, bad.PROGRAMS[trainer].main, line, FILE) == [], one
+        kinds.add(one.kind)
     assert len(kinds) >= 10
 
 
@@ -61,30 +55,23 @@ def test_what_is_no_file_is_refused(program, tmp_path):
 def test_a_setting_on_top_is_named_beside_the_file():
     """Whether the config's own checks refuse it, or the data or the device that it names."""
     for setting in ("train.steps=0", "plan.budget=lots", "plan.path=absent", "data.path=absent"):
-        found = mistakes(
-            train.main, ["gpt_nano", setting, "--out", "new"], "gpt_nano.toml", f"'{setting}'"
-        )
-        assert found == [], setting
+        line = ["gpt_nano", setting, "--out", "new"]
+        assert mistakes(train.main, line, "gpt_nano.toml", f"'{setting}'") == [], setting
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_shipped_configs_are_taken_as_they_are_written_here(path):
     """So that a refused one is refused for its one mistake. Each says how to run it."""
     text = path.read_text("utf-8")
-    trainer = trainer_of(text)
-    config, schema = parsed(text), SCHEMAS[trainer]
-    pathlib.Path(FILE).write_bytes(written(config))
+    trainer = bad.trainer_of(text)
+    config, schema = bad.parsed(text), SCHEMAS[trainer]
+    pathlib.Path(FILE).write_bytes(bad.written(config))
     want = load(str(path), (), schema)
     assert load(FILE, (), schema) == load(path.stem, (), schema) == want
     header = text.partition("[model]")[0]
     assert f"python -m experiments.{trainer} {path.stem} " in header
     assert f"--out runs/{path.stem}" in header
-    assert want.model_dump().keys() >= {name.partition(".")[0] for name in leaves(trainer)}
-
-
-SCHEMAS = {"train": train.Config, "train_glue": train_glue.GlueConfig} | {
-    "train_images": train_images.ImageConfig
-}
+    assert want.model_dump().keys() >= {name.partition(".")[0] for name in bad.leaves(trainer)}
 
 
 @pytest.mark.parametrize(
@@ -108,6 +95,6 @@ SCHEMAS = {"train": train.Config, "train_glue": train_glue.GlueConfig} | {
     ],
 )
 def test_what_is_at_the_edge_is_taken(name, value):
-    config = parsed((FOLDER / "gpt_nano.toml").read_text("utf-8"))
-    pathlib.Path(FILE).write_bytes(with_value(config, name, value))
+    config = bad.parsed((FOLDER / "gpt_nano.toml").read_text("utf-8"))
+    pathlib.Path(FILE).write_bytes(bad.with_value(config, name, value))
     train.TEXT.check(load(FILE))

@@ -62,11 +62,8 @@ def write(path, data):
 def side(n, seed, classes, key=b"labels"):
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, classes, n).tolist()
-    return {
-        b"data": rng.integers(0, 256, (n, 3072), dtype=np.uint8),
-        key: labels,
-        b"batch_label": b"of tests",
-    }
+    pixels = rng.integers(0, 256, (n, 3072), dtype=np.uint8)
+    return {b"data": pixels, key: labels, b"batch_label": b"of tests"}
 
 
 @pytest.fixture
@@ -86,16 +83,13 @@ def test_cifar_10(cifar_10):
     got = images.train[np.array([5])]  # the second file's second image
     assert got["labels"] == second[b"labels"][1]
     pixels = (got["images"] * images.train.std + images.train.mean) * 255
-    np.testing.assert_allclose(
-        pixels[0, 3, 7], second[b"data"][1].reshape(3, 32, 32)[:, 3, 7], atol=1e-3
-    )
+    want = second[b"data"][1].reshape(3, 32, 32)
+    np.testing.assert_allclose(pixels[0, 3, 7], want[:, 3, 7], atol=1e-3)
 
 
 def test_cifar_100_has_fine_labels(tmp_path):
-    write(
-        tmp_path / "meta",
-        {b"fine_label_names": [b"class"] * 100, b"coarse_label_names": [b"class"] * 20},
-    )
+    names = {b"fine_label_names": [b"class"] * 100, b"coarse_label_names": [b"class"] * 20}
+    write(tmp_path / "meta", names)
     for name, n in (("train", 6), ("test", 2)):
         write(tmp_path / name, side(n, n, 100, b"fine_labels") | {b"coarse_labels": [0] * n})
     images = image_data.read(str(tmp_path))
@@ -109,6 +103,10 @@ def put(**values):
     return lambda path: write(path, side(4, 3, 10) | values)
 
 
+def zeros(values, dtype):
+    return put(data=np.zeros((4, values), dtype))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -117,11 +115,8 @@ def put(**values):
         (lambda p: p.write_bytes(b""), "data_batch_3 is not CIFAR's"),
         (lambda p: write(p, [1]), "data_batch_3 holds a list; allowed: a dict"),
         (lambda p: write(p, {b"labels": [1]}), "data_batch_3 has NoneType for data"),
-        (
-            put(data=np.zeros((4, 3000), np.uint8)),
-            r"uint8 \(4, 3000\) .*allowed: uint8 \(N, 3072\)",
-        ),
-        (put(data=np.zeros((4, 3072), np.int32)), "an array of i4, and only u1 is allowed"),
+        (zeros(3000, np.uint8), r"uint8 \(4, 3000\) .*allowed: uint8 \(N, 3072\)"),
+        (zeros(3072, np.int32), "an array of i4, and only u1 is allowed"),
         (put(labels=[0, 1, 10, 2]), "has a label 10; allowed: 0 to 9"),
         (put(labels=[0, 1]), "has 2 of them for labels; allowed: 4 whole"),
         (put(labels=[b"a"] * 4), "for labels; allowed: 4 whole numbers"),
@@ -135,13 +130,10 @@ def test_a_broken_cifar_is_told(cifar_10, change, message):
 
 
 def test_a_pickle_cannot_run_code(cifar_10, tmp_path):
-    write(
-        cifar_10 / "data_batch_1",
-        {b"data": Names("posix", "mkdir", str(tmp_path / "made").encode())},
-    )
-    with pytest.raises(
-        InputError, match=r"data_batch_1 is not CIFAR's: it names posix\.mkdir, and only arrays"
-    ):
+    calls = Names("posix", "mkdir", str(tmp_path / "made").encode())
+    write(cifar_10 / "data_batch_1", {b"data": calls})
+    message = r"data_batch_1 is not CIFAR's: it names posix\.mkdir, and only arrays"
+    with pytest.raises(InputError, match=message):
         image_data.read(str(cifar_10))
     assert not (tmp_path / "made").exists()
 

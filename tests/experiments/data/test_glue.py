@@ -20,8 +20,11 @@ MNLI = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse"
     "\tsentence1_parse\tsentence2_parse\tsentence1\tsentence2"
 )
+PARSED = "0\t1\t1n\tfic\t(\t(\t(\t(\tP"
 IDS, ASKED = "#1 ID\t#2 ID\t#1 String\t#2 String", "question1\tquestion2"
+QNLI = "index\tquestion\tsentence"
 STS = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2"
+DOG = "0\tnews\tMSR\t2012\t1\tx\ty\tA dog.\tA cat."
 TWO = "index\tsentence1\tsentence2"
 LAYOUTS = {  # of labelled files and of test files: text, texts, labels
     "CoLA": (
@@ -37,12 +40,8 @@ LAYOUTS = {  # of labelled files and of test files: text, texts, labels
         (f"index\t{IDS}\n0\t10\t11\tB .\tC .\n", "B .+C .", None),
     ),
     "STS-B": (
-        (
-            f"{STS}\tscore\n0\tnews\tMSR\t2012\t1\tx\ty\tA dog.\tA cat.\t2.600\n",
-            "A dog.+A cat.",
-            (2.6,),
-        ),
-        (f"{STS}\n0\tnews\tMSR\t2012\t1\tx\ty\tA dog.\tA cat.\n", "A dog.+A cat.", None),
+        (f"{STS}\tscore\n{DOG}\t2.600\n", "A dog.+A cat.", (2.6,)),
+        (f"{STS}\n{DOG}\n", "A dog.+A cat.", None),
     ),
     "QQP": (
         (f"id\tqid1\tqid2\t{ASKED}\tis_duplicate\n7\t1\t2\tWhy?\tHow?\t0\n", "Why?+How?", (0,)),
@@ -50,22 +49,16 @@ LAYOUTS = {  # of labelled files and of test files: text, texts, labels
     ),
     "MNLI": (
         (
-            f"{MNLI}\tlabel1\tgold_label\n"
-            "0\t1\t1n\tfic\t(\t(\t(\t(\tP0\tH\tx\tneutral\n"
-            "1\t1\t1n\tfic\t(\t(\t(\t(\tP1\tH\tx\tentailment\n"
-            "2\t1\t1n\tfic\t(\t(\t(\t(\tP2\tH\tx\tcontradiction\n",
+            f"{MNLI}\tlabel1\tgold_label\n{PARSED}0\tH\tx\tneutral\n{PARSED}1\tH\tx\tentailment\n"
+            f"{PARSED}2\tH\tx\tcontradiction\n",
             "P0+H|P1+H|P2+H",
             (1, 0, 2),
         ),
-        (f"{MNLI}\n0\t1\t1n\tfic\t(\t(\t(\t(\tP\tH\n", "P+H", None),
+        (f"{MNLI}\n{PARSED}\tH\n", "P+H", None),
     ),
     "QNLI": (
-        (
-            "index\tquestion\tsentence\tlabel\n0\tWhen?\tIn 1990.\tentailment\n",
-            "When?+In 1990.",
-            (0,),
-        ),
-        ("index\tquestion\tsentence\n0\tWhen?\tNow.\n", "When?+Now.", None),
+        (f"{QNLI}\tlabel\n0\tWhen?\tIn 1990.\tentailment\n", "When?+In 1990.", (0,)),
+        (f"{QNLI}\n0\tWhen?\tNow.\n", "When?+Now.", None),
     ),
     "RTE": (
         (f"{TWO}\tlabel\n0\tRain.\tWet.\tnot_entailment\n", "Rain.+Wet.", (1,)),
@@ -80,15 +73,10 @@ RTE = "index\tsentence1\tsentence2\tlabel\n"
 SCORE = "sentence1\tsentence2\tscore\n"
 
 
-def put(folder, task, side, content):
-    (folder / task).mkdir(exist_ok=True)
-    (folder / task / f"{side}.tsv").write_bytes(
-        content if isinstance(content, bytes) else content.encode()
-    )
-
-
 def read(folder, content, task="RTE", side="train"):
-    put(folder, task, side, content)
+    (folder / task).mkdir(exist_ok=True)
+    data = content if isinstance(content, bytes) else content.encode()
+    (folder / task / f"{side}.tsv").write_bytes(data)
     return glue_data.read(str(folder), task, side)
 
 
@@ -101,12 +89,8 @@ def expected(texts):
 @pytest.mark.parametrize("task", TASKS)
 def test_each_task_is_read_as_it_is_laid_out(task, test, tmp_path):
     content, texts, labels = LAYOUTS[task][test]
-    sides = (
-        [side.replace("dev", "test") for side in TASKS[task].dev]
-        if test
-        else ["train", *TASKS[task].dev]
-    )
-    for side in sides:
+    dev = TASKS[task].dev
+    for side in [one.replace("dev", "test") for one in dev] if test else ["train", *dev]:
         found = read(tmp_path, content, task, side)
         assert list(found.texts) == expected(texts)
         assert len(found) == len(expected(texts))
@@ -170,9 +154,8 @@ def test_what_is_no_glue_file_is_told_with_its_line(task, content, message, tmp_
 def test_lines_that_a_text_divides_are_left_out_of_qqp_alone(tmp_path):
     content, _, _ = LAYOUTS["QQP"][0]
     divided = '8\t1\t2\t"Why\n"\tBecause?\t0\n9\t1\t2\tA?\tB?\t1\n'
-    with pytest.warns(
-        UserWarning, match=r"QQP/train\.tsv: left out 2 lines that a line break divides"
-    ):
+    message = r"QQP/train\.tsv: left out 2 lines that a line break divides"
+    with pytest.warns(UserWarning, match=message):
         found = read(tmp_path, content + divided, "QQP")
     assert list(found.texts) == expected("Why?+How?|A?+B?")
     assert found.labels.tolist() == [0, 1]
@@ -208,9 +191,8 @@ def numbered(n):
 
 
 def test_a_batch_is_a_function_of_seed_and_step_and_an_epoch_has_each_example_once():
-    draw = lambda seed, step, n=10: glue_text.sample(numbered(n), seed, step, 4, 8)[
-        "labels"
-    ].tolist()
+    batch = lambda seed, step, n: glue_text.sample(numbered(n), seed, step, 4, 8)
+    draw = lambda seed, step, n=10: batch(seed, step, n)["labels"].tolist()
     drawn = [label for step in range(1, 6) for label in draw(0, step)]
     assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
     assert drawn[:10] != drawn[10:]
@@ -230,10 +212,8 @@ def test_evaluation_has_every_example_once():
 def test_each_task_is_measured_as_glue_has_it():
     wanted, got = np.array([1, 1, 1, 0, 0, 0]), np.array([1, 1, 0, 0, 0, 1])
     assert measure(TASKS["RTE"], wanted, got) == {"accuracy": pytest.approx(4 / 6)}
-    assert measure(TASKS["MRPC"], wanted, got) == {
-        "accuracy": pytest.approx(4 / 6),
-        "f1": pytest.approx(2 / 3),
-    }
+    both = {"accuracy": pytest.approx(4 / 6), "f1": pytest.approx(2 / 3)}
+    assert measure(TASKS["MRPC"], wanted, got) == both
     assert measure(TASKS["CoLA"], wanted, got) == {"matthews": pytest.approx(1 / 3)}
     scores = np.array([0.0, 1.0, 2.0, 5.0])
     found = measure(TASKS["STS-B"], scores, scores**3)
@@ -246,6 +226,5 @@ def test_each_task_is_measured_as_glue_has_it():
 @pytest.mark.parametrize("task", ["CoLA", "QQP", "STS-B"])
 def test_what_does_not_vary_measures_zero_without_a_warning(task):
     found = measure(TASKS[task], np.array([0, 1, 1]), np.zeros(3, int))
-    assert [value for name, value in found.items() if name != "accuracy"] == [0.0] * (
-        2 if task == "STS-B" else 1
-    )
+    others = [value for name, value in found.items() if name != "accuracy"]
+    assert others == [0.0] * (2 if task == "STS-B" else 1)

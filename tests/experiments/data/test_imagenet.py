@@ -12,16 +12,11 @@ pytestmark = pytest.mark.jax_defaults
 
 @pytest.fixture
 def imagenet(tmp_path):
-    for place, colour in (
-        ("train/b/1.JPEG", 0),
-        ("train/a/1.png", 100),
-        ("train/a/2.jpg", 50),
-        ("val/b/1.jpeg", 200),
-    ):
+    colours = {"train/b/1.JPEG": 0, "train/a/1.png": 100, "train/a/2.jpg": 50, "val/b/1.jpeg": 200}
+    for place, colour in colours.items():
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-        Image.new(
-            "RGB" if colour else "L", (40, 20 + colour // 10), colour and (colour, 0, 0)
-        ).save(tmp_path / place)
+        mode, filled = ("RGB", (colour, 0, 0)) if colour else ("L", 0)
+        Image.new(mode, (40, 20 + colour // 10), filled).save(tmp_path / place)
     (tmp_path / "train/a/notes.txt").write_text("no image")
     return tmp_path
 
@@ -35,9 +30,7 @@ def test_imagenet(imagenet):
     assert got["images"].shape == (2, 16, 16, 3)
     pixels = got["images"] * images.train.std + images.train.mean
     np.testing.assert_allclose(pixels[0], 0, atol=1e-6)
-    np.testing.assert_allclose(
-        pixels[1], np.broadcast_to([100 / 255, 0, 0], (16, 16, 3)), atol=1e-6
-    )
+    np.testing.assert_allclose(pixels[1], np.full((16, 16, 3), [100 / 255, 0, 0]), atol=1e-6)
 
 
 def test_an_image_is_cropped_in_the_centre(tmp_path):
@@ -48,16 +41,17 @@ def test_an_image_is_cropped_in_the_centre(tmp_path):
     np.testing.assert_array_equal(got, np.ones((56, 56, 3), np.float32))
 
 
+def renamed(old, new):
+    return lambda f: (f / old).rename(f / new)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda f: (f / "val/c").mkdir(), "val/c has no images; allowed: at least one of .*png"),
-        (
-            lambda f: (f / "val/b").rename(f / "val/c"),
-            "got .*val/c, a class that is not in .*train",
-        ),
-        (lambda f: (f / "val").rename(f / "test"), "val has no folders"),
-        (lambda f: (f / "train").rename(f / "training"), "a folder with training, val; allowed:"),
+        (renamed("val/b", "val/c"), "got .*val/c, a class that is not in .*train"),
+        (renamed("val", "test"), "val has no folders"),
+        (renamed("train", "training"), "a folder with training, val; allowed:"),
     ],
 )
 def test_a_broken_imagenet_is_told(imagenet, change, message):
@@ -70,7 +64,6 @@ def test_a_broken_imagenet_is_told(imagenet, change, message):
 def test_an_unreadable_image_is_told_when_it_is_asked_for(imagenet, content):
     (imagenet / "train/b/1.JPEG").write_bytes(content)
     images = image_data.read(str(imagenet), 16)
-    with pytest.raises(
-        InputError, match=r"data\.path: cannot read .*train/b/1\.JPEG: .*; allowed: a JPEG or PNG"
-    ):
+    message = r"data\.path: cannot read .*train/b/1\.JPEG: .*; allowed: a JPEG or PNG"
+    with pytest.raises(InputError, match=message):
         images.train[np.array([2])]

@@ -21,36 +21,34 @@ def test_digits_are_the_default():
 
 def numbered(n):
     """Images whose first value is their number."""
-    pixels = lambda indices: (
-        np.float32(indices)[:, None, None, None] * np.ones((1, 2, 2, 3), np.float32)
-    )
-    return image_data.Split(
-        np.arange(n, dtype=np.int32), pixels, np.zeros(3, np.float32), np.ones(3, np.float32)
-    )
+    zero, one = np.zeros(3, np.float32), np.ones(3, np.float32)
+    pixels = lambda indices: np.float32(indices)[:, None, None, None] * np.full((2, 2, 3), one)
+    return image_data.Split(np.arange(n, dtype=np.int32), pixels, zero, one)
+
+
+def labels(n, seed, step, size):
+    return image_data.sample(numbered(n), seed, step, size)["labels"]
 
 
 def test_a_batch_is_a_function_of_seed_and_step():
-    split = numbered(100)
-    one = image_data.sample(split, 1, 7, 16)
+    one = image_data.sample(numbered(100), 1, 7, 16)
     assert (one["images"].shape, one["images"].dtype) == ((16, 2, 2, 3), np.float32)
     np.testing.assert_array_equal(one["images"][:, 0, 0, 0], one["labels"])
-    np.testing.assert_array_equal(one["labels"], image_data.sample(split, 1, 7, 16)["labels"])
-    assert (one["labels"] != image_data.sample(split, 1, 8, 16)["labels"]).any()
-    assert (one["labels"] != image_data.sample(split, 2, 7, 16)["labels"]).any()
+    np.testing.assert_array_equal(one["labels"], labels(100, 1, 7, 16))
+    for seed, step in ((1, 8), (2, 7)):
+        assert (one["labels"] != labels(100, seed, step, 16)).any()
 
 
 def test_an_epoch_has_each_image_once():
-    drawn = np.concatenate(
-        [image_data.sample(numbered(10), 0, step, 4)["labels"] for step in range(5)]
-    )
+    drawn = np.concatenate([labels(10, 0, step, 4) for step in range(5)])
     assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
     assert (drawn[:10] != drawn[10:]).any()
-    assert len(image_data.sample(numbered(10), 0, 0, 25)["labels"]) == 25
+    assert len(labels(10, 0, 0, 25)) == 25
 
 
 def test_evaluation_has_no_image_twice_and_both_ends():
     batches = [batch["labels"] for batch in image_data.windows(numbered(100), 3, 4)]
-    assert [len(labels) for labels in batches] == [4, 4, 4]
+    assert list(map(len, batches)) == [4, 4, 4]
     assert (batches[0][0], batches[-1][-1]) == (0, 99)
     short = [batch["labels"].tolist() for batch in image_data.windows(numbered(5), 9, 2)]
     assert short == [[0, 1], [2, 3], [4]]

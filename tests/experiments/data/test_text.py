@@ -35,10 +35,8 @@ def test_a_folder_is_split_by_file_and_adding_files_moves_none(tmp_path):
         assert (mark in before.validation.tobytes()) == inside[i]
         assert (mark in before.train.tobytes()) != inside[i]
     (tmp_path / "more.txt").write_text("more" * 20)
-    after = data.read(str(tmp_path), 32)
-    assert (
-        len(after.train) + len(after.validation) == len(before.train) + len(before.validation) + 81
-    )
+    total = lambda text: len(text.train) + len(text.validation)
+    assert total(data.read(str(tmp_path), 32)) == total(before) + 81
 
 
 def test_binary_and_hidden_files_and_tests_are_left_out(tmp_path):

@@ -44,14 +44,23 @@ def summary(rows, settings):
 @pytest.fixture
 def settings(tmp_path):
     (tmp_path / "a_part.py").write_text(PART)
-    yield Settings(
-        "a", "a_part", str(tmp_path / "out" / "a.json"), str(tmp_path / "cache"), 120.0, small=True
-    )
+    out, cache = str(tmp_path / "out" / "a.json"), str(tmp_path / "cache")
+    yield Settings("a", "a_part", out, cache, 120.0, small=True)
     sys.modules.pop("a_part", None)
 
 
-def calls(settings: Settings) -> list[str]:
-    return [line.split()[0] for line in settings.path.with_name("calls").read_text().splitlines()]
+def calls(settings: Settings, column: int = 0) -> list[str]:
+    """The points that were begun, or (1) their processes."""
+    lines = settings.path.with_name("calls").read_text().splitlines()
+    return [line.split()[column] for line in lines]
+
+
+def eventually(happened, seconds: int = 60) -> None:
+    for _ in range(10 * seconds):
+        if happened():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it has not happened")
 
 
 def test_a_failing_point_is_recorded_and_the_rest_goes_on(settings):
@@ -68,8 +77,7 @@ def test_a_failing_point_is_recorded_and_the_rest_goes_on(settings):
     assert data["device"] == "cpu"
     assert data["versions"].keys() >= {"python", "jax", "jaxlib"}
     assert data["command"] == "python -m experiments.gpu_check --out DIR --part a --small"
-    pids = {line.split()[1] for line in settings.path.with_name("calls").read_text().splitlines()}
-    assert len(pids) == 3  # a fresh process after each failure
+    assert len(set(calls(settings, 1))) == 3  # a fresh process after each failure
     before = settings.path.read_text()
     assert json.loads(before)["rows"] == run_part(settings).rows
     assert len(calls(settings)) == 5  # what is there is not measured again
@@ -88,20 +96,12 @@ def test_a_run_that_is_killed_goes_on_where_it_stopped(settings, tmp_path):
     )
     process = subprocess.Popen([sys.executable, "-c", code, settings.text()])
     try:
-        for _ in range(600):
-            if settings.path.exists() and Results(settings.path).running == "hangs":
-                break
-            time.sleep(0.1)
-        assert Results(settings.path).running == "hangs"
+        eventually(lambda: settings.path.exists() and Results(settings.path).running == "hangs")
     finally:
         process.kill()
         process.wait()
-    child = int(settings.path.with_name("calls").read_text().split()[-1])
-    for _ in range(100):
-        if not alive(child):
-            break
-        time.sleep(0.1)
-    assert not alive(child)  # the device is free for the next run
+    child = int(calls(settings, 1)[-1])
+    eventually(lambda: not alive(child), 10)  # the device is free for the next run
     done = calls(settings)
     assert done == ["one", "raises", "dies", "hangs"]
     hang.unlink()
@@ -119,10 +119,9 @@ def test_a_point_that_outlasts_the_limit_is_cut_and_given_up_after_a_second_try(
     settings.path.parent.mkdir()
     settings.path.with_name("hang").touch()
     brief = dataclasses.replace(settings, seconds=8.0)
+    cuts = lambda: Results(settings.path).data.get("cuts", {}).get("hangs", 0)
     for tries in (1, 2):
-        while (
-            Results(settings.path).data.get("cuts", {}).get("hangs", 0) < tries
-        ):  # a slow machine may not get so far
+        while cuts() < tries:  # a slow machine may not get so far
             data = run_part(brief, grace=0.0).data
         assert data["running"] is None
         assert ("hangs" in data["rows"]) == (tries == 2)
@@ -137,10 +136,8 @@ def test_results_of_another_machine_are_not_mixed(settings):
     results.begin("one")
     results.add("one", {"value": 1})
     data = run_part(settings).data
-    assert (
-        "--out: a.json holds results with small False, and this is True; name another folder"
-        in data["problem"]
-    )
+    message = "--out: a.json holds results with small False, and this is True; name another folder"
+    assert message in data["problem"]
     assert list(data["rows"]) == ["one"]
     settings.path.write_text("{")
     with pytest.raises(InputError, match=r"a\.json is no file of results"):

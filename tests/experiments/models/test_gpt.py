@@ -25,6 +25,7 @@ pytestmark = pytest.mark.jax_defaults
 SMALL = "model.layers=2", "model.width=32"
 MICRO = (*SMALL, "train.batch=4", "train.sequence=16", "train.loss_chunk=4")
 DROPS = ("model.dropout=0.2", "model.attention_dropout=0.2")
+SPELLED = "model.attention=materialized", "model.attention=fused", "model.activation=relu"
 MASKS = {"attn_mask", "attn_out_mask", "mlp_out_mask"}
 
 
@@ -59,10 +60,8 @@ def reference(params, model, x_BS):
         scores = q @ k.swapaxes(-1, -2) / math.sqrt(model.width // model.heads)
         scores = jnp.where(np.tri(x.shape[1], dtype=bool), scores, -jnp.inf)
         x = x + dense((jax.nn.softmax(scores) @ v).swapaxes(1, 2).reshape(x.shape), p["proj"])
-        u = dense(norm(x, p["ln2"]), p["up"])
-        x = x + dense(
-            jnp.maximum(u, 0) if model.activation == "relu" else jax.nn.gelu(u), p["down"]
-        )
+        act = (lambda u: jnp.maximum(u, 0)) if model.activation == "relu" else jax.nn.gelu
+        x = x + dense(act(dense(norm(x, p["ln2"]), p["up"])), p["down"])
     return norm(x, params["final"])
 
 
@@ -82,10 +81,7 @@ def hidden_states(config, params, text):
 
 @pytest.mark.quick("model.attention=fused")
 @pytest.mark.core
-@pytest.mark.parametrize(
-    "setting",
-    ["model.attention=materialized", "model.attention=fused", "model.activation=relu"],
-)
+@pytest.mark.parametrize("setting", SPELLED)
 def test_hidden_states_and_loss_are_the_plain_spellings(setting):
     config = micro(setting)
     params, text = first_state(config, shaken=0.1).params, tokens(config)
@@ -111,9 +107,8 @@ def test_the_chunk_of_the_loss_does_not_matter(chunk):
     targets = rng.integers(0, 300, (2, 16))
     loss = jax.jit(jax.value_and_grad(cross_entropy, (0, 1)), static_argnums=3)
     both = lambda chunk: loss(hidden, embedding, targets, chunk)
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7), both(chunk), both(8)
-    )
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7)
+    jax.tree.map(close, both(chunk), both(8))
 
 
 def test_a_step_draws_new_masks_every_step():
@@ -147,15 +142,13 @@ def test_clipping_comes_before_the_moments(clip, expected):
 
 
 def test_the_rate_warms_up_and_falls_as_a_cosine():
-    rate = learning_rate(
-        micro("train.steps=110", "optimizer.warmup=10", "optimizer.learning_rate=1.0")
-    )
+    config = micro("train.steps=110", "optimizer.warmup=10", "optimizer.learning_rate=1.0")
+    rate = learning_rate(config)
     at = [float(rate(jnp.int32(i))) for i in (0, 9, 10, 60, 110, 500)]
     np.testing.assert_allclose(at, [0.1, 1.0, 1.0, 0.55, 0.1, 0.1], rtol=1e-5)
 
 
 def test_only_matrices_decay():
-    decays = matrices(abstract(micro())[0].params)
-    names = {path[-1].key for path, yes in jax.tree_util.tree_leaves_with_path(decays) if yes}
-    others = {path[-1].key for path, yes in jax.tree_util.tree_leaves_with_path(decays) if not yes}
+    decays = jax.tree_util.tree_leaves_with_path(matrices(abstract(micro())[0].params))
+    names, others = ({path[-1].key for path, yes in decays if yes == of} for of in (True, False))
     assert (names, others) == ({"kernel", "embedding", "positions"}, {"bias", "scale"})

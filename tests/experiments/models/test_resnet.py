@@ -18,6 +18,12 @@ from experiments.models import resnet
 pytestmark = pytest.mark.jax_defaults
 
 
+def convolutions(*arguments):
+    """The results of the convolutions of a function, in order of their first call."""
+    eqns = jax.make_jaxpr(arguments[0])(*arguments[1:]).eqns
+    return [e.outvars[0].aval for e in eqns if e.primitive.name == "conv_general_dilated"]
+
+
 def shapes(*overrides):
     config = load("resnet50_imagenet", overrides, ImageConfig)
     return config, jax.eval_shape(functools.partial(resnet.create, config), jax.random.key(0))
@@ -34,27 +40,15 @@ def test_resnet_50_has_its_parameters():
 
 
 def resolutions(stem, side):
-    """Height of what the stem and each stage return, in order of their first call."""
+    """Height of what the stem and each stage return."""
     config, states = shapes("model.depth=14", f"model.stem={stem}")
-    jaxpr = jax.make_jaxpr(resnet.logits(config))(
-        *states, jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
-    )
-    return [
-        e.outvars[0].aval.shape[1] for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"
-    ]
+    image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+    return [a.shape[1] for a in convolutions(resnet.logits(config), *states, image)]
 
 
 def test_stems_and_strides():
-    assert resolutions("imagenet", 224) == [
-        112,
-        *[56] * 4,
-        56,
-        *[28] * 3,
-        28,
-        *[14] * 3,
-        14,
-        *[7] * 3,
-    ]
+    stages = [*[56] * 4, 56, *[28] * 3, 28, *[14] * 3, 14, *[7] * 3]
+    assert resolutions("imagenet", 224) == [112, *stages]
     assert resolutions("small", 32) == [32, *[32] * 4, 32, *[16] * 3, 16, *[8] * 3, 8, *[4] * 3]
 
 
@@ -78,9 +72,8 @@ def plain_norm(x_BHWC, p):
 @pytest.mark.parametrize("stride", [1, 2])
 def test_a_bottleneck_is_the_plain_spelling(stride):
     into = 12 if stride == 1 else 8  # 12 channels out: with and without a projection
-    block = resnet.Bottleneck(
-        Model(depth=14, width=4, classes=2, stem="small"), into, 3, stride, nnx.Rngs(0)
-    )
+    model = Model(depth=14, width=4, classes=2, stem="small")
+    block = resnet.Bottleneck(model, into, 3, stride, nnx.Rngs(0))
     rng = np.random.default_rng(0)
     random = lambda a: jnp.asarray(rng.normal(size=a.shape), jnp.float32)
     graph, params, rest = nnx.split(block, nnx.Param, ...)
@@ -92,10 +85,9 @@ def test_a_bottleneck_is_the_plain_spelling(stride):
     y = jax.nn.relu(plain_norm(plain_conv(y, kernels[1], stride), p["norm2"]))
     y = plain_norm(plain_conv(y, kernels[2], 1), p["norm3"])
     assert ("conv0" in p) == (stride == 2)
-    short = (
-        plain_norm(plain_conv(x, p["conv0"]["kernel"], stride), p["norm0"]) if stride == 2 else x
-    )
-    np.testing.assert_allclose(got, jax.nn.relu(short + y), rtol=1e-4, atol=1e-4)
+    if stride == 2:
+        x = plain_norm(plain_conv(x, p["conv0"]["kernel"], stride), p["norm0"])
+    np.testing.assert_allclose(got, jax.nn.relu(x + y), rtol=1e-4, atol=1e-4)
 
 
 def test_running_averages_follow_microbatches_and_evaluation_uses_them():
@@ -106,9 +98,8 @@ def test_running_averages_follow_microbatches_and_evaluation_uses_them():
     for shift in (5.0, -3.0):
         x = rng.normal(shift, 2.0, (4, 5, 5, 3)).astype(np.float32)
         own = (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2)) + 1e-5)
-        np.testing.assert_allclose(
-            norm(jnp.asarray(x), True), own * [1, 2, 3] + [0.5, 0, -1], rtol=1e-4, atol=1e-4
-        )
+        want = own * [1, 2, 3] + [0.5, 0, -1]
+        np.testing.assert_allclose(norm(jnp.asarray(x), True), want, rtol=1e-4, atol=1e-4)
         mean = 0.9 * mean + 0.1 * x.mean((0, 1, 2))
         variance = 0.9 * variance + 0.1 * x.var((0, 1, 2))
     np.testing.assert_allclose(norm.mean[...], mean, rtol=1e-5)
@@ -123,9 +114,6 @@ def test_bfloat16_is_computed_between_float32_parameters():
     assert config.model.dtype == "bfloat16"
     assert {a.dtype for a in jax.tree.leaves((params, statistics))} == {jnp.dtype("float32")}
     image = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
-    jaxpr = jax.make_jaxpr(resnet.logits(config))(params, statistics, image)
-    convs = [
-        e.outvars[0].aval.dtype for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"
-    ]
-    assert set(convs) == {jnp.dtype("bfloat16")}
-    assert jaxpr.out_avals[0].dtype == jnp.float32
+    arguments = resnet.logits(config), params, statistics, image
+    assert {a.dtype for a in convolutions(*arguments)} == {jnp.dtype("bfloat16")}
+    assert jax.eval_shape(*arguments).dtype == jnp.float32

@@ -42,20 +42,15 @@ def folder(tmp_path_factory):
     """SST-2, MNLI and STS-B, small and separable."""
     made = tmp_path_factory.mktemp("glue_data")
     three = ("entailment", "neutral", "contradiction")
-    files = {
-        "SST-2/train": "sentence\tlabel\n"
-        + "".join(f"{text}\t{label}\n" for text, label in rows_of(64)),
-        "SST-2/dev": "sentence\tlabel\n"
-        + "".join(f"{text}\t{label}\n" for text, label in rows_of(21)),
-        "STS-B/train": "sentence1\tsentence2\tscore\n"
-        + "alike\talike\t4.8\nnotnot\tlikely\t0.2\n" * 16,
-        "STS-B/dev": "sentence1\tsentence2\tscore\n"
-        + "alike\talike\t4.8\nnotnot\tlikely\t0.2\n" * 2,
-    }
-    for side in ("train", "dev_matched", "dev_mismatched"):
-        files[f"MNLI/{side}"] = "sentence1\tsentence2\tgold_label\n" + "".join(
-            f"P\tH{i}\t{three[i % 3]}\n" for i in range(9)
-        )
+    pairs = "sentence1\tsentence2"
+    parts = [f"P\tH{i}\t{three[i % 3]}\n" for i in range(9)]
+    sides = ("train", "dev_matched", "dev_mismatched")
+    files = {f"MNLI/{side}": "".join([f"{pairs}\tgold_label\n", *parts]) for side in sides}
+    for side, words, scores in (("train", 64, 16), ("dev", 21, 2)):
+        lines = [f"{text}\t{label}\n" for text, label in rows_of(words)]
+        files[f"SST-2/{side}"] = "".join(["sentence\tlabel\n", *lines])
+        alike = "alike\talike\t4.8\nnotnot\tlikely\t0.2\n" * scores
+        files[f"STS-B/{side}"] = f"{pairs}\tscore\n{alike}"
     for name, content in files.items():
         (made / name).parent.mkdir(exist_ok=True)
         (made / f"{name}.tsv").write_text(content)
@@ -63,11 +58,8 @@ def folder(tmp_path_factory):
 
 
 def config_of(way="released", *overrides):
-    return load(
-        "bert_glue",
-        (*TINY, f"optimizer.accumulation={way}", "data.task=SST-2", *overrides),
-        GlueConfig,
-    )
+    settings = *TINY, f"optimizer.accumulation={way}", "data.task=SST-2", *overrides
+    return load("bert_glue", settings, GlueConfig)
 
 
 def batch_of(config, step=1, n=64):
@@ -85,8 +77,8 @@ def shaken(config):
 @pytest.mark.parametrize("kind", ["materialized", "fused"])
 def test_padding_does_not_change_the_output(kind):
     jax.config.update("jax_enable_x64", True)
-    short = config_of("scan", "model.dtype=float64", f"model.attention={kind}")
-    long = config_of("scan", "model.dtype=float64", f"model.attention={kind}", "train.sequence=40")
+    settings = "scan", "model.dtype=float64", f"model.attention={kind}"
+    short, long = config_of(*settings), config_of(*settings, "train.sequence=40")
     params = shaken(long)
     cut = params | {"positions": params["positions"][:16]}
     scores = jax.jit(glue_model.scores(long))
@@ -109,9 +101,8 @@ def test_the_second_text_is_told_from_the_first():
 
 
 def run(folder, out, *overrides):
-    return train_glue.main(
-        ["bert_glue", *TINY, f"data.path={folder}", *overrides, "--out", str(out)]
-    )
+    line = ["bert_glue", *TINY, f"data.path={folder}", *overrides, "--out", str(out)]
+    return train_glue.main(line)
 
 
 def test_a_run_leaves_what_glue_measures(folder, tmp_path, capsys):
@@ -127,10 +118,8 @@ def test_a_run_leaves_what_glue_measures(folder, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_scores_are_regressed(folder, tmp_path):
-    assert (
-        run(folder, tmp_path, "data.task=STS-B", "optimizer.accumulation=adama", "train.steps=60")
-        == 0
-    )
+    settings = "data.task=STS-B", "optimizer.accumulation=adama", "train.steps=60"
+    assert run(folder, tmp_path, *settings) == 0
     summary, rows = read_run(tmp_path)
     assert summary["validation"]["dev"].keys() == {"loss", "pearson", "spearman"}
     assert summary["validation"]["dev"]["pearson"] > 0.99
@@ -167,14 +156,10 @@ def test_a_bert_may_be_given_to_start_from():
     assert not pretrained["embedding"].is_deleted()  # it was copied
     params = first_state(config).params
     longer = params | {"positions": jnp.zeros((32, 16))}
-    with pytest.raises(
-        InputError,
-        match=r"`pretrained`: got \(16, 16\) for positions; allowed: \(32, 16\); .*train\.sequence",
-    ):
+    less = {k: v for k, v in pretrained.items() if k not in ("first", "segments")}
+    other = r"got \(16, 16\) for positions; allowed: \(32, 16\); .*train\.sequence"
+    with pytest.raises(InputError, match=f"`pretrained`: {other}"):
         glue_model.onto(longer, pretrained)
-    with pytest.raises(
-        InputError, match=r"`pretrained`: got no segments, first; allowed: a BERT's parameters"
-    ):
-        glue_model.onto(
-            params, {k: v for k, v in pretrained.items() if k not in ("first", "segments")}
-        )
+    missing = "got no segments, first; allowed: a BERT's parameters"
+    with pytest.raises(InputError, match=f"`pretrained`: {missing}"):
+        glue_model.onto(params, less)

@@ -23,6 +23,8 @@ from experiments.running.policies import FIXED, LOSSY, SEARCHES
 from experiments.steps.step import make_loss
 from jaxmem.plans import compiled_bytes
 from tests.experiments.states import first_state, saved_by_policy, tokens
+from tests.shared.compare import close
+from tests.shared.marks import slow
 
 pytestmark = pytest.mark.jax_defaults
 
@@ -33,9 +35,7 @@ MICRO = (
 EVERY = ("every_k=1", "every_k=2", "every_k=5")  # of five layers: with one left over, and with none
 NAMED = (*FIXED, *EVERY)
 QUICK = ("compress_tags", "every_k=2")
-every_name = lambda names: [
-    n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in names
-]
+every_name = lambda names: [n if n in QUICK else slow(n) for n in names]
 
 
 def micro(name: str, *overrides) -> Config:
@@ -77,8 +77,7 @@ def test_the_gradient_in_float64_is_the_unplanned_one(name):
     expected, reference = loss_and_gradient(None, "model.dtype=float64")
     assert value.dtype == jnp.float64
     np.testing.assert_allclose(value, expected, rtol=1e-14)
-    close = lambda g, r: np.testing.assert_allclose(g, r, rtol=1e-12, atol=1e-12 * np.abs(r).max())
-    jax.tree.map(close, gradient, reference)
+    close(gradient, reference)
 
 
 def flat(tree):

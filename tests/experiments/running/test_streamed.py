@@ -2,8 +2,6 @@
 run that goes on under another placement.
 """
 
-import math
-
 import jax
 import numpy as np
 import pytest
@@ -18,6 +16,7 @@ from jaxmem._target.devices.target import Target
 from jaxmem.plans import Plan
 from tests.experiments.states import read_run, user_numerics
 from tests.shared.marks import slow
+from tests.shared.streamed import host_bytes
 
 pytestmark = pytest.mark.jax_defaults
 MISREADS = pytest.mark.skipif(
@@ -46,17 +45,16 @@ def threefry(quickly):
     jax.config.update("jax_default_prng_impl", "threefry2x32")
 
 
+def line_of(model: str, *settings) -> list[str]:
+    name, *own = MODELS[model]
+    return [name, *SETTINGS, *own, *settings]
+
+
 def losses(out, *settings, model="gpt"):
     """The loss of each step and the validation loss, of a run by the command."""
-    name, *own = MODELS[model]
-    assert train.main([name, *SETTINGS, *own, *settings, "--out", str(out)]) == 0
+    assert train.main([*line_of(model, *settings), "--out", str(out)]) == 0
     summary, rows = read_run(out)
     return [*(row["loss"] for row in rows), summary["val_loss"]]
-
-
-def config_of(model: str, *settings):
-    name, *own = MODELS[model]
-    return load(name, (*SETTINGS, *own, *settings))
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +74,11 @@ def test_losses_are_those_of_a_resident_run(persist, resident, text, tmp_path):
 def check_plan(plan, config):
     """It keeps a budget that everything kept exceeds, and counts states where they lie."""
     assert plan.compiled_bytes <= plan.budget_bytes < plan.baseline_bytes
-    size = lambda arrays: sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays)
-    leaves = jax.tree.leaves(abstract(config)[0])
-    there = [a for a in leaves if a.sharding.memory_kind == "pinned_host"]
-    assert there
-    here = [a for a in leaves if a.sharding.memory_kind != "pinned_host"]
-    assert plan.host_bytes >= size(there)
-    assert size(here) <= plan.parts.arguments < size(leaves)
+    state = abstract(config)[0]
+    there = host_bytes(state)
+    whole = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(state))
+    assert plan.host_bytes >= there > 0
+    assert whole - there <= plan.parts.arguments < whole
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="XLA:CPU copies host stacks")
@@ -116,7 +112,8 @@ def test_activations_are_planned_beside_states_that_stream(
     want = resident if model == "gpt" else losses(tmp_path / "resident", text, model=model)
     got = losses(tmp_path / "out", *settings, model=model)
     np.testing.assert_allclose(got, want, rtol=1e-6)
-    check_plan(Plan.load(tmp_path / "out" / "plan.json"), config_of(model, *settings))
+    name, *line = line_of(model, *settings)
+    check_plan(Plan.load(tmp_path / "out" / "plan.json"), load(name, line))
 
 
 RELEASED = ("optimizer.accumulation=released", "optimizer.clip=component", "model.loop=stack")

@@ -77,9 +77,8 @@ def test_a_planned_run_keeps_its_budget_and_the_unplanned_losses(runs):
     outs, budget = runs
     (plain, plain_rows), (summary, rows) = map(read_run, outs.values())
     assert summary["budget_bytes"] == budget
-    assert (
-        summary["compiled_bytes"] <= budget < summary["baseline_bytes"] == plain["baseline_bytes"]
-    )
+    assert summary["compiled_bytes"] <= budget < summary["baseline_bytes"]
+    assert summary["baseline_bytes"] == plain["baseline_bytes"]
     assert (summary["target"], summary["config"], summary["steps"]) == ("local", "gpt_nano", 5)
     assert summary["plan_seconds"].keys() == {"profile", "solve", "compile"}
     losses = lambda rows: [row["loss"] for row in rows]
@@ -131,10 +130,9 @@ def test_a_plan_for_another_target_trains_here_and_says_if_it_is_over(runs, text
     assert run(text, f"plan.path={tmp_path / 'plan.json'}", out=tmp_path / "out") == 0
     summary, rows = read_run(tmp_path / "out")
     assert (summary["target"], summary["budget_bytes"]) == ("h200", 1000)
-    untimed = lambda rows: [
-        {k: v for k, v in r.items() if not k.endswith(("_seconds", "_second"))} for r in rows
-    ]
-    assert untimed(rows) == untimed(read_run(outs["planned"])[1])
+    timed = ("_seconds", "_second")
+    untimed = lambda row: {k: v for k, v in row.items() if not k.endswith(timed)}
+    assert [*map(untimed, rows)] == [*map(untimed, read_run(outs["planned"])[1])]
     assert "warning: on this device the plan for h200 takes" in capsys.readouterr().err
 
 
@@ -142,10 +140,8 @@ def test_a_plan_for_another_model_is_exit_code_2(runs, text, tmp_path, capsys):
     outs, _ = runs
     path = f"plan.path={outs['planned'] / 'plan.json'}"
     assert run(text, path, "model.width=64", out=tmp_path / "out") == 2
-    assert re.search(
-        r"error: .*plan\.path: verify: the plan is for another model: its `\w+",
-        capsys.readouterr().err,
-    )
+    said = r"error: .*plan\.path: verify: the plan is for another model: its `\w+"
+    assert re.search(said, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
 
 

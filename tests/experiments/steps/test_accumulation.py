@@ -25,17 +25,9 @@ WAYS = ("scan", "in_place", "multi_steps", "adama", "released")
 
 def config_of(way, kind="gpt", *overrides):
     loop = ("model.loop=stack",) if way in ("in_place", "released") else ()
-    return load(
-        "llama_nano" if kind == "llama" else "gpt_nano",
-        (
-            *SMALL,
-            *KINDS[kind],
-            *loop,
-            f"optimizer.accumulation={way}",
-            "optimizer.clip=value",
-            *overrides,
-        ),
-    )
+    how = *loop, f"optimizer.accumulation={way}", "optimizer.clip=value"
+    name = "llama_nano" if kind == "llama" else "gpt_nano"
+    return load(name, (*SMALL, *KINDS[kind], *how, *overrides))
 
 
 def dropping(kind, rate):

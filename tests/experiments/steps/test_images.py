@@ -23,7 +23,7 @@ pytestmark = pytest.mark.jax_defaults
 SMALL = (
     "model.depth=14", "model.width=4", "train.batch=16", "train.steps=20", "train.eval_batches=2",
     "optimizer.warmup=0", "optimizer.learning_rate=0.01", "optimizer.final_ratio=0.1",
-    "optimizer.epsilon=1e-4",
+    "optimizer.epsilon=1e-4", "optimizer.weight_decay=0.1",
 )  # fmt: skip
 N = {"scan": 4, "multi_steps": 4, "adama": 4, "none": 1}
 
@@ -35,11 +35,7 @@ def shallow(monkeypatch):
 
 
 def config_of(way, *overrides):
-    settings = (
-        f"optimizer.accumulation={way}",
-        f"train.microbatches={N[way]}",
-        "optimizer.weight_decay=0.1",
-    )
+    settings = f"optimizer.accumulation={way}", f"train.microbatches={N[way]}"
     return load("resnet50_digits", (*SMALL, *settings, *overrides), ImageConfig)
 
 
@@ -86,9 +82,8 @@ def expected(config, params, found):
         settings = o.beta1, o.beta2, o.epsilon, o.weight_decay, decayed
         (after,) = adama_oracle.adama(leaves, [parts], lambda _: o.learning_rate, *settings)
         return jax.tree.unflatten(structure, after)
-    tx = optax.adamw(
-        o.learning_rate, o.beta1, o.beta2, o.epsilon, weight_decay=o.weight_decay, mask=matrices
-    )
+    how = {"weight_decay": o.weight_decay, "mask": matrices}
+    tx = optax.adamw(o.learning_rate, o.beta1, o.beta2, o.epsilon, **how)
     mean = jax.tree.map(lambda *gs: sum(gs) / len(gs), *grads)
     return optax.apply_updates(params, tx.update(mean, tx.init(params), params)[0])
 
@@ -107,14 +102,10 @@ def test_each_way_is_its_oracle_and_learns(way):
     close(metrics["loss"], np.mean([one[0] for one in found]))
     close(metrics["accuracy"], np.mean([one[1] for one in found]))
     seen = np.stack([image_step.watched(one[-1]) for one in found])
-    close(
-        metrics["snr"],
-        (seen.mean(0) ** 2).sum() / seen.var(0, ddof=1).sum() if len(found) > 1 else 0,
-    )
-    close(
-        metrics["grad_norm"],
-        np.sqrt(np.mean([optax.tree.norm(one[-1], squared=True) for one in found])),
-    )
+    signal = (seen.mean(0) ** 2).sum()
+    close(metrics["snr"], signal / seen.var(0, ddof=1).sum() if len(found) > 1 else 0)
+    squares = [optax.tree.norm(one[-1], squared=True) for one in found]
+    close(metrics["grad_norm"], np.sqrt(np.mean(squares)))
     losses = [float(metrics["loss"])]
     for _ in range(12):
         state, metrics = step(state, batch)

@@ -59,14 +59,16 @@ def arguments(stacked: bool):
 
 @pytest.mark.slow
 def test_the_schedule_of_unrolled_layers_is_named_and_a_scan_takes_half():
-    price = lambda build, args: jaxmem.plans.price(
-        build, Assignment.nothing(), *args, target=f"h200:{DEVICES}"
-    )
+    def price(stacked):
+        made = functools.partial(build, stacked=stacked), Assignment.nothing(), *arguments(stacked)
+        return jaxmem.plans.price(*made, target=f"h200:{DEVICES}")
+
     with pytest.warns(JaxmemWarning, match="unrolled in Python"):  # for offload
-        unrolled = price(build, arguments(False))
-    in_a_scan = price(functools.partial(build, stacked=True), arguments(True))
-    assert [n for n in unrolled.notes if "follow each other without a loop" in n]
-    assert not [n for n in in_a_scan.notes if "follow each other without a loop" in n]
+        unrolled = price(False)
+    in_a_scan = price(True)
+    said = lambda plan: [note for note in plan.notes if "follow each other without a loop" in note]
+    assert said(unrolled)
+    assert not said(in_a_scan)
     temporaries = lambda plan: plan.compiled_bytes - plan.parts.arguments
     assert temporaries(unrolled) > HELD * temporaries(in_a_scan)
 
@@ -87,15 +89,13 @@ def test_the_schedule_of_unrolled_layers_is_named_and_a_scan_takes_half():
 )
 def test_the_note_names_the_bytes_and_the_remedies(held, expected, unrolled, target, said):
     size = None if expected is None else expected * 2**20
-    search = types.SimpleNamespace(
-        profile=types.SimpleNamespace(unrolled=unrolled),
-        compiler=types.SimpleNamespace(
-            backend=types.SimpleNamespace(target=Target.parse(target)),
-        ),
-        estimates=types.SimpleNamespace(estimate=lambda actions: size),
+    stub = types.SimpleNamespace
+    search = stub(
+        profile=stub(unrolled=unrolled),
+        compiler=stub(backend=stub(target=Target.parse(target))),
+        estimates=stub(estimate=lambda actions: size),
     )
-    compiled = types.SimpleNamespace(temp_bytes=held * 2**20)
-    trial = types.SimpleNamespace(actions={}, step=types.SimpleNamespace(compiled=compiled))
+    trial = stub(actions={}, step=stub(compiled=stub(temp_bytes=held * 2**20)))
     notes = held_by_schedule(search, trial)  # pyright: ignore[reportArgumentType]
     assert len(notes) == said
     for note in notes:

@@ -1,6 +1,5 @@
 """Plans for an H200 that is not there, of layers whose names stand twice or inside loops."""
 
-import functools
 import re
 
 import jax
@@ -9,7 +8,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
-from tests.shared import models, occurrences
+from tests.shared import models, occurrences, plans
 
 # Neither layer tags what the backward reads of its softmax, which a plan warns of.
 pytestmark = [
@@ -47,7 +46,7 @@ def shapes():
     return square | wide | wo, array(16, 128, WIDTH)
 
 
-build = models.build_with(functools.partial(models.scanned, block=maxtext))
+build = models.build_of(maxtext)
 
 
 def plan_at(share, build, args, **options):
@@ -69,18 +68,13 @@ def test_a_layer_whose_names_stand_twice(tmp_path):
     assert of["mlpwi"].bytes_before == 2 * 16 * 128 * 4 * WIDTH * 4
     assert "mlpwi 2 x (16, 128, 512)" in str(plan)
     assert not any(row.choice.action.names_codec for row in plan.rows), "nobody asked for a loss"
-    plan.save(tmp_path / "plan.json")
-    loaded = jaxmem.Plan.load(tmp_path / "plan.json")
+    loaded = plans.reloaded(plan, tmp_path)
     assert (loaded.rows, str(loaded)) == (plan.rows, str(plan))
 
 
-@pytest.mark.parametrize(
-    "block", [occurrences.chunked, occurrences.attention], ids=lambda b: b.__name__
-)
+@pytest.mark.parametrize("block", [occurrences.chunked, occurrences.attention])
 def test_a_layer_with_a_loop(block):
-    args = models.shapes(LAYERS, WIDTH, 16, 128)
-    build = models.build_with(functools.partial(models.scanned, block=block))
-    plan = plan_at(0.8, build, args)
+    plan = plan_at(0.8, models.build_of(block), models.shapes(LAYERS, WIDTH, 16, 128))
     # Saved bytes are exact. Working memory is that of everything kept, which for this attention is
     # a third more than under the plan.
     near = 0.05 if block is occurrences.chunked else 0.45

@@ -42,9 +42,8 @@ def test_a_piece_is_compiled_for_all_devices(target):
     """XLA divides its arguments as the `jax.shard_map` reads what is made of them."""
     exported, _ = export_flat(job().trace(), PLATFORM[target], 90)
     with Compiler(target, workers=1) as compiler:
-        made, whole = (
-            compiler.submit(exported, free=free).result().argument_bytes for free in (True, False)
-        )
+        results = [compiler.submit(exported, free=free).result() for free in (True, False)]
+    made, whole = (result.argument_bytes for result in results)
     rows, weights = 4 * BATCH * SEQUENCE * WIDTH, 4 * WIDTH * WIDTH
     assert 0 <= whole - (rows + weights) < 2**12, "whole on each device"
     assert 0 <= made - (rows // 4 + weights // 2) < 2**12, "four parts of the batch, two of heads"

@@ -3,7 +3,6 @@ arguments, by its jit, or by shard_map.
 """
 
 import functools
-import warnings
 
 import jax
 import pytest
@@ -30,11 +29,10 @@ TYPED = AbstractMesh((DEVICES,), ("data",), axis_types=(AxisType.Explicit,))
 IN_TYPES = NamedSharding(TYPED, P()), NamedSharding(TYPED, P("data"))
 
 
-def placed(shapes=SHAPES, shardings=SHARDINGS):
-    put = lambda tree, sharding: jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree
-    )
-    return tuple(map(put, shapes, shardings))
+def placed(shardings=SHARDINGS):
+    put = lambda a, sharding: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
+    (p, x), (whole, rows) = SHAPES, shardings
+    return {name: put(a, whole) for name, a in p.items()}, put(x, rows)
 
 
 def jitted(plan):
@@ -94,9 +92,8 @@ def test_the_table_has_one_devices_bytes(way, plan_for):
 @pytest.mark.parametrize("way", WAYS)
 def test_the_whole_steps_bytes_are_one_devices(way):
     plan = kept(way)
-    assert plan.parts.arguments == sum(
-        a.size * 4 // (1 if i < 3 else DEVICES) for i, a in enumerate(jax.tree.leaves(SHAPES))
-    ), "parameters are whole on each device, the batch is divided"
+    *whole, batch = (4 * a.size for a in jax.tree.leaves(SHAPES))
+    assert plan.parts.arguments == sum(whole) + batch // DEVICES
     # Everything that the blocks' backward reads is stored: at least the tags, at most all bytes.
     tags = LAYERS * sum(WHOLE.values()) // DEVICES
     assert tags <= plan.parts.saved <= plan.compiled_bytes - plan.parts.arguments
@@ -149,12 +146,7 @@ def test_a_copy_for_want_of_donation_is_told_in_one_devices_bytes():
     shapes = placed(shardings=(divided, SHARDINGS[1]))
     undonated = lambda plan: jax.jit(BUILD(plan))
     whole = sum(a.size * 4 for a in jax.tree.leaves(SHAPES[0]))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with pytest.warns(JaxmemWarning, match="does not donate") as caught:
         jaxmem.plan(undonated, *shapes, target=TARGET)
-    (told,) = [
-        str(w.message)
-        for w in caught
-        if issubclass(w.category, JaxmemWarning) and "does not donate" in str(w.message)
-    ]
+    (told,) = (str(w.message) for w in caught if "does not donate" in str(w.message))
     assert f"the step replaces {whole / DEVICES / 1024:.1f} KiB of its argument" in told

@@ -8,10 +8,8 @@ from jaxmem._target.devices.target import Target
 
 def step(impl: str, count: int):
     def dropped(x):
-        key = jax.random.key(0, impl=impl)
-        return jax.lax.scan(
-            lambda c, _: (c + jax.random.uniform(key, (count,)).sum(), None), x, None, 3
-        )
+        drawn = lambda: jax.random.uniform(jax.random.key(0, impl=impl), (count,)).sum()
+        return jax.lax.scan(lambda c, _: (c + drawn(), None), x, None, 3)
 
     return jax.make_jaxpr(dropped)(jnp.float32(0)).jaxpr
 

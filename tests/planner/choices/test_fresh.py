@@ -1,7 +1,5 @@
 """plan(fresh=True) reads nothing that earlier plans timed, compiled or tried; others do."""
 
-import functools
-
 import pytest
 
 import jaxmem
@@ -10,12 +8,9 @@ from jaxmem._planner.search.history import History
 from jaxmem._target.compile import backend
 from tests.shared import models
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("measured_times", "own_database"),
-]
-build = models.build_with(functools.partial(models.scanned, block=models.narrow))
+used = pytest.mark.usefixtures("measured_times", "own_database")
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, used]
+build = models.build_of(models.narrow)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import jaxmem
@@ -12,9 +11,7 @@ from tests.shared import models
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 SHAPES = models.shapes(4, 64, 8, 128)
-build = models.build_with(models.scanned)
-
-
+build = models.build_of(models.block)
 CLOCKS = {"the least is fastest": lambda size: size, "the most is fastest": lambda size: 1 / size}
 
 
@@ -55,8 +52,7 @@ def test_the_fastest_by_the_clock_is_returned(clocked):
     assert chosen.upper == pytest.approx(1.2 / 1.1 * chosen.median)
     assert chosen.rounds == 3
     assert "which is chosen" in str(plan)
-    arrays = models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)
-    assert set(plan.step(*arrays)[0]) == set(SHAPES[0])
+    assert set(plan.step(*models.arrays(4, 64, 8, 128))[0]) == set(SHAPES[0])
 
 
 def test_everything_is_kept_where_that_runs_fastest(clocked):

@@ -37,10 +37,8 @@ def test_codecs_have_room_for_what_was_counted(args):
 
 def test_counts_of_tags_that_are_not_there_change_nothing(args):
     least = int(0.9 * jaxmem.plan(build, *args).baseline_bytes)
-    assert (
-        planned(args, least, outliers={"other": {"ln": 3}, "block": {"none": 9}}).actions
-        == planned(args, least).actions
-    )
+    counts = {"other": {"ln": 3}, "block": {"none": 9}}
+    assert planned(args, least, outliers=counts).actions == planned(args, least).actions
 
 
 @pytest.mark.parametrize("wrong", [3, {"block": 3}, {"block": {"ln": -1}}, {"block": {"ln": 1.5}}])

@@ -19,7 +19,7 @@ from jaxmem._planner.search.trial import Limits
 from jaxmem._target.compile.backend import backend_for
 from jaxmem.errors import BudgetError, OptimizerError, PlanFileError, StepError, TargetError
 from jaxmem.plans import Target
-from tests.shared import tiny_lm
+from tests.shared import plans, tiny_lm
 from tests.shared.streamed import apart, host_bytes
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
@@ -53,6 +53,16 @@ def planned(share: float):
     return jaxmem.plan(build, first(), batch(), budget=budget, decide=BOTH)
 
 
+def train_alike(plan, state, steps: int):
+    """Asserts that a plan's step trains as the step without a plan. Returns their last states."""
+    plain, other = jax.jit(build(None), donate_argnums=0), first()
+    for _ in range(steps):
+        state, found = plan.step(state, batch())
+        other, wanted = plain(other, batch())
+        np.testing.assert_allclose(found["loss"], wanted["loss"], rtol=1e-3)
+    return state, other
+
+
 def test_a_plan_within_less_than_the_states_trains_as_the_step_without_one():
     if not STREAMS:
         with pytest.raises(BudgetError, match="streamed from host memory"):
@@ -63,12 +73,7 @@ def test_a_plan_within_less_than_the_states_trains_as_the_step_without_one():
     assert 0 <= plan.places.persist < LAYERS
     state = plan.place(first())
     assert host_bytes(state) == plan.host_bytes > 0
-    plain = jax.jit(build(None), donate_argnums=0)
-    other = first()
-    for _ in range(4):
-        state, found = plan.step(state, batch())
-        other, wanted = plain(other, batch())
-        np.testing.assert_allclose(found["loss"], wanted["loss"], rtol=1e-3)
+    train_alike(plan, state, 4)
     assert "states: " + str(plan.places) in str(plan)
     assert plan.timeline().seconds == pytest.approx(plan.predicted_seconds)
     assert sum(group.count for group in plan.timeline().groups) == LAYERS
@@ -81,7 +86,7 @@ def test_where_everything_fits_states_stay_on_the_device(tmp_path):
     plan = planned(40.0)
     assert plan.places == Places(LAYERS, LAYERS)
     assert plan.host_bytes == 0
-    again = saved(plan, tmp_path)
+    again = plans.reloaded(plan, tmp_path)
     assert again == plan
     assert again.timeline().seconds == pytest.approx(plan.predicted_seconds)
     assert [(g.count, g.place) for g in again.timeline().groups] == [(LAYERS, "resident")]
@@ -118,17 +123,13 @@ def planned_counted():
 
 
 def test_a_state_that_holds_more_than_a_pair_is_placed_and_trains_alike():
-    plan, state = planned_counted(), first_counted()
+    plan = planned_counted()
     if STREAMS:
         assert plan.places == planned(0.6).places
-    state = plan.place(state)
+    state = plan.place(first_counted())
     assert host_bytes(state) == plan.host_bytes
     assert (plan.host_bytes > 0) == STREAMS
-    plain, other = jax.jit(build(None), donate_argnums=0), first()
-    for _ in range(3):
-        state, found = plan.step(state, batch())
-        other, wanted = plain(other, batch())
-        np.testing.assert_allclose(found["loss"], wanted["loss"], rtol=1e-3)
+    state, other = train_alike(plan, state, 3)
     assert int(state["count"]) == 3
     # The form that no placement changes, beside what is no part of the pair.
     whole = counted(None).joined(state)
@@ -181,11 +182,6 @@ def test_a_first_state_is_made_where_the_plan_says():
     assert np.isfinite(metrics["loss"])
     with pytest.raises(StepError, match="holds more than the released step's pair"):
         planned_counted().create({}, lambda i: {})
-
-
-def saved(plan, folder):
-    plan.save(folder / "plan.json")
-    return jaxmem.Plan.load(folder / "plan.json")
 
 
 def test_the_plan_of_another_model_is_refused_by_its_layers(tmp_path):
@@ -245,17 +241,16 @@ def test_what_cannot_be_decided_is_refused(decide):
 
 def test_what_is_no_released_step_is_refused():
     plain = lambda plan: jax.jit(build(plan))
-    with pytest.raises(StepError, match="expected what jaxmem.released_step returns"):
-        jaxmem.plan(plain, first(), batch(), decide=BOTH)
-    with pytest.raises(StepError, match="plan: got no arguments"):
-        jaxmem.plan(build, decide=BOTH)
-    with pytest.raises(OptimizerError, match="state"):
-        jaxmem.plan(build, first()[0], batch(), decide=BOTH)
     tx = jaxmem.adama(1e-2)
     clipped = lambda plan: tiny_lm.released(tx, plan=plan, clip=("norm", 1.0))
-    with pytest.raises(StepError, match="clips by the global norm"):
-        jaxmem.plan(clipped, first(), batch(), decide=BOTH)
-    with pytest.raises(StepError, match="expected measure=None"):
-        jaxmem.plan(build, first(), batch(), decide=BOTH, measure=1.0)
-    with pytest.raises(TargetError, match="expected one device"):
-        jaxmem.plan(build, first(), batch(), decide=BOTH, target="h200:8")
+    args = first(), batch()
+    for error, message, asked, options in (
+        (StepError, "expected what jaxmem.released_step returns", (plain, *args), {}),
+        (StepError, "plan: got no arguments", (build,), {}),
+        (OptimizerError, "state", (build, first()[0], batch()), {}),
+        (StepError, "clips by the global norm", (clipped, *args), {}),
+        (StepError, "expected measure=None", (build, *args), {"measure": 1.0}),
+        (TargetError, "expected one device", (build, *args), {"target": "h200:8"}),
+    ):
+        with pytest.raises(error, match=message):
+            jaxmem.plan(*asked, decide=BOTH, **options)

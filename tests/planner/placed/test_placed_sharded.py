@@ -14,20 +14,17 @@ import jaxmem
 from jaxmem._model.states.places import DIVIDED
 from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem.errors import StepError, TargetError
-from tests.shared import children, tiny_lm
+from tests.shared import children, plans, tiny_lm
+from tests.shared.marks import slow
 from tests.shared.streamed import host_bytes
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 ALL = ("actions", "states", "sharding")
-
-
 ROOMY, TIGHT = "2MB", "750KB"
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="XLA:CPU copies host stacks")
-@pytest.mark.parametrize(
-    "budgets", [(TIGHT,), pytest.param((ROOMY, TIGHT), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("budgets", [(TIGHT,), slow((ROOMY, TIGHT))])
 def test_four_devices_train_under_a_plan_as_one_does(budgets):
     four = children.printed(children.with_cpus(4), "tests.programs.planned_zero", *budgets)
     assert four["devices"] == 4
@@ -69,22 +66,21 @@ def test_a_smaller_budget_divides_more_and_is_never_faster(target, tmp_path):
     find = functools.cache(lambda budget: plan_for(target, budget))
     roomy = find("1GiB")
     budgets = ["1GiB", roomy.compiled_bytes - 2**20, "9.5MiB"]
-    plans = [find(budget) for budget in budgets]
-    for plan in plans:
+    found = [find(budget) for budget in budgets]
+    for plan in found:
         assert plan.compiled_bytes <= plan.budget_bytes
         assert plan.divided in DIVIDED
         assert plan.lanes.seconds == pytest.approx(plan.predicted_seconds)
         if plan.host_bytes:
             assert plan.divided == "layers"
-    assert plans[-1].divided == "layers"
-    assert [p.predicted_seconds for p in plans] == sorted(p.predicted_seconds for p in plans)
-    plans[-1].save(tmp_path / "plan.json")
-    loaded = jaxmem.Plan.load(tmp_path / "plan.json")
-    assert loaded == plans[-1]
+    assert plan.divided == "layers"
+    assert [p.predicted_seconds for p in found] == sorted(p.predicted_seconds for p in found)
+    loaded = plans.reloaded(plan, tmp_path)
+    assert loaded == plan
     rows = 4 * jaxmem.plans.Target.parse(target).devices
     verified = jaxmem.verify(loaded, build, shapes(), tokens(rows))
-    assert verified.compiled_bytes == plans[-1].compiled_bytes
-    assert verified.host_bytes == plans[-1].host_bytes
+    assert verified.compiled_bytes == plan.compiled_bytes
+    assert verified.host_bytes == plan.host_bytes
 
 
 def test_what_cannot_be_divided_is_refused():

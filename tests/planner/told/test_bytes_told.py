@@ -24,9 +24,8 @@ from tests.shared import searches as stubs
 from tests.shared.profiles import INT4, chain, profile
 
 pytestmark = pytest.mark.core
-few = hypothesis.settings(
-    max_examples=15, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
-)
+CHECKS = list(hypothesis.HealthCheck)
+few = hypothesis.settings(max_examples=15, deadline=None, suppress_health_check=CHECKS)
 NEGATIVE = re.compile(r"-\s?[\d.]+ ?(B|KiB|MiB|GiB|TiB|bytes)\b")
 PLANS = ({UNTAGGED: KEEP}, {}, {"u": KEEP, "v": KEEP}, {"u": INT4}, {"v": KEEP})
 
@@ -63,11 +62,8 @@ def test_plans_and_errors_tell_no_negative_bytes(search):
     for best in search.trials:
         search.best = best
         plan = searched_plan(search)
-        for parts, total in (
-            (plan.parts, best.total),
-            (plan.baseline_parts, search.baseline.total),
-        ):
-            assert sum(dataclasses.astuple(parts)) == total
+        for parts, of in ((plan.parts, best), (plan.baseline_parts, search.baseline)):
+            assert sum(dataclasses.astuple(parts)) == of.total
             assert min(dataclasses.astuple(parts)) >= 0
         assert plan.predicted_bytes >= 0
         assert min((p.bytes for p in plan.points), default=0) >= search.static >= 0

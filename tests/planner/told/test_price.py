@@ -15,13 +15,10 @@ from jaxmem.errors import BudgetError, TagError
 from jaxmem.plans import Assignment, Choice, estimate, price
 from tests.shared import models
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.jax_defaults,
-    pytest.mark.usefixtures("own_database"),
-]
-SHAPES = models.shapes(4, 64, 8, 128)
-build = models.build_with(models.scanned)
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
+SIZES = 4, 64, 8, 128
+SHAPES = models.shapes(*SIZES)
+build = models.build_of(models.block)
 BY_HAND = Assignment({"block": {"up": Choice("keep"), "mask": Choice("compress", "bit_mask()")}})
 
 
@@ -38,10 +35,7 @@ def test_an_assignment_is_told_as_it_compiles():
     rows = {row.tag: row for row in priced.rows}
     assert rows["mask"].bytes_after < rows["mask"].bytes_before == rows["mask"].bytes_after * 8
     assert priced.predicted_seconds > 0
-    loss = priced.step(
-        models.parameters(4, 64, jnp.float32), models.batch(8, 128, 64, jnp.float32)
-    )[1]
-    assert jnp.isfinite(loss)
+    assert jnp.isfinite(priced.step(*models.arrays(*SIZES))[1])
 
 
 def test_no_plan_is_slower_than_what_is_written_by_hand_at_its_bytes():
@@ -119,9 +113,7 @@ def named(x, p, key):
     return x + checkpoint_name(jnp.tanh(up) * up, "act") @ p["down"]
 
 
-plan_deep = functools.partial(
-    jaxmem.plan, models.build_with(functools.partial(models.scanned, block=named)), *DEEP
-)
+plan_deep = functools.partial(jaxmem.plan, models.build_of(named), *DEEP)
 
 
 @functools.cache

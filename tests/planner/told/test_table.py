@@ -3,7 +3,6 @@ points of the curve: each names the plan that it is of, and priced anew, this ha
 numbers.
 """
 
-import dataclasses
 import re
 
 import pytest
@@ -16,15 +15,10 @@ from jaxmem._planner.solve.cost import everything
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._planner.solve.solve import solve
-from tests.shared import profiles
-from tests.shared.profiles import block, chain, deep, flat, oracle, profile
+from tests.shared.profiles import block, chain, deep, flat, oracle, prices, profile
 
 pytestmark = pytest.mark.core
 LAYERS = 3
-
-
-def every_assignment(made):
-    return [oracle(made, a) for a in profiles.assignments(made)]
 
 
 @pytest.mark.parametrize("room", [9, 20, 40, 60, 90])
@@ -34,9 +28,8 @@ def test_why_is_the_dearer_plan_without_the_choice(room):
     priced = oracle(made, flat(got.actions))
     for row in rows(ActionProblem(made, room), got.actions):
         key = (row.block, row.tag)
-        others = [
-            p for p in every_assignment(made) if p.bytes <= room and p.effective[key] != row.choice
-        ]
+        fitting = [p for p in prices(made) if p.bytes <= room]
+        others = [p for p in fitting if p.effective[key] != row.choice]
         if row.why == "nothing reads it again":
             assert {p.effective[key] for p in others if p.saved == priced.saved} <= {row.choice}
         elif row.why == "nothing else fits":
@@ -45,19 +38,14 @@ def test_why_is_the_dearer_plan_without_the_choice(room):
             choice, seconds = re.fullmatch(r"(\w+): \+([\d.]+) ms a step", row.why).groups()
             best = min(others, key=lambda p: p.priced)
             assert float(seconds) / 1e3 == pytest.approx(best.seconds - priced.seconds, abs=1e-3)
-            assert choice in {
-                p.effective[key].action.value for p in others if p.priced <= best.priced + 1e-3
-            }
+            near = [p for p in others if p.priced <= best.priced + 1e-3]
+            assert choice in {p.effective[key].action.value for p in near}
 
 
 def test_a_name_of_two_places_is_one_line():
     """x -> a -> tag "u" -> b (twice the bytes) -> tag "u" again."""
-    equations = [
-        ([0], [1], 1.0, None),
-        ([1], [2], 0.0, "u"),
-        ([2], [3], 2.0, None),
-        ([3], [4], 0.0, "u"),
-    ]
+    seconds = (1.0, None), (0.0, "u"), (2.0, None), (0.0, "u")
+    equations = [([i], [i + 1], *one) for i, one in enumerate(seconds)]
     options = [("u", [Option(KEEP, size, 0, size / 100)]) for size in (10, 20)]
     made = profile(block(equations, [2, 4], [5, 10, 10, 20, 20], options))
     (kept,) = rows(ActionProblem(made, 30), {"block": {"u": KEEP}})
@@ -75,21 +63,19 @@ def test_no_choice_is_explained_where_everything_fits():
     assert {r.why for r in rows(ActionProblem(made, 0), actions)} == {"everything fits"}
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        profile(chain()),
-        profile(deep(tags=5, depth=6)),
-        profile(chain(), dataclasses.replace(chain(), name="other", layers=3)),
-    ],
-    ids=["a chain", "a deep block", "two blocks"],
-)
+MADE = {
+    "a chain": profile(chain()),
+    "a deep block": profile(deep(tags=5, depth=6)),
+    "two blocks": profile(chain(), chain(name="other", layers=3)),
+}
+
+
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
 def test_each_point_is_priced_as_its_plan_is(made):
     problem = ActionProblem(made)
     kept = everything(made).saved_bytes
-    points = curve(
-        problem, lambda size: size, lambda cost: cost.seconds, lambda cost: cost.seconds / 8, kept
-    )
+    seconds = lambda cost: cost.seconds
+    points = curve(problem, lambda size: size, seconds, lambda cost: cost.seconds / 8, kept)
     assert 1 < len(points) <= POINTS + 1
     tags = {block.name: {tag.name for tag in block.tags} for block in made.blocks}
     for point in points:

@@ -18,22 +18,12 @@ from jaxmem._target.devices.target import Target
 from jaxmem.errors import JaxmemWarning
 from tests.shared import models
 from tests.shared.audit import audit
+from tests.shared.deviceless import spec
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.jax_defaults,
-]
+pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 LAYERS, WIDTH, HEADS = 4, 32, 4
-WIDTHS = {
-    "qkv": (WIDTH, 3 * WIDTH),
-    "out": (WIDTH, WIDTH),
-    "up": (WIDTH, 4 * WIDTH),
-    "down": (4 * WIDTH, WIDTH),
-}
-SHAPES = (
-    {name: jax.ShapeDtypeStruct((LAYERS, *s), jnp.float32) for name, s in WIDTHS.items()},
-    jax.ShapeDtypeStruct((2, 16, WIDTH), jnp.float32),
-)
+WIDTHS = {"qkv": (WIDTH, 96), "out": (WIDTH, WIDTH), "up": (WIDTH, 128), "down": (128, WIDTH)}
+SHAPES = {name: spec(LAYERS, *sizes) for name, sizes in WIDTHS.items()}, spec(2, 16, WIDTH)
 
 
 def layer(x, p, _, tagged=False):
@@ -51,10 +41,6 @@ def layer(x, p, _, tagged=False):
     x = jaxmem.tag(x + mixed @ p["out"], "mid", kind="residual")
     up = jaxmem.tag(models.norm(x) @ p["up"], "up", kind="linear")
     return x + jax.nn.gelu(up) @ p["down"]
-
-
-def build_of(block):
-    return models.build_with(functools.partial(models.scanned, block=block))
 
 
 def products(build, choices) -> tuple[int, int]:
@@ -77,7 +63,7 @@ def warned(build) -> list[str]:
 
 
 def test_a_tag_that_spares_a_product_is_not_called_waste():
-    build = build_of(layer)
+    build = models.build_of(layer)
     with_it = products(build, {"in": KEEP, "mid": KEEP, "up": KEEP})
     without = products(build, {"in": KEEP, "mid": RECOMPUTE, "up": KEEP})
     assert without[0] - with_it[0] == LAYERS, "the attention's last product of each layer"
@@ -87,7 +73,7 @@ def test_a_tag_that_spares_a_product_is_not_called_waste():
     # What is said instead is true: the attention's other products are repeated.
     (message,) = messages
     assert "3 matrix products before tag 'mid' of block 'block' are recomputed" in message
-    tagged = build_of(functools.partial(layer, tagged=True))
+    tagged = models.build_of(functools.partial(layer, tagged=True))
     assert with_it[0] - products(tagged, ALL)[0] == 3 * LAYERS
 
 
@@ -100,7 +86,7 @@ def test_a_tag_that_spares_no_product_is_called_waste():
         h = jaxmem.tag(jax.nn.softmax(x @ p["out"]), "late", kind="softmax")
         return x + h @ p["out"]
 
-    build = build_of(late)
+    build = models.build_of(late)
     kept = products(build, {"in": KEEP, "late": KEEP})
     assert kept == products(build, {"in": KEEP, "late": RECOMPUTE})
     (message,) = warned(build)

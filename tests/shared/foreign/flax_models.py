@@ -18,15 +18,9 @@ class LinenLayer(linen.Module):
     @linen.compact
     def __call__(self, x, _=None):
         more = {"param_dtype": self.size.dtype, "dtype": self.size.dtype}
+        own = {"dropout_rate": 0.1, "deterministic": not self.train, "use_bias": False, **more}
         h = linen.LayerNorm(**more)(x)
-        h = linen.MultiHeadDotProductAttention(
-            self.size.heads,
-            dropout_rate=0.1,
-            deterministic=not self.train,
-            name="attention",
-            use_bias=False,
-            **more,
-        )(h, h)
+        h = linen.MultiHeadDotProductAttention(self.size.heads, name="attention", **own)(h, h)
         x = x + linen.Dropout(0.1, deterministic=not self.train)(h)
         h = linen.LayerNorm(**more)(x)
         h = linen.gelu(linen.Dense(2 * self.size.width, name="up", **more)(h))
@@ -42,10 +36,8 @@ class LinenModel(linen.Module):
         s = self.size
         x = linen.Embed(s.vocab, s.width, param_dtype=s.dtype)(batch)
         if self.scanned:
-            rngs = {"params": True, "dropout": True}
-            layers = linen.scan(
-                LinenLayer, variable_axes={"params": 0}, split_rngs=rngs, length=s.layers
-            )
+            rngs, axes = {"params": True, "dropout": True}, {"params": 0}
+            layers = linen.scan(LinenLayer, variable_axes=axes, split_rngs=rngs, length=s.layers)
             x, _ = layers(s, name="layers")(x, None)
         else:
             for i in range(s.layers):
@@ -55,16 +47,13 @@ class LinenModel(linen.Module):
 
 def linen_transformer(s: Size = SMALL, *, scanned: bool):
     model, batch = LinenModel(s, scanned), tokens(s)
-    params = perturbed(
-        model.init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, batch)
-    )
+    keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+    params = perturbed(model.init(keys, batch))
 
     def loss(params, batch, key):
         logits = model.apply(params, batch[:, :-1], rngs={"dropout": key})
-        return cross_entropy(logits, batch[:, 1:]), {
-            "logits": logits.mean(),
-            "note": "not an array",
-        }
+        beside = {"logits": logits.mean(), "note": "not an array"}
+        return cross_entropy(logits, batch[:, 1:]), beside
 
     return loss, params, (batch, jax.random.key(2))
 

@@ -21,39 +21,32 @@ def _text(model, s: Size, dropout: bool, keys: bool = True):
     return loss, perturbed(model.params), (tokens(s), jax.random.key(1))
 
 
+def _layers(s: Size, wider: int = 4) -> dict[str, int]:
+    """Returns the settings that configs of encoders and decoders share."""
+    return {
+        "num_hidden_layers": s.layers,
+        "hidden_size": s.width,
+        "num_attention_heads": s.heads,
+        "intermediate_size": wider * s.width,
+    }
+
+
 def gpt2(s: Size, dropout=True):
-    config = transformers.GPT2Config(
-        vocab_size=s.vocab,
-        n_layer=s.layers,
-        n_embd=s.width,
-        n_head=s.heads,
-        n_positions=s.sequence,
-    )
+    sizes = {"n_layer": s.layers, "n_embd": s.width, "n_head": s.heads, "n_positions": s.sequence}
+    config = transformers.GPT2Config(vocab_size=s.vocab, **sizes)
     model = transformers.FlaxGPT2LMHeadModel(config, input_shape=(1, 8))
     return _text(model, s, dropout)
 
 
 def bert(s: Size, dropout=True):
-    config = transformers.BertConfig(
-        vocab_size=s.vocab,
-        num_hidden_layers=s.layers,
-        hidden_size=s.width,
-        num_attention_heads=s.heads,
-        intermediate_size=4 * s.width,
-        max_position_embeddings=s.sequence,
-    )
+    sizes = {"vocab_size": s.vocab, "max_position_embeddings": s.sequence}
+    config = transformers.BertConfig(**sizes, **_layers(s))
     return _text(transformers.FlaxBertForMaskedLM(config, input_shape=(1, 8)), s, dropout)
 
 
 def llama(s: Size):
-    config = transformers.LlamaConfig(
-        vocab_size=s.vocab,
-        num_hidden_layers=s.layers,
-        hidden_size=s.width,
-        num_attention_heads=s.heads,
-        intermediate_size=2 * s.width,
-        max_position_embeddings=s.sequence,
-    )
+    sizes = {"vocab_size": s.vocab, "max_position_embeddings": s.sequence}
+    config = transformers.LlamaConfig(**sizes, **_layers(s, 2))
     model = transformers.FlaxLlamaForCausalLM(config, input_shape=(1, 8))
     return _text(model, s, dropout=False, keys=False)
 
@@ -61,15 +54,8 @@ def llama(s: Size):
 def vit(s: Size, dropout=True):
     patch = 4
     side = patch * int(s.sequence**0.5)
-    config = transformers.ViTConfig(
-        image_size=side,
-        patch_size=patch,
-        num_hidden_layers=s.layers,
-        hidden_size=s.width,
-        num_attention_heads=s.heads,
-        intermediate_size=4 * s.width,
-        num_labels=10,
-    )
+    sizes = {"image_size": side, "patch_size": patch, "num_labels": 10}
+    config = transformers.ViTConfig(**sizes, **_layers(s))
     model = transformers.FlaxViTForImageClassification(config)
 
     def loss(params, images, labels, key):

@@ -28,9 +28,8 @@ def rotated(x):
     """Rotary embedding: a sum of two products, so that the projection is read twice."""
     angles = jnp.arange(x.shape[1], dtype=x.dtype)[:, None, None] / (1 + jnp.arange(x.shape[-1]))
     first, second = jnp.split(x, 2, -1)
-    return x * jnp.cos(angles).astype(x.dtype) + jnp.concatenate([-second, first], -1) * jnp.sin(
-        angles
-    ).astype(x.dtype)
+    cos, sin = jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype)
+    return x * cos + jnp.concatenate([-second, first], -1) * sin
 
 
 def attention(query, key, value):

@@ -19,11 +19,21 @@ def attention(x, p, heads: int, memory=None, causal=True):
     memory = x if memory is None else memory
     # Keys have no bias: it would not change the softmax, so its gradient would be rounding error.
     q, k, v = split(x @ p["q"] + p["bq"]), split(memory @ p["k"]), split(memory @ p["v"] + p["bv"])
+    return mixed(q, k, v, causal_mask(x) if causal else None).reshape(x.shape) @ p["o"]
+
+
+def causal_mask(x):
+    return jnp.tril(jnp.ones((x.shape[1],) * 2, bool))
+
+
+def mixed(q, k, v, mask=None):
+    """The values, averaged over the positions that `mask` leaves; arrays of (batch, sequence,
+    heads, width).
+    """
     scores = jnp.einsum("bshd,bthd->bhst", q, k) / q.shape[-1] ** 0.5
-    if causal:
-        scores = jnp.where(jnp.tril(jnp.ones((x.shape[1],) * 2, bool)), scores, -1e9)
-    mixed = jnp.einsum("bhst,bthd->bshd", jax.nn.softmax(scores), v)
-    return mixed.reshape(x.shape) @ p["o"]
+    if mask is not None:
+        scores = jnp.where(mask, scores, -1e9)
+    return jnp.einsum("bhst,bthd->bshd", jax.nn.softmax(scores), v)
 
 
 def rms(x, scale):
@@ -32,7 +42,10 @@ def rms(x, scale):
 
 def gemma_layer(x, p, heads: int = SMALL.heads):
     """Two RMS norms, attention, and a gated feed-forward."""
-    x = x + attention(rms(x, p["norm1"]), p, heads)
+    return gated(x + attention(rms(x, p["norm1"]), p, heads), p)
+
+
+def gated(x, p):
     h = rms(x, p["norm2"])
     return x + (jax.nn.gelu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
 
@@ -181,9 +194,7 @@ def encoder_and_decoder(s: Size = SMALL):
     params["across"] = {n: params["across"][n] for n in ("q", "k", "v", "o", "bq", "bv", "norm1")}
 
     def encode(x, p):
-        x = x + attention(rms(x, p["norm1"]), p, s.heads, causal=False)
-        h = rms(x, p["norm2"])
-        return x + (jax.nn.gelu(h @ p["gate"]) * (h @ p["up"])) @ p["down"], None
+        return gated(x + attention(rms(x, p["norm1"]), p, s.heads, causal=False), p), None
 
     def loss(params, source, batch):
         memory, _ = jax.lax.scan(encode, params["embedding"][source[:, :-1]], params["layers"])
@@ -192,9 +203,7 @@ def encoder_and_decoder(s: Size = SMALL):
             own, across = p
             x = x + attention(rms(x, own["norm1"]), own, s.heads)
             h = rms(x, across["norm1"])
-            x = x + attention(h, across, s.heads, memory, causal=False)
-            h = rms(x, own["norm2"])
-            return x + (jax.nn.gelu(h @ own["gate"]) * (h @ own["up"])) @ own["down"], None
+            return gated(x + attention(h, across, s.heads, memory, causal=False), own), None
 
         x = params["embedding"][batch[:, :-1]]
         x, _ = jax.lax.scan(decode, x, (params["decoder"], params["across"]))
@@ -244,9 +253,8 @@ def under_shard_map(s: Size = SMALL):
 
     def loss(params, batch):
         mean = lambda p, b: jax.lax.pmean(inner(p, b), "data")
-        return jax.shard_map(mean, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())(
-            params, batch
-        )
+        specs = {"in_specs": (P(), P("data")), "out_specs": P()}
+        return jax.shard_map(mean, mesh=mesh, **specs)(params, batch)
 
     return loss, params, (batch,)
 

@@ -44,9 +44,7 @@ def layer(x, p, heads: int):
     named = lambda name, a: checkpoint_name(a, f"SelfAttention.{name}")
     q = named("q_proj", split(h @ p["q"] + p["bq"]))
     k, v = named("k_proj", split(h @ p["k"])), named("v_proj", split(h @ p["v"] + p["bv"]))
-    scores = jnp.einsum("bshd,bthd->bhst", q, k) / q.shape[-1] ** 0.5
-    scores = jnp.where(jnp.tril(jnp.ones((x.shape[1],) * 2, bool)), scores, -1e9)
-    context = named("context", jnp.einsum("bhst,bthd->bshd", jax.nn.softmax(scores), v))
+    context = named("context", plain.mixed(q, k, v, plain.causal_mask(x)))
     x = x + named("o_proj", context.reshape(x.shape) @ p["o"])
     h = plain.rms(x, p["norm2"])
     up = checkpoint_name(jax.nn.gelu(h @ p["gate"]) * (h @ p["up"]), "FeedForward.linear1_0")
@@ -87,9 +85,5 @@ def training(jit=jax.jit, size: Size = SIZE, spec: RematSpec | None = OWN) -> Tr
     trainer = Trainer(size.heads, spec)
     state = State(jax.random.key(0), params, jnp.zeros((), jnp.int32))
     step = jit(trainer.train_step, donate_argnums=(0,))
-    return Training(
-        step,
-        lambda: ((copied(state), batch), {}),
-        lambda args, kwargs, result: (result[1]["loss"], result[0].model),
-        params,
-    )
+    found = lambda args, kwargs, result: (result[1]["loss"], result[0].model)
+    return Training(step, lambda: ((copied(state), batch), {}), found, params)

@@ -42,19 +42,11 @@ class ViT(nn.Module):
         x = x + self.param("pos_embedding", nn.initializers.normal(0.1), (1, *x.shape[1:]))
         block = Encoder1DBlock
         if self.policy != "none":
-            block = nn.remat(
-                block,
-                prevent_cse=False,
-                static_argnums=(2,),
-                policy=getattr(jax.checkpoint_policies, self.policy, None),
-            )
-        layers = nn.scan(
-            block,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=nn.broadcast,
-            length=s.layers,
-        )
+            policy = getattr(jax.checkpoint_policies, self.policy, None)
+            block = nn.remat(block, prevent_cse=False, static_argnums=(2,), policy=policy)
+        rngs = {"params": True, "dropout": True}
+        how = {"variable_axes": {"params": 0}, "split_rngs": rngs, "in_axes": nn.broadcast}
+        layers = nn.scan(block, **how, length=s.layers)
         x, out = layers(s, name="encoderblock")(x, not train)
         return nn.Dense(10, name="head")(nn.LayerNorm()(x).mean(1)), out
 
@@ -71,9 +63,8 @@ def big_vision(jit=jax.jit, size: Size = SIZE, policy: str = "nothing_saveable")
         rng, rng_model = jax.random.split(rng)
 
         def loss_fn(params):
-            logits, _ = model.apply(
-                {"params": params}, batch["image"], train=True, rngs={"dropout": rng_model}
-            )
+            rngs = {"dropout": rng_model}
+            logits, _ = model.apply({"params": params}, batch["image"], train=True, rngs=rngs)
             return cross_entropy(logits, batch["labels"])
 
         params, opt = train_state["params"], train_state["opt"]
@@ -84,12 +75,8 @@ def big_vision(jit=jax.jit, size: Size = SIZE, policy: str = "nothing_saveable")
 
     step = jit(update_fn, donate_argnums=(0,))
     state = {"params": params, "opt": tx.init(params)}
-    return Training(
-        step,
-        lambda: ((copied(state), jax.random.key(1), batch), {}),
-        lambda args, kwargs, result: (result[1]["training_loss"], result[0]["params"]),
-        params,
-    )
+    found = lambda args, kwargs, result: (result[1]["training_loss"], result[0]["params"])
+    return Training(step, lambda: ((copied(state), jax.random.key(1), batch), {}), found, params)
 
 
 def simply(jit=jax.jit, size: Size = SIZE, policy: str = "nothing_saveable") -> Training:
@@ -122,9 +109,5 @@ def simply(jit=jax.jit, size: Size = SIZE, policy: str = "nothing_saveable") -> 
     step = jit(train_one_step, donate_argnames="state", static_argnames=("clip", "add_log_info"))
     state = {"params": params, "steps": jnp.zeros((), jnp.int32)}
     options = {"clip": -1.0, "add_log_info": True}
-    return Training(
-        step,
-        lambda: ((copied(state), data), options),
-        lambda args, kwargs, result: (result[0], result[1]["params"]),
-        params,
-    )
+    found = lambda args, kwargs, result: (result[0], result[1]["params"])
+    return Training(step, lambda: ((copied(state), data), options), found, params)

@@ -43,13 +43,10 @@ class Block(eqx.Module):
             split(jnp.einsum("bsd,de->bse", h, w, out_sharding=P("data", None, "model")))
             for w in (self.q, self.k, self.v)
         )
-        scores = jnp.einsum("bshd,bthd->bhst", q, k) / q.shape[-1] ** 0.5
-        scores = jnp.where(mask, scores, -1e9)
-        mixed = jnp.einsum("bhst,bthd->bshd", jax.nn.softmax(scores), v)
-        mixed = mixed.reshape(x.shape, out_sharding=P("data", None, "model"))
+        wide = P("data", None, "model")
+        mixed = plain.mixed(q, k, v, mask).reshape(x.shape, out_sharding=wide)
         x = x + jnp.einsum("bse,ed->bsd", mixed, self.o, out_sharding=ROWS)
         h = reshard(plain.rms(x, self.norm2), ROWS)
-        wide = P("data", None, "model")
         gate = jnp.einsum("bsd,df->bsf", h, self.gate, out_sharding=wide)
         up = jnp.einsum("bsd,df->bsf", h, self.up, out_sharding=wide)
         return x + jnp.einsum("bsf,fd->bsd", jax.nn.silu(gate) * up, self.down, out_sharding=ROWS)
@@ -106,9 +103,8 @@ def model_of(s: Size, remat: bool) -> Transformer:
 
 def placed(model: Transformer, mesh) -> Transformer:
     """Divides each weight over both axes of the mesh; a product sums over one axis."""
-    place = lambda path, a: jax.device_put(
-        a, NamedSharding(mesh, spec_of(jax.tree_util.keystr(path), a))
-    )
+    sharding = lambda path, a: NamedSharding(mesh, spec_of(jax.tree_util.keystr(path), a))
+    place = lambda path, a: jax.device_put(a, sharding(path, a))
     return jax.tree_util.tree_map_with_path(place, model)
 
 
@@ -125,9 +121,6 @@ def training(jit=jax.jit, size: Size = SIZE, remat: bool = True) -> Training:
     model = placed(model_of(size, remat), mesh)
     batch = jax.device_put(tokens(size), NamedSharding(mesh, P("data", None)))
     state = TrainState(jnp.zeros((), jnp.int32), model)
-    return Training(
-        make_train_step(jit),
-        lambda: ((copied(state), batch), {"compute_watch": True}),
-        lambda args, kwargs, result: (result[1]["train/loss"], result[0].params),
-        model,
-    )
+    arguments = lambda: ((copied(state), batch), {"compute_watch": True})
+    found = lambda args, kwargs, result: (result[1]["train/loss"], result[0].params)
+    return Training(make_train_step(jit), arguments, found, model)

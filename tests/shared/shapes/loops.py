@@ -31,18 +31,13 @@ def of_loss(jit, loss, params, data, accumulate: int = 1) -> Training:
             value, grads = jax.tree.map(lambda a: a / accumulate, total)
         return jax.tree.map(lambda p, g: p - RATE * g, params, grads), value
 
-    return Training(
-        jit(train_step, donate_argnums=0),
-        lambda: ((copied(params), data), {}),
-        lambda args, kwargs, result: (result[1], result[0]),
-        params,
-    )
+    arguments = lambda: ((copied(params), data), {})
+    found = lambda args, kwargs, result: (result[1], result[0])
+    return Training(jit(train_step, donate_argnums=0), arguments, found, params)
 
 
 def accumulated(jit=jax.jit, size: Size = SIZE) -> Training:
-    loss, params, (data,) = plain.in_a_scan(
-        size, functools.partial(plain.gemma_layer, heads=size.heads)
-    )
+    loss, params, (data,) = plain.gemma_in_a_scan(size)
     return of_loss(jit, loss, params, data, accumulate=2)
 
 
@@ -50,10 +45,8 @@ def local_attention(x, p, heads: int, window: int):
     """Attention to the last `window` positions."""
     split = lambda a: a.reshape(*a.shape[:-1], heads, -1)
     q, k, v = split(x @ p["q"] + p["bq"]), split(x @ p["k"]), split(x @ p["v"] + p["bv"])
-    scores = jnp.einsum("bshd,bthd->bhst", q, k) / q.shape[-1] ** 0.5
     back = jnp.arange(x.shape[1])[:, None] - jnp.arange(x.shape[1])
-    scores = jnp.where((back >= 0) & (back < window), scores, -1e9)
-    return jnp.einsum("bhst,bthd->bshd", jax.nn.softmax(scores), v).reshape(x.shape) @ p["o"]
+    return plain.mixed(q, k, v, (back >= 0) & (back < window)).reshape(x.shape) @ p["o"]
 
 
 def local_and_global(jit=jax.jit, size: Size = SIZE, locals_: int = 2, remat: bool = True):
@@ -62,9 +55,8 @@ def local_and_global(jit=jax.jit, size: Size = SIZE, locals_: int = 2, remat: bo
 
     @checkpoint
     def local(x, p):
-        x = x + local_attention(plain.rms(x, p["norm1"]), p, size.heads, size.sequence // 4)
-        h = plain.rms(x, p["norm2"])
-        return x + (jax.nn.gelu(h @ p["gate"]) * (h @ p["up"])) @ p["down"], None
+        h = local_attention(plain.rms(x, p["norm1"]), p, size.heads, size.sequence // 4)
+        return plain.gated(x + h, p), None
 
     @checkpoint
     def group(x, p):

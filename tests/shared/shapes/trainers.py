@@ -16,6 +16,7 @@ from flax import nnx
 from flax.training.train_state import TrainState as LinenState
 
 from examples.stacks.training import RATE, Training, copied
+from tests.shared.foreign import plain
 from tests.shared.foreign.flax_models import LinenLayer
 from tests.shared.foreign.size import Size, cross_entropy, perturbed, tokens
 from tests.shared.shapes.size import SIZE
@@ -51,9 +52,7 @@ class DecoderLayer(nnx.Module):
         h = self.norm1(x)
         split = lambda a: a.reshape(*a.shape[:-1], self.heads, -1)
         q, k, v = split(self.q(h)), split(self.k(h)), split(self.v(h))
-        scores = jnp.einsum("bshd,bthd->bhst", q, k) / q.shape[-1] ** 0.5
-        probs = jax.nn.softmax(jnp.where(mask, scores, -1e9))
-        x = x + self.o(jnp.einsum("bhst,bthd->bshd", probs, v).reshape(x.shape))
+        x = x + self.o(plain.mixed(q, k, v, mask).reshape(x.shape))
         h = self.norm2(x)
         return x + self.down(nnx.silu(self.gate(h)) * self.up(h))
 
@@ -150,12 +149,8 @@ def tunix(jit=nnx.jit, size: Size = SIZE, remat: bool = True, rank: int = 2) -> 
         return (model, optimizer, accumulator, inputs, jnp.array(True)), {}
 
     step = jit(train_step, donate_argnames=("optimizer", "grad_accumulator"))
-    return Training(
-        step,
-        arguments,
-        lambda args, kwargs, result: (result[0], nnx.state(args[0], trained)),
-        nnx.filter_state(state, trained),
-    )
+    found = lambda args, kwargs, result: (result[0], nnx.state(args[0], trained))
+    return Training(step, arguments, found, nnx.filter_state(state, trained))
 
 
 class Transformer(nn.Module):
@@ -171,6 +166,13 @@ class Transformer(nn.Module):
         for i in range(s.layers):
             x, _ = LinenLayer(s, train=False, name=f"layer_{i}")(x)
         return embed.attend(nn.LayerNorm()(x))
+
+
+def transformer(size: Size):
+    """A model, its tokens and its parameters."""
+    model, data = Transformer(size), tokens(size)
+    params = jax.jit(model.init)(jax.random.key(0), data[:, :-1])["params"]
+    return model, data, perturbed(params)
 
 
 @flax.struct.dataclass
@@ -193,13 +195,9 @@ class Context:
 
 
 def forward_with_loss(context: Context, *, model: nn.Module, is_training: bool):
-    preds, collections = model.apply(
-        {"params": context.params},
-        context.batch["tokens"][:, :-1],
-        mutable=True,
-        capture_intermediates=True,
-    )
-    loss = cross_entropy(preds, context.batch["tokens"][:, 1:])
+    tokens, how = context.batch["tokens"], {"mutable": True, "capture_intermediates": True}
+    preds, collections = model.apply({"params": context.params}, tokens[:, :-1], **how)
+    loss = cross_entropy(preds, tokens[:, 1:])
     interms = collections.pop("intermediates")
     return loss, context.replace(preds=preds, interms=interms, loss_total=loss)
 
@@ -212,43 +210,35 @@ class TrainStep:
     def _step(self, state: TrainState, batch):
         grad_fn = jax.grad(forward_with_loss, argnums=0, has_aux=True, allow_int=True)
         context = Context(step=state.step, params=state.params, batch=batch)
-        gradients, context = jax.named_call(grad_fn, name="grad_fn")(
-            context, model=self.model, is_training=True
-        )
+        grad_fn = jax.named_call(grad_fn, name="grad_fn")
+        gradients, context = grad_fn(context, model=self.model, is_training=True)
         updates, opt_state = self.optimizer.update(gradients.params, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         return state.replace(step=state.step + 1, params=params, opt_state=opt_state), context
 
 
 def kauldron(jit=jax.jit, size: Size = SIZE) -> Training:
+    how = {"static_argnames": ("self", "return_losses"), "donate_argnames": ("state",)}
+
     class Trainer(TrainStep):
-        @functools.partial(
-            jit, static_argnames=("self", "return_losses"), donate_argnames=("state",)
-        )
+        @functools.partial(jit, **how)
         def step(self, state, batch, *, return_losses: bool = False):
             state, context = self._step(state, batch)
             return state, {"loss": context.loss_total} if return_losses else {}
 
-    model, data = Transformer(size), tokens(size)
-    params = perturbed(jax.jit(model.init)(jax.random.key(0), data[:, :-1])["params"])
+    model, data, params = transformer(size)
     trainer = Trainer(model, optax.sgd(RATE))
     state = TrainState(jnp.zeros((), jnp.int32), params, trainer.optimizer.init(params))
     options = lambda: {"state": copied(state), "batch": {"tokens": data}, "return_losses": True}
-    return Training(
-        Trainer.step,
-        lambda: ((trainer,), options()),
-        lambda args, kwargs, result: (result[1]["loss"], result[0].params),
-        params,
-    )
+    found = lambda args, kwargs, result: (result[1]["loss"], result[0].params)
+    return Training(Trainer.step, lambda: ((trainer,), options()), found, params)
 
 
 def linen(jit=jax.jit, size: Size = SIZE) -> Training:
     """The step of Flax's guides: a `TrainState` with the model's and the optimizer's functions."""
-    model, data = Transformer(size), tokens(size)
-    params = perturbed(jax.jit(model.init)(jax.random.key(0), data[:, :-1])["params"])
-    make = lambda: LinenState.create(
-        apply_fn=model.apply, params=copied(params), tx=optax.sgd(RATE)
-    )
+    model, data, params = transformer(size)
+    fixed = {"apply_fn": model.apply, "tx": optax.sgd(RATE)}
+    make = lambda: LinenState.create(params=copied(params), **fixed)
 
     def train_step(state, batch):
         def loss_fn(params):
@@ -257,9 +247,5 @@ def linen(jit=jax.jit, size: Size = SIZE) -> Training:
         loss, grads = jax.value_and_grad(loss_fn)(state.params)
         return state.apply_gradients(grads=grads), loss
 
-    return Training(
-        jit(train_step, donate_argnums=0),
-        lambda: ((make(), data), {}),
-        lambda args, kwargs, result: (result[1], result[0].params),
-        params,
-    )
+    found = lambda args, kwargs, result: (result[1], result[0].params)
+    return Training(jit(train_step, donate_argnums=0), lambda: ((make(), data), {}), found, params)
