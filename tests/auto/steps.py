@@ -1,7 +1,6 @@
 """A model's loss, and what tests of its training steps share."""
 
 import jax
-import numpy as np
 
 from jaxmem._model.auto.calls import traced
 from jaxmem._model.auto.find import Finder, read
@@ -23,9 +22,16 @@ def blocks_in(step, *args) -> int:
         return str(jax.make_jaxpr(step)(*args)).count("differentiated=True")
 
 
-def farthest(got, want) -> float:
-    pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
-    return max(float(np.abs(np.subtract(a, b)).max()) for a, b in pairs)
+def scanned(params, x, layer):
+    """The loss of layers in a scan."""
+    return (jax.lax.scan(lambda x, p: (layer(x, p), None), x, params)[0] ** 2).mean()
+
+
+def unrolled(params, x, layers):
+    """The loss of layers in a Python loop."""
+    for i, layer in enumerate(layers):
+        x = layer(x, jax.tree.map(lambda a, i=i: a[i], params))
+    return (x**2).mean()
 
 
 def layers_of(loss, *args) -> list:

@@ -15,7 +15,8 @@ from jaxmem._model.auto.calls import traced
 from jaxmem._model.auto.find import Finder, read
 from jaxmem.errors import StepError, TagError
 from jaxmem.plans import Assignment
-from tests.auto.steps import layers_of
+from tests.auto.steps import layers_of, scanned
+from tests.shared.compare import relative
 from tests.shared.foreign import flax_models, maxtext
 from tests.shared.foreign import plain as models
 from tests.shared.foreign.size import SMALL, normal, tokens
@@ -65,10 +66,9 @@ def farthest(got, want) -> float:
     """The largest difference of two trees, relative to each leaf's largest value, none of which is
     zero.
     """
-    pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
-    largest = [float(np.abs(b).max()) for _, b in pairs]
+    largest = [float(np.abs(b).max()) for b in jax.tree.leaves(want)]
     assert min(largest) > 0, "a gradient is zero: nothing is compared"
-    return max(float(np.abs(np.subtract(a, b)).max()) / m for (a, b), m in zip(pairs, largest))
+    return relative(got, want)
 
 
 @pytest.mark.quick("MaxText's names and softmax", "recurrent over time")
@@ -139,16 +139,14 @@ def test_what_only_looks_like_a_softmax_keeps_its_derivative(divisor):
         powers = jnp.exp(jnp.tanh(x @ p["a"]))
         total = powers.sum(1)
         shares = powers / (total if divisor == "other rows" else total[:1])
-        return x + shares @ p["b"], None
+        return x + shares @ p["b"]
 
-    loss = lambda params, x: (jax.lax.scan(layer, x, params)[0] ** 2).mean()
+    loss = functools.partial(scanned, layer=layer)
     params = {"a": normal(0, 3, 8, 8), "b": normal(1, 3, 8, 8)}
     x = normal(2, 8, 8, scale=1.0)
     want, got = (jax.jit(jax.grad(f))(params, x) for f in (loss, jaxmem.auto(loss, NOTHING)))
     assert farthest(got, want) < 1e-12
-    own = lambda params, x: (
-        jax.lax.scan(lambda x, p: (x + jax.nn.softmax(x @ p["a"], 0) @ p["b"], None), x, params)[0]
-    ).mean()
+    own = functools.partial(scanned, layer=lambda x, p: x + jax.nn.softmax(x @ p["a"], 0) @ p["b"])
     (found,) = layers_of(own, params, x)
     assert "softmax" in [c.kind for c in found.candidates], "a softmax is still one"
 
@@ -159,9 +157,9 @@ def test_what_only_looks_like_a_softmax_keeps_its_derivative(divisor):
 def test_complex_layers_train_as_they_did(plan):
     def layer(x, p):
         mixed = jnp.fft.ifft(jnp.fft.fft(x, axis=0) * p["filter"], axis=0).real
-        return x + jnp.tanh(mixed @ p["up"]) @ p["down"], None
+        return x + jnp.tanh(mixed @ p["up"]) @ p["down"]
 
-    loss = lambda params, x: (jax.lax.scan(layer, x, params)[0] ** 2).mean()
+    loss = functools.partial(scanned, layer=layer)
     turn = jax.lax.complex(normal(0, 3, 8, 4, scale=1.0), normal(1, 3, 8, 4, scale=1.0))
     params = {"filter": turn, "up": normal(2, 3, 4, 8), "down": normal(3, 3, 8, 4)}
     x = normal(4, 8, 4, scale=1.0)

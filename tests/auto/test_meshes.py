@@ -2,6 +2,8 @@
 be under the same mesh with automatic axes.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem.plans import Assignment
+from tests.auto.steps import scanned, unrolled
 from tests.shared.compare import nonzero
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
@@ -33,18 +36,14 @@ def layer(x, p):
     return x + jnp.einsum("rf,fd->rd", jax.nn.gelu(x @ p["up"]), p["down"], out_sharding=whole)
 
 
-def scanned(params, x):
-    return (jax.lax.scan(lambda x, p: (layer(x, p), None), x, params)[0] ** 2).mean()
-
-
-def unrolled(params, x):
-    for i in range(LAYERS):
-        x = layer(x, {name: stack[i] for name, stack in params.items()})
-    return (x**2).mean()
+LOSSES = {
+    "scanned": functools.partial(scanned, layer=layer),
+    "unrolled": functools.partial(unrolled, layers=[layer] * LAYERS),
+}
 
 
 @pytest.mark.quick("scanned")
-@pytest.mark.parametrize("loss", [scanned, unrolled])
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_gradients_are_the_models_own_and_a_step_is_planned(loss):
     mesh, random = jax.make_mesh((1,), ("tp",)), np.random.default_rng(0)
 

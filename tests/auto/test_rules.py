@@ -16,7 +16,7 @@ from jaxmem._core.actions import KEEP, OFFLOAD
 from jaxmem._model.layer import block
 from jaxmem._trace.jaxpr import equations
 from jaxmem.plans import Assignment
-from tests.auto.steps import layers_of
+from tests.auto.steps import layers_of, scanned, unrolled
 from tests.shared.compare import nonzero
 
 LAYERS, ROWS, WIDTH = 3, 16, 8
@@ -55,14 +55,11 @@ def layer(x, p, attention=PLAIN):
     return x + jnp.tanh(attention(q, k, v, allowed) @ p["o"])
 
 
-def scanned(params, x, layer=layer):
-    return (jax.lax.scan(lambda x, p: (layer(x, p), None), x, params)[0] ** 2).mean()
-
-
-def unrolled(params, x, layer=layer):
-    for i in range(LAYERS):
-        x = layer(x, {name: stack[i] for name, stack in params.items()})
-    return (x**2).mean()
+LOSSES = {
+    "scanned": functools.partial(scanned, layer=layer),
+    "unrolled": functools.partial(unrolled, layers=[layer] * LAYERS),
+}
+each_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 
 
 def made(seed, *shape):
@@ -89,22 +86,23 @@ def products(loss, plan) -> int:
     return sum(e.primitive.name == "dot_general" for e in equations(traced.jaxpr))
 
 
-@pytest.mark.parametrize("loss", [scanned, unrolled])
+@each_loss
 def test_what_is_kept_of_a_rule_does_not_run_again(loss):
     """Its forward runs once a layer with all that it saves kept, and twice without."""
     tags = [c.name for c in candidates(loss, PARAMS, X)]
     every = dict.fromkeys(tags, KEEP)
     without = {n: c for n, c in every.items() if n != rule_of(loss)}
-    times = LAYERS if loss is unrolled else 1
+    alone = loss is LOSSES["unrolled"]
+    times = LAYERS if alone else 1
     counts = [products(loss, Assignment({"auto": kept})) for kept in (every, without)]
     own = FORWARD + BACKWARD + 3 * 4  # each of the other four products has two in the backward
     # Where the first layer stands alone, nobody asks for the derivative of what it is given.
-    assert counts[0] == times * own - (3 if loss is unrolled else 0)
+    assert counts[0] == times * own - (3 if alone else 0)
     assert counts[1] - counts[0] == times * FORWARD
 
 
 @pytest.mark.quick("keep-scanned", "recompute-unrolled", "offload-scanned")
-@pytest.mark.parametrize("loss", [scanned, unrolled])
+@each_loss
 @pytest.mark.parametrize("choice", ["keep", "recompute", "offload"])
 def test_gradients_are_the_models_own(loss, choice):
     kept = {} if choice == "recompute" else {rule_of(loss): KEEP if choice == "keep" else OFFLOAD}
@@ -118,7 +116,7 @@ def test_gradients_are_the_models_own(loss, choice):
 def test_it_is_called_after_the_function_whose_it_is():
     jitted = functools.partial(layer, attention=jax.jit(PLAIN))
     assert rule_of(functools.partial(scanned, layer=jitted)) == "flash"
-    assert rule_of(scanned) == "rule", "nothing has a name"
+    assert rule_of(LOSSES["scanned"]) == "rule", "nothing has a name"
 
 
 def test_what_its_author_named_is_left_to_these_names():
@@ -220,7 +218,9 @@ def test_what_is_kept_of_a_rule_inside_a_shard_map_does_not_run_again(checked):
         nonzero(got, want, 1e-5, 1e-7)
 
 
-@pytest.mark.parametrize("loss", [scanned, mapped_in(False)], ids=["a scan", "a shard_map"])
+@pytest.mark.parametrize(
+    "loss", [LOSSES["scanned"], mapped_in(False)], ids=["scan", "shard_map"]
+)
 def test_a_plan_keeps_what_a_rule_saves_together(loss):
     """Under one name: the sums are small, and without them the result is of no use."""
 
@@ -238,7 +238,7 @@ def test_what_the_derivative_reads_is_asked_once_for_equal_layers(monkeypatch):
     own = block._read_by_the_derivative
     monkeypatch.setattr(block, "_read_by_the_derivative", lambda g: asked.append(g) or own(g))
     monkeypatch.setattr(block, "_KNOWN", {})
-    every = [candidates(scanned, PARAMS, X) for _ in range(3)]
+    every = [candidates(LOSSES["scanned"], PARAMS, X) for _ in range(3)]
     assert every[0] == every[1] == every[2]
     assert len(asked) == 1
     for axis in (0, 1):  # of as many values, and the same operations before

@@ -19,8 +19,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from tests.programs.zero3 import placed, worst
-from tests.shared import tiny_lm
+from tests.shared import meshes, tiny_lm
+from tests.shared.compare import farthest
+from tests.shared.meshes import placed
 
 LAYERS = 3
 HOST = {"persist": 1, "copies": 1, "outer_moments": "pinned_host"}
@@ -82,9 +83,7 @@ def whole(mesh, step, divided, how):
     key = jax.random.key(3)
     layers = jax.jit(lambda: jax.vmap(lambda i: drawn(key, i))(jnp.arange(LAYERS)))()
     params = tiny_lm.parameters(np.float32, width=16, vocab=32) | {"blocks": layers}
-    state = step.init(params)
-    specs = step.specs(params, mesh.shape["data"], divided or "nothing")
-    return step.split(jax.tree.map(lambda a, s: placed(a, mesh, s), state, specs), **how)
+    return step.split(meshes.state(step, params, mesh, divided or "nothing"), **how)
 
 
 def made(mesh, step, divided, how):
@@ -93,10 +92,10 @@ def made(mesh, step, divided, how):
     del outer["blocks"]
     layer = lambda i: drawn(key, i)
     if divided is None:
-        outer = jax.tree.map(lambda a: placed(a, mesh, P()), outer)
+        outer = jax.tree.map(lambda a: placed(a, mesh), outer)
         return step.create(outer, layer, LAYERS, **how)
     # Arrays of NumPy, of one device, of all devices.
-    outer |= {"final": np.asarray(outer["final"]), "scale": placed(outer["scale"], mesh, P())}
+    outer |= {"final": np.asarray(outer["final"]), "scale": placed(outer["scale"], mesh)}
     return step.create(outer, layer, LAYERS, **how, mesh=mesh, divided=divided)
 
 
@@ -108,13 +107,14 @@ def compared(mesh, name: str, divided: str | None, how: dict) -> dict:
     pairs = zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True)
     apart = [jax.tree_util.keystr(path) for (path, a), b in pairs if not alike(a, b)]
     first = jax.tree.map(np.asarray, want)
-    found = {"apart": apart, "far": worst(jax.tree.map(np.asarray, got), first)}
+    found = {"apart": apart, "far": farthest(got, first)}
     if divided == "states":
         call = jax.jit(step.data_parallel(mesh, divided), donate_argnums=0)
         tokens = tiny_lm.tokens(2 * mesh.shape["data"], vocab=32).astype(jnp.int32)
         batch = placed(tokens, mesh, P("data"))
         (got, _), (want, _) = (jax.tree.map(np.asarray, call(s, batch)[0]) for s in (got, want))
-        found |= {"stepped": worst(got, want), "moved": worst(got, first[0])}
+        found["stepped"] = farthest(got, want)
+        found["moved"] = farthest(got, first[0])
     return found
 
 

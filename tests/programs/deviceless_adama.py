@@ -4,46 +4,32 @@ are not there, as JSON.
 python -m tests.programs.deviceless_adama DEVICES ...
 """
 
-import functools
 import json
 import sys
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from tests.shared import deviceless, tiny_lm
+from tests.shared import deviceless, meshes, tiny_lm
 from tests.shared.executed import executed
 
-OPCODES = (
-    "all-reduce",
-    "all-reduce-start",
-    "reduce-scatter",
-    "reduce-scatter-start",
-    "all-gather",
-    "all-gather-start",
-)
+KINDS = ("all-reduce", "reduce-scatter", "all-gather")
 WIDTH, VOCAB = 128, 512
 
 
 def counts(mesh, n: int, divided: str) -> dict:
     step = tiny_lm.released(jaxmem.adama(1e-3, accumulation_steps=n, axis_name="data"))
-    make = functools.partial(tiny_lm.parameters, np.float32, width=WIDTH, vocab=VOCAB)
-    state = jax.eval_shape(lambda: step.init(make()))
-    place = lambda a, spec: jax.ShapeDtypeStruct(
-        a.shape, a.dtype, sharding=NamedSharding(mesh, spec)
-    )
-    devices = mesh.shape["data"]
-    args = jax.tree.map(place, state, step.specs(state[0], devices, divided))
-    batch = jax.ShapeDtypeStruct((8 * devices, 33), np.int32)
+    params = tiny_lm.parameters(np.float32, width=WIDTH, vocab=VOCAB)
+    state = meshes.state(step, params, mesh, divided, meshes.shape)
+    batch = jax.ShapeDtypeStruct((8 * mesh.size, 33), np.int32)
     call = jax.jit(step.data_parallel(mesh, divided), donate_argnums=0)
-    text = call.trace(args, place(batch, P("data"))).lower().compile().as_text()
-    found = executed(text, OPCODES)
-    return {
-        name: found[name] + found[f"{name}-start"] for name in OPCODES if not name.endswith("start")
-    }
+    traced = call.trace(state, meshes.shape(batch, mesh, P("data")))
+    opcodes = (*KINDS, *(f"{kind}-start" for kind in KINDS))
+    found = executed(traced.lower().compile().as_text(), opcodes)
+    return {kind: found[kind] + found[f"{kind}-start"] for kind in KINDS}
 
 
 def main():

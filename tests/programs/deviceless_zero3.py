@@ -6,7 +6,6 @@ python -m tests.programs.deviceless_zero3 GPU DEVICES PERSIST MICROBATCHES
 Of one microbatch or two no loop is made, so that all loops are over layers.
 """
 
-import functools
 import json
 import math
 import sys
@@ -14,7 +13,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
@@ -22,7 +21,8 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._target.compiled.compiled import read_compiled
 from jaxmem._target.hlo.text import HloModule
 from jaxmem._target.hlo.transfers import fault
-from tests.shared import deviceless, tiny_lm
+from tests.shared import deviceless, meshes, tiny_lm
+from tests.shared.streamed import host_bytes
 
 LAYERS, WIDTH, VOCAB = 6, 256, 512
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all")
@@ -65,44 +65,29 @@ def main(gpu: str, devices: int, persist: int, n: int):
     mesh = Mesh(np.array(gpus), ("data",), axis_types=(AxisType.Auto,))
     tx = jaxmem.adama(1e-3, accumulation_steps=n, axis_name="data")
     step = tiny_lm.released(tx, plan=Assignment({"block": {}}), dtype=jnp.bfloat16)
-    make = functools.partial(
-        tiny_lm.parameters, np.float32, layers=LAYERS, width=WIDTH, vocab=VOCAB
-    )
-    shapes = jax.eval_shape(lambda: step.init(make()))
-
-    def place(a, spec):
-        sharding = NamedSharding(mesh.abstract_mesh, spec)
-        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
-
-    specs = step.specs(shapes[0], devices, "states")
-    state = step.split(jax.tree.map(place, shapes, specs), persist)
+    params = tiny_lm.parameters(np.float32, layers=LAYERS, width=WIDTH, vocab=VOCAB)
+    shapes = meshes.state(step, params, mesh.abstract_mesh, "states", meshes.shape)
+    state = step.split(shapes, persist)
 
     # Devices that are not there list no memories: what lies in device memory is on them, and what
     # lies in host memory on the mesh without its devices.
     def there(a):
-        if a.sharding.memory_kind == "pinned_host":
-            return a
-        sharding = NamedSharding(mesh, a.sharding.spec)
-        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
+        on_host = a.sharding.memory_kind == "pinned_host"
+        return a if on_host else meshes.shape(a, mesh, a.sharding.spec)
 
     batch = jax.ShapeDtypeStruct((4 * n * devices, 33), np.int32)
-    args = jax.tree.map(there, state), there(place(batch, P("data")))
+    args = jax.tree.map(there, state), meshes.shape(batch, mesh, P("data"))
     call = jax.jit(step.data_parallel(mesh, "states"), donate_argnums=0)
     compiled = call.trace(*args).lower().compile()
     read = read_compiled(compiled, 0.0)
-    host = [a for a in jax.tree.leaves(state) if a.sharding.memory_kind == "pinned_host"]
-    layer = [math.prod(a.shape[1:]) for a in jax.tree.leaves(shapes[0]["blocks"])]
-    print(
-        json.dumps(
-            {
-                "host_bytes": read.host_bytes,
-                "part": sum(math.prod(a.shape) * 4 for a in host) // devices,
-                "fault": fault(read.transfers),
-                "layer": sum(layer),
-                "collectives": collectives(compiled.as_text()),
-            }
-        )
-    )
+    found = {
+        "host_bytes": read.host_bytes,
+        "part": host_bytes(state) // devices,
+        "fault": fault(read.transfers),
+        "layer": sum(math.prod(a.shape[1:]) for a in jax.tree.leaves(shapes[0]["blocks"])),
+        "collectives": collectives(compiled.as_text()),
+    }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -19,18 +19,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem._train.runs import folder
+from tests.shared import meshes
 
 ROWS, COLUMNS = 64, 32
 
 
 def placed(*axes, kind=None) -> NamedSharding:
-    mesh = jax.make_mesh((jax.device_count(),), ("all",), axis_types=(AxisType.Auto,))
-    return NamedSharding(mesh, P(*axes), memory_kind=kind)
+    return NamedSharding(meshes.line(name="all"), P(*axes), memory_kind=kind)
 
 
 def laid(array: np.ndarray, place: NamedSharding) -> jax.Array:
@@ -93,11 +93,8 @@ def digest(state) -> str:
 
 def main(out: str, steps: str, *processes: str) -> None:
     if processes:
-        number, count, port = map(int, processes)
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        where = f"localhost:{port}"
         limits = {"heartbeat_timeout_seconds": 10, "shutdown_timeout_seconds": 10}
-        jax.distributed.initialize(where, count, number, **limits)
+        meshes.join(*map(int, processes), **limits)
     folder.SHOWN = float(os.environ.get("SHOWN", folder.SHOWN))
     with jaxmem.runs.record(out, resume=True) as run:
         given = {"steps": int(steps), "run": run, "keep": 3}

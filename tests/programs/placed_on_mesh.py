@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxmem
 from tests.shared import tiny_lm
+from tests.shared.compare import farthest, nearest
 
 PLACES = ({}, {"persist": 1}, {"persist": 0, "copies": 2, "outer_moments": "pinned_host"})
 
@@ -33,9 +34,8 @@ def found(mesh) -> dict:
     }
     found = {}
     for name, step in steps.items():
-        want, *others = (jax.tree.leaves(stepped(mesh, step, how)) for how in PLACES)
-        start = jax.tree.leaves(tiny_lm.parameters(np.float32, layers=3)["blocks"])
-        moved = min(float(np.abs(a - b).max()) for a, b in zip(want, start))
-        far = [max(float(np.abs(a - b).max()) for a, b in zip(want, got)) for got in others]
-        found[name] = {"moved": moved, "far": far}
+        want, *others = (stepped(mesh, step, how) for how in PLACES)
+        start = tiny_lm.parameters(np.float32, layers=3)["blocks"]
+        far = [farthest(got, want) for got in others]
+        found[name] = {"moved": nearest(want, start), "far": far}
     return found

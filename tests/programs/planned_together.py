@@ -13,26 +13,21 @@ import sys
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem._planner import plan as planner
 from jaxmem._target.devices.target import Target
-from tests.shared import models
-
-
-def placed(mesh, array, *axes):
-    place = NamedSharding(mesh, P(*axes))
-    return jax.make_array_from_callback(array.shape, place, lambda index: np.asarray(array)[index])
+from tests.shared import meshes, models
+from tests.shared.meshes import placed
+from tests.shared.programs import nbytes
 
 
 def arguments(mesh):
     """Parameters that all devices hold, and a batch that is divided over them."""
     parameters = models.parameters(3, 32, jnp.float32)
-    parameters = jax.tree.map(lambda a: placed(mesh, a), parameters)
-    return parameters, placed(mesh, models.batch(8, 64, 32, jnp.float32), "data")
+    parameters = jax.tree.map(lambda a: placed(a, mesh), parameters)
+    return parameters, placed(models.batch(8, 64, 32, jnp.float32), mesh, P("data"))
 
 
 def refused(build, *args, **asked) -> tuple[str, int | None]:
@@ -48,7 +43,7 @@ def main(number: int) -> dict:
     searches = []
     find_plan = planner.find_plan
     planner.find_plan = lambda *args: searches.append(1) or find_plan(*args)
-    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    mesh = meshes.line()
     build = models.build_with(functools.partial(models.scanned, block=models.narrow))
     wide = models.build_with(models.scanned)
     args = arguments(mesh)
@@ -58,15 +53,11 @@ def main(number: int) -> dict:
     otherwise, _ = refused(wide if number else build, *args)
     _, want = build(None)(*arguments(mesh))
     text = plan.step.as_text()
-    memory = plan.step.memory_analysis()
     _, loss = plan.step(*args)
     return {
         "plan": plan.to_json(),
         "program": hashlib.sha256(text.encode()).hexdigest(),
-        "bytes": memory.temp_size_in_bytes
-        + memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes,
+        "bytes": nbytes(plan.step),
         "searches": len(searches),
         "loss": float(loss),
         "want": float(want),

@@ -14,6 +14,7 @@ import numpy as np
 
 import jaxmem
 from tests.shared import tiny_lm
+from tests.shared.compare import farthest
 
 LAYERS, N, STEPS, ROWS = 6, 2, 3, 2
 DECIDE = ("actions", "states", "sharding")
@@ -65,14 +66,11 @@ def main(budgets):
     found = {}
     for budget in budgets:
         plan, params, got = planned(budget)
-        gap = jax.tree.map(
-            lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max()), params, want
-        )
         loaded = jaxmem.Plan(**{**vars(plan), "_step": None, "_split": None})
         verified = jaxmem.verify(loaded, build, first(), batch(0))
         found[budget] = {
             "divided": plan.divided,
-            "far": max(jax.tree.leaves(gap)),
+            "far": farthest(params, want),
             "losses": [got, losses],
             "budget": plan.budget_bytes,
             "compiled": plan.compiled_bytes,

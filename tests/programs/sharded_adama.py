@@ -19,7 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem._optim.adama.transform import with_moments
-from tests.shared import tiny_lm
+from tests.shared import meshes, tiny_lm
+from tests.shared.compare import relative
 
 jax.config.update("jax_enable_x64", True)
 N, STEPS = 2, 3
@@ -27,11 +28,7 @@ N, STEPS = 2, 3
 
 def worst(got, want) -> float:
     fetch = lambda a: np.asarray(a.addressable_data(0))
-    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
-    return max(
-        float(np.abs(fetch(a) - np.asarray(b)).max() / max(np.abs(np.asarray(b)).max(), 1e-30))
-        for a, b in pairs
-    )
+    return relative(jax.tree.map(fetch, got), want)
 
 
 def batches(size):
@@ -60,15 +57,10 @@ def alone(n: int, size: int, dropout: bool, order=lambda batch: batch, moment="s
 @functools.cache
 def over(mesh, size: int, divided: str, dropout: bool, moment="squares"):
     step = tiny_lm.released(adamaw(N, "data", moment))
-    params, opt = step.init(tiny_lm.parameters())
-    specs = step.specs(params, mesh.shape["data"], divided)
-    place = lambda a, spec: jax.make_array_from_callback(
-        a.shape, NamedSharding(mesh, spec), lambda index: np.asarray(a)[index]
-    )
-    state = jax.tree.map(place, (params, opt), specs)
+    state = meshes.state(step, tiny_lm.parameters(), mesh, divided)
     call = jax.jit(step.data_parallel(mesh, divided), donate_argnums=0)
     for batch in batches(size):
-        state, metrics = call(state, place(batch, P("data")), *keys(dropout))
+        state, metrics = call(state, meshes.placed(batch, mesh, P("data")), *keys(dropout))
     return state, metrics
 
 
@@ -113,9 +105,8 @@ def summed_already(mesh) -> str:
 def main():
     some = sys.argv[1:] == ["some"]
     if len(sys.argv) > 2:
-        process, processes, port = map(int, sys.argv[1:])
-        jax.distributed.initialize(f"localhost:{port}", processes, process)
-    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+        meshes.join(*map(int, sys.argv[1:]))
+    mesh = meshes.line()
     devices = jax.device_count()
     size = 2 * N * devices
     found = {}
@@ -147,13 +138,11 @@ def main():
         found["data parallel, row"] = worst(state, of_rows)
     if not several and not some:
         want, _ = alone(N * devices, size, False)
-        explicit = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Explicit,))
+        explicit = meshes.line(AxisType.Explicit)
         for divided in ("nothing", "states"):
             step = tiny_lm.released(adamaw(N, "data", "squares"))
-            state, call = (
-                step.init(tiny_lm.parameters()),
-                jax.jit(step.data_parallel(explicit, divided)),
-            )
+            state = step.init(tiny_lm.parameters())
+            call = jax.jit(step.data_parallel(explicit, divided))
             for batch in batches(size):  # placed nowhere by the caller
                 state, _ = call(state, batch)
             same, _ = over(mesh, size, divided, False)

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.programs import placed_on_mesh
-from tests.shared import tiny_lm
+from tests.shared import meshes, tiny_lm
+from tests.shared.compare import farthest
 
 LAYERS, STEPS = 4, 4
 TRANSFORMATIONS = {
@@ -43,20 +43,17 @@ def alone(name, clip):
 def over(mesh, name, clip, divided, persist):
     """Joined state and metrics, and the places of a momentum."""
     step = tiny_lm.released(TRANSFORMATIONS[name], clip=clip, axis_name="data")
-    state = step.init(parameters())
-    put = lambda a, spec: jax.device_put(a, NamedSharding(mesh, spec))
-    specs = step.specs(state[0], jax.device_count(), divided)
-    state = step.split(jax.tree.map(put, state, specs), persist)
+    state = step.split(meshes.state(step, parameters(), mesh, divided), persist)
     call = jax.jit(step.data_parallel(mesh, divided), donate_argnums=0)
     for seed in range(STEPS):
-        state, metrics = call(state, put(batch(seed), P("data")))
+        state, metrics = call(state, meshes.placed(batch(seed), mesh, P("data")))
     stacked = [a for a in jax.tree.leaves(state[1]) if a.ndim == 3]
     places = sorted({f"{a.sharding.memory_kind} {tuple(a.sharding.spec)}" for a in stacked})
     return jax.tree.map(np.asarray, (step.joined(state), metrics)), places
 
 
 def main():
-    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    mesh = meshes.line()
     found = {}
     for name, clip, divided, persist in (
         ("nesterov", ("norm", 0.1), "nothing", 1),
@@ -65,9 +62,8 @@ def main():
         ("nesterov", ("norm", 0.1), "states", 0),
     ):
         got, places = over(mesh, name, clip, divided, persist)
-        far = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), got, alone(name, clip))
         label = f"{name} {clip and clip[0]} {divided} {persist}"
-        found[label] = {"far": max(jax.tree.leaves(far)), "places": places}
+        found[label] = {"far": farthest(got, alone(name, clip)), "places": places}
     placed = placed_on_mesh.found(mesh)
     print(json.dumps({"devices": jax.device_count(), "found": found, "placed": placed}))
 

@@ -7,17 +7,17 @@ import sys
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem._core.assignment import Assignment
-from tests.shared import models
+from tests.shared import meshes, models
+from tests.shared.compare import relative
 
 jax.config.update("jax_enable_x64", True)
 LAYERS = 4
-mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+mesh = meshes.line()
 weights, x = models.parameters(LAYERS, 16, jnp.float64), models.batch(8, 8, 16, jnp.float64)
 numbers = jnp.arange(LAYERS, dtype=jnp.float32)
 PLANS = {
@@ -48,9 +48,8 @@ def folded(plan):
     def gradient(weights, shift, x):
         def loss(moments, shift, x):
             fold = lambda m, g: jax.tree.map(jnp.add, m, g[0])
-            y = jaxmem.stack(
-                block, (weights, numbers), x, shift, plan=plan, moments=moments, fold=fold
-            )
+            into = {"moments": moments, "fold": fold}
+            y = jaxmem.stack(block, (weights, numbers), x, shift, plan=plan, **into)
             return (y * y).mean()
 
         moments = jax.tree.map(lambda w: w * 0, weights)
@@ -84,14 +83,6 @@ def per_device(loss, gradient):
     return outside, jax.shard_map(inside, mesh=mesh, check_vma=False, **specs)
 
 
-def worst(got, want) -> float:
-    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
-    return max(
-        float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(np.asarray(b)).max())
-        for a, b in pairs
-    )
-
-
 def main():
     shift = jnp.linspace(0.0, 0.3, 16)
     place = lambda a, spec: jax.device_put(a, NamedSharding(mesh, spec))
@@ -105,16 +96,16 @@ def main():
         plan = PLANS[name]
         gradient = jax.grad(stacked(plan), (0, 1, 2))
         want = jax.jit(gradient)(weights, shift, x)
-        found[f"{name} replicated"] = worst(jax.jit(gradient)(*whole), want)
-        found[f"{name} divided"] = worst(jax.jit(gradient)(*divided), want)
-        found[f"{name} folded, divided"] = worst(jax.jit(folded(plan))(*divided), want)
+        found[f"{name} replicated"] = relative(jax.jit(gradient)(*whole), want)
+        found[f"{name} divided"] = relative(jax.jit(gradient)(*divided), want)
+        found[f"{name} folded, divided"] = relative(jax.jit(folded(plan))(*divided), want)
         twice = jax.jit(accumulated(gradient))
-        found[f"{name} accumulated"] = worst(
+        found[f"{name} accumulated"] = relative(
             twice(*divided), jax.tree.map(lambda a: 2 * a, want[:2])
         )
         outside, inside = per_device(stacked(plan), folded(plan))
-        found[f"{name} shard_map"] = worst(jax.jit(outside)(*whole), want)
-        found[f"{name} shard_map, folded"] = worst(jax.jit(inside)(*whole), want[:2])
+        found[f"{name} shard_map"] = relative(jax.jit(outside)(*whole), want)
+        found[f"{name} shard_map, folded"] = relative(jax.jit(inside)(*whole), want[:2])
     print(json.dumps(found))
 
 

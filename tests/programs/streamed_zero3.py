@@ -14,11 +14,13 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from tests.shared import tiny_lm
+from tests.shared import meshes, tiny_lm
+from tests.shared.compare import farthest
+from tests.shared.streamed import on_device
 
 LAYERS, N, STEPS = 4, 2, 4
 
@@ -32,12 +34,9 @@ def released(moment: str = "squares"):
 
 def first_state(step, mesh, persist: int, divided: str = "states", moved: bool = True):
     """The split state; `moved`: whether the layers beyond `persist` are in host memory."""
-    state = step.init(tiny_lm.parameters(np.float32, layers=LAYERS, width=16, vocab=32))
-    specs = step.specs(state[0], mesh.shape["data"], divided)
-    put = lambda a, spec: jax.device_put(a, NamedSharding(mesh, spec))
-    state = step.split(jax.tree.map(put, state, specs), persist)
-    back = lambda a: jax.device_put(a, a.sharding.with_memory_kind("device"))
-    return state if moved else jax.tree.map(back, state)
+    params = tiny_lm.parameters(np.float32, layers=LAYERS, width=16, vocab=32)
+    state = step.split(meshes.state(step, params, mesh, divided), persist)
+    return state if moved else on_device(state)
 
 
 def train(mesh, persist: int, divided: str = "states", moved: bool = True, moment: str = "squares"):
@@ -47,7 +46,7 @@ def train(mesh, persist: int, divided: str = "states", moved: bool = True, momen
     call, found = jax.jit(step.data_parallel(mesh, divided), donate_argnums=0), []
     for seed in range(STEPS):
         batch = tiny_lm.tokens(2 * N * mesh.shape["data"], seed, vocab=32).astype(jnp.int32)
-        state, metrics = call(state, jax.device_put(batch, NamedSharding(mesh, P("data"))))
+        state, metrics = call(state, meshes.placed(batch, mesh, P("data")))
         found.append(metrics)
     leaves = jax.tree.leaves(state[0]["blocks"])
     places = sorted({f"{a.sharding.memory_kind} {a.sharding.spec}" for a in leaves})
@@ -65,11 +64,7 @@ def refused(mesh, divided: str) -> str:
     return ""
 
 
-def farthest(got, want) -> float:
-    return max(jax.tree.leaves(jax.tree.map(lambda a, b: float(np.abs(a - b).max()), got, want)))
-
-
-def meshes():
+def of_half():
     """One of half of the devices, an explicit one of them, and one of two axes."""
     half, auto = jax.devices()[: jax.device_count() // 2], (AxisType.Auto,)
     make = lambda types: jax.make_mesh((len(half),), ("data",), axis_types=types, devices=half)
@@ -78,14 +73,14 @@ def meshes():
 
 
 def of_divided_moments() -> float:
-    alone, _, both = meshes()
+    alone, _, both = of_half()
     split, _ = train(both, 1, "moments", moved=False)
     whole, _ = train(alone, LAYERS, "moments", moved=False)
     return farthest(split, whole)
 
 
 def over_meshes() -> dict:
-    alone, explicit, both = meshes()
+    alone, explicit, both = of_half()
     want, _ = train(alone, 1)
     found = {}
     for name, mesh in {"two axes": both, "explicit": explicit}.items():
@@ -95,7 +90,7 @@ def over_meshes() -> dict:
 
 
 def main():
-    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    mesh = meshes.line()
     want, _ = train(mesh, LAYERS)
     found = {}
     for persist in (0, 1):

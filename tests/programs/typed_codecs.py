@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxmem
 from jaxmem import codecs
+from tests.shared.compare import relative
 from tests.shared.outlier_layers import loss_of
 
 P = PartitionSpec
@@ -77,12 +78,7 @@ def planned(mesh) -> dict:
         tags = {name: jaxmem.plans.Choice(**choice) for name in ("in", "hidden")}
         got = jax.jit(build(jaxmem.plans.Assignment({"block": tags})))(params, x)
         want = got if want is None else want
-        errors.append(
-            max(
-                float(np.abs(np.subtract(got[k], want[k])).max() / np.abs(want[k]).max())
-                for k in got
-            )
-        )
+        errors.append(relative(got, want))
     plan = jaxmem.plan(build, params, x)
     return {"errors": errors, "before": [row.bytes_before for row in plan.rows]}
 

@@ -16,11 +16,14 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from tests.shared import tiny_lm
+from tests.shared import meshes, tiny_lm
+from tests.shared.compare import farthest, nearest
+from tests.shared.meshes import placed
+from tests.shared.streamed import on_device
 
 LAYERS, SEQUENCE = 4, 8
 # jaxlib 0.10 is told by the environment to make code of fusions in another way, which rounds the
@@ -52,12 +55,6 @@ def model(kind: str, n: int):
     return step, lambda: parameters(functools.partial(registry.create, config), shaken=0.02)
 
 
-def placed(a, mesh, spec):
-    """An array that every process has, divided over the devices of all of them."""
-    a = np.asarray(a)
-    return jax.make_array_from_callback(a.shape, NamedSharding(mesh, spec), lambda index: a[index])
-
-
 def train(mesh, kind: str, n: int, steps: int, persist: int, resident: bool = False):
     """The joined state, whole on each device, as NumPy's arrays; the losses; and the places of the
     layers' arrays.
@@ -66,14 +63,9 @@ def train(mesh, kind: str, n: int, steps: int, persist: int, resident: bool = Fa
     resident: whether all of them lie in device memory all the same.
     """
     step, make = model(kind, n)
-    state = step.init(make())
-    specs = step.specs(state[0], mesh.size, "states")
-    state = jax.tree.map(lambda a, spec: placed(a, mesh, spec), state, specs)
-    state = step.split(state, persist)
+    state = step.split(meshes.state(step, make(), mesh, "states"), persist)
     if resident:
-        state = jax.tree.map(
-            lambda a: jax.device_put(a, a.sharding.with_memory_kind("device")), state
-        )
+        state = on_device(state)
     call = jax.jit(step.data_parallel(mesh, "states"), donate_argnums=0, compiler_options=OPTIONS)
     losses = []
     for seed in range(steps):
@@ -88,13 +80,6 @@ def train(mesh, kind: str, n: int, steps: int, persist: int, resident: bool = Fa
     return jax.tree.map(lambda a: np.asarray(a.addressable_data(0)), everywhere), losses, places
 
 
-def worst(got, want) -> float:
-    """The largest difference of two states."""
-    return max(
-        float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want))
-    )
-
-
 def created(mesh, persist: int) -> float:
     """How far a state that is made a layer at a time, whole on each device, is from the first one
     that is made whole, joined.
@@ -102,25 +87,17 @@ def created(mesh, persist: int) -> float:
     step, make = model("lm", 1)
     params = jax.tree.map(np.asarray, make())
     layers = params.pop("blocks")
-    outer = {k: placed(a, mesh, P()) for k, a in params.items()}
+    outer = {k: placed(a, mesh) for k, a in params.items()}
     layer = lambda i: jax.tree.map(lambda a: jnp.asarray(a)[i], layers)
     state = step.joined(step.create(outer, layer, LAYERS, persist))
     here = jax.tree.map(lambda a: np.asarray(a.addressable_data(0)), state)
-    return worst(here, jax.tree.map(np.asarray, step.init(make())))
-
-
-def least_moved(params, first) -> float:
-    """How far the array of parameters has moved that moved least."""
-    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(first), strict=True)
-    return min(float(np.abs(a - b).max()) for a, b in pairs)
+    return farthest(here, step.init(make()))
 
 
 def main(kind: str, n: int, steps: int, persists: list[int], folder: str, *processes: int):
     if processes:
-        process, count, port = processes
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(f"localhost:{port}", count, process)
-    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+        meshes.join(*processes)
+    mesh = meshes.line()
     save = lambda name, state: np.savez(
         pathlib.Path(folder, f"{name}-{jax.process_index()}.npz"), *jax.tree.leaves(state)
     )
@@ -129,15 +106,16 @@ def main(kind: str, n: int, steps: int, persists: list[int], folder: str, *proce
     for persist in persists:
         trained[persist], losses[persist], places = train(mesh, kind, n, steps, persist)
         save(persist, trained[persist])
-        found[persist] = {"places": places, "moved": least_moved(trained[persist][0], first)}
+        found[persist] = {"places": places, "moved": nearest(trained[persist][0], first)}
         if processes:
             found[persist]["created"] = created(mesh, persist)
         elif persist < LAYERS:  # the same split, all of it in device memory
             same, *_ = train(mesh, kind, n, steps, persist, resident=True)
-            found[persist]["same"] = worst(trained[persist], same)
+            found[persist]["same"] = farthest(trained[persist], same)
         if LAYERS in trained:
             apart = np.abs(np.array(losses[persist]) / losses[LAYERS] - 1).max()
-            found[persist]["far"] = max(worst(trained[persist], trained[LAYERS]), float(apart))
+            far = farthest(trained[persist], trained[LAYERS])
+            found[persist]["far"] = max(far, float(apart))
     print(json.dumps({"devices": jax.device_count(), "found": found}))
 
 

@@ -1,4 +1,4 @@
-"""Compares gradients."""
+"""Compares gradients, and other trees of arrays."""
 
 import jax
 import numpy as np
@@ -18,3 +18,25 @@ def nonzero(got, want, rtol=1e-12, atol=0.0):
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert np.abs(w).max() > 0
         np.testing.assert_allclose(g, w, rtol=rtol, atol=atol)
+
+
+def pairs(got, want) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns the leaves of two trees of the same structure, as NumPy arrays."""
+    leaves = ([*map(np.asarray, jax.tree.leaves(tree))] for tree in (got, want))
+    return [*zip(*leaves, strict=True)]
+
+
+def farthest(got, want) -> float:
+    """Returns the largest difference of two trees."""
+    return max(float(np.abs(a - b).max()) for a, b in pairs(got, want))
+
+
+def nearest(got, want) -> float:
+    """Returns the difference of the two leaves that differ least."""
+    return min(float(np.abs(a - b).max()) for a, b in pairs(got, want))
+
+
+def relative(got, want) -> float:
+    """Returns the largest difference of two trees, as a share of the largest value of its array."""
+    size = lambda a: max(np.abs(a).max(), 1e-30)
+    return max(float(np.abs(a - b).max() / size(b)) for a, b in pairs(got, want))
