@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jaxmem._model.auto.find import is_loop, read, turn
 from jaxmem._model.layer.block import layer_of
 from jaxmem._model.layer.graph import LayerGraph, flops, through
-from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, as_closed, as_scan, inside, line_of
+from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, Scan, as_closed, as_scan, inside, line_of
 from jaxmem._trace.primitives import REMAT
 from jaxmem._trace.rewrite import Node, Program, leading_to, program_of, run
 from jaxmem.errors import NoLayersError
@@ -75,24 +75,21 @@ def _holds_loop(eqn) -> bool:
     return any(e.primitive.name == "scan" and e.params["length"] > 1 for e in inside(eqn))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class _Loop:
     """A scan whose iterations read slices of parameters.
 
     program: the loss.
     node: the scan.
     own: leaf numbers of the parameters, by value.
-    consts, carry: how many arrays the scan's iterations share, and how many it carries.
+    scan: how many arrays the iterations share, and how many they carry.
     leaves: for each sliced array, the parameter's value and the conversions of it; None for an
       array that is no parameter.
     """
 
-    program: Program
-    node: Node
-    own: dict[int, int]
-    consts: int
-    carry: int
-    leaves: list[tuple[int, list[Node]] | None]
+    def __init__(self, program: Program, node: Node, own: dict[int, int], scan: Scan, leaves: list):
+        self.program, self.node, self.own = program, node, own
+        self.consts, self.carry = scan.consts, scan.carry
+        self.leaves: list[tuple[int, list[Node]] | None] = leaves
 
     @staticmethod
     def of(program: Program, node: Node, own: dict[int, int]) -> "_Loop | None":
@@ -108,8 +105,7 @@ class _Loop:
             return (source, passed[::-1]) if isinstance(source, int) and source in own else None
 
         leaves = [leaf(v) for v in node.inputs[scan.consts + scan.carry :]]
-        loop = _Loop(program, node, own, scan.consts, scan.carry, leaves)
-        return loop if any(leaves) else None
+        return _Loop(program, node, own, scan, leaves) if any(leaves) else None
 
     def divided(self, paths: Sequence[str], label: str | None) -> DividedLoss:
         program, node = self.program, self.node

@@ -73,14 +73,14 @@ class LossStep:
 
         Raises the errors of `init`.
         """
-        form = _Form.of(params, isinstance(self.tx, AdamA))
+        form = _Form(params, isinstance(self.tx, AdamA))
         count = self.tx.rule.accumulation_steps if isinstance(self.tx, AdamA) else 1
         rest = (
             jax.tree.map(lambda a: _microbatch(a, count), batch),
             *(() if key is None else (key,)),
         )
         divided = self._divided(form, rest)
-        form = dataclasses.replace(form, layers=divided.layers)
+        form.layers = divided.layers
         leaves = lambda given: jax.tree.leaves((given[0], *(k[0] for k in given[1:])))
         model = Model(
             lambda outer, given: divided.embed(outer[OUTER], leaves(given)),
@@ -117,33 +117,28 @@ class LossStep:
         return divided_loss(closed, form.paths, None if self.plan is None else self.label)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class _Form:
     """The user's tree of parameters, and its form in a `ReleasedStep`: a dict of two lists.
 
-    structure: the user's tree.
     shapes: the parameters' shapes, in the user's tree.
-    accumulates: whether the optimizer is AdamA, whose moments have the tree of the parameters.
-    layers: the numbers of the layers' leaves.
+    layers: the numbers of the layers' leaves, once the loss is divided.
     """
 
-    structure: Any
-    shapes: Any
-    accumulates: bool
-    layers: tuple[int, ...] = ()
+    def __init__(self, params, accumulates: bool):
+        """Raises OptimizerError unless `params` are floating-point arrays.
 
-    @staticmethod
-    def of(params, accumulates: bool) -> "_Form":
-        """Raises OptimizerError unless `params` are floating-point arrays."""
-        leaves, structure = jax.tree.flatten(params, is_leaf=_is_stacks)
-        form = _Form(structure, jax.tree.unflatten(structure, map(_shape, leaves)), accumulates)
-        for path, a in zip(form.paths, jax.tree.leaves(form.shapes)):
+        accumulates: whether the optimizer is AdamA, whose moments have the tree of the parameters.
+        """
+        leaves, self._structure = jax.tree.flatten(params, is_leaf=_is_stacks)
+        self.shapes = jax.tree.unflatten(self._structure, map(_shape, leaves))
+        self.layers: tuple[int, ...] = ()
+        self._accumulates = accumulates
+        for path, a in zip(self.paths, jax.tree.leaves(self.shapes)):
             if not jnp.issubdtype(a.dtype, jnp.inexact):
                 raise OptimizerError(
                     f"released_step: `params{path}` is {a.dtype}; expected floating-point arrays,"
                     " which gradients are folded for"
                 )
-        return form
 
     @property
     def paths(self) -> list[str]:
@@ -160,9 +155,9 @@ class _Form:
         """The inverse of `inner`."""
         found = dict(zip(self.layers, _apart(inner[LAYERS], len(self.layers))))
         others = iter(inner[OUTER])
-        numbers = range(self.structure.num_leaves)
+        numbers = range(self._structure.num_leaves)
         leaves = [found[i] if i in found else next(others) for i in numbers]
-        return jax.tree.unflatten(self.structure, leaves)
+        return jax.tree.unflatten(self._structure, leaves)
 
     def of_users(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
         """The transformation for the form of a `ReleasedStep`. Its state is of the user's tree."""
@@ -187,7 +182,7 @@ class _Form:
 
     def _moments(self, state, change: Callable) -> Any:
         """Changes the trees of AdamA's moments. Another optimizer's state is of the user's tree."""
-        if not self.accumulates or state is None:
+        if not self._accumulates or state is None:
             return state
         return state._replace(**{k: change(v) for k, v in entries(state.moments).items()})
 
