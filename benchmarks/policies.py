@@ -269,8 +269,8 @@ def both_loops(scan: Case, stack: Case, actions: Actions | None) -> dict:
 
 
 def of_stack(report: Report, config: str, target: str) -> None:
-    with on(target) as backend:
-        scan, stack = (Case(config, backend, AnyTimes(), [f"model.loop={loop}"]) for loop in LOOPS)
+    with on(target, AnyTimes()) as backend:
+        scan, stack = (Case(config, backend, [f"model.loop={loop}"]) for loop in LOOPS)
         found: dict = plans(scan.profile, scan.config.model.width)
         two = halves(found["solved 0.2"], found["keep"], stack.config.model.layers)
         found["keep everything"] = None
