@@ -291,11 +291,6 @@ def gpt() -> tuple:
     return untagged(config), abstract(config)
 
 
-def half_of_unplanned() -> int:
-    function, args = gpt()
-    return unplanned(function, *args).compiled_bytes // 2
-
-
 def first_step(budget: int | None) -> None:
     """Prints the seconds of a first call in this process; None calls `jax.jit`."""
     function, args = gpt()
@@ -305,7 +300,8 @@ def first_step(budget: int | None) -> None:
 
 
 def first_steps(report: Report) -> None:
-    budget = report.once("budget", half_of_unplanned)
+    step, args = gpt()
+    budget = report.once("budget", lambda: unplanned(step, *args).compiled_bytes // 2)
     with own_cache():
         for way in WAYS:
             given = None if way == "jax.jit" else budget
