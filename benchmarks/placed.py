@@ -99,9 +99,7 @@ MICROBATCHES = 2
 CASES = tuple(itertools.product(MODELS, ("h200", "rtx4090", "a100-80gb")))
 
 
-def search_of(
-    step: tuple[Any, tuple], backend: Backend, limits: Limits, actions
-) -> PlacementSearch:
+def search_of(step: tuple[Any, tuple], backend: Backend, limits, actions) -> PlacementSearch:
     """The search for a released step, as `planned_step` returns it."""
     actions, _ = allowed_actions(actions, backend.target)
     return read_places(*step, backend, limits, Allowed(actions, actions))
