@@ -13,7 +13,7 @@ The scripts have six shapes. What the scripts of a shape share is in a file of `
 | plans against policies, at the policies' bytes | policies | `baselines.py`, `timing.py` |
 | predicted against compiled, measured or exact | estimates, times, exactness, tpu_codecs | `assignments.py`, `steps.py` |
 | AdamA against other optimizers | adama_memory, adama_training | `devices.py` |
-| states placed in host memory or divided | placed, largest | `released.py` |
+| states placed in host memory or divided | placed | `released.py` |
 | faults, interruptions, changes while training | faults, runs | `case.py` |
 
 `results.py` runs the benchmarks and writes their results. `stale.py` lists results whose sources

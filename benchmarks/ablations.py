@@ -100,7 +100,7 @@ def run(report: Report, config: str, target: str, allowed: str) -> None:
         phases = [p for p in PHASES if p != "whole steps" or backend.stops_at_buffers]
         for share, phase in itertools.product(SHARES[target], phases):
             nbytes = ends["least"] + share * (ends["everything"] - ends["least"])
-            budget = int(nbytes / (1 - backend.margin)) + 1
+            budget = case.budget_for(int(nbytes))
             given = {"budget": budget, "actions": actions}
             report.once(f"{name} {share} without {phase}", in_full, phase, case.row, **given)
 

@@ -70,22 +70,15 @@ from tests.shared.foreign.size import Size
 
 GPTS = (("gpt_nano", "local"), ("gpt_117m", "h200"), ("gpt_345m", "h200"))
 BETWEEN = 8
-ARGUMENTS = 2**20  # bytes beyond the arguments of the step with everything kept
-
-
-def ends(step: Step) -> dict:
-    """Bytes of the least that compiled, of every tag kept, and of everything kept."""
-    everything, keep_all = (s.compiled for s in step.compile_buffers(None, keep_tags(step.profile)))
-    return {
-        "least": step.least(everything.argument_bytes + ARGUMENTS),
-        "keep_all": keep_all.total_bytes,
-        "everything": everything.total_bytes,
-    }
-
-
 # -- budgets
 
 ODD = "1357"
+
+
+def ends(case: Case) -> dict:
+    """Bytes of the least that compiled, of every tag kept, and of everything kept."""
+    (keep_all,) = case.compile_buffers(keep_tags(case.profile))
+    return case.ends() | {"keep_all": keep_all.total}
 
 
 def of_gpt(report: Report, config: str, target: str) -> None:
@@ -134,7 +127,7 @@ def of_tpu(report: Report, key: str) -> None:
     random_bits_for(target)
     with on(target) as backend:
         step = Step(*step_for(name, backend.target.devices), backend)
-        e, most = report.once(f"{key} ends", ends, step), backend.target.usable_bytes
+        e, most = report.once(f"{key} ends", step.ends), backend.target.usable_bytes
         budgets = between(e["least"], e["everything"], BETWEEN)
         capped = {label: min(budget, most) for label, budget in budgets.items()}
         report.once_each(f"{key} ", capped, step.row)

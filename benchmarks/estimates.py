@@ -180,7 +180,7 @@ def of_walk(report: Report, name: str, target: str) -> None:
     build, args = of_model(MODELS[name], SIZES[target])
     with on(target, AnyTimes()) as backend:
         here = [action for action in ALL if not action.offloads]
-        step = Step(build, args, backend, backend.database, here)
+        step = Step(build, args, backend, here)
         walks = Estimates(step.compiler, step.profile)
         for which, actions in assignments(step.profile).items():
             if report.has(key := f"{name}, {target}, {which}"):

@@ -30,7 +30,7 @@ from benchmarks.shared.assignments import every, keep_everything, keep_tags, sho
 from benchmarks.shared.baselines import naive, own_codec
 from benchmarks.shared.case import Case, nano, on, trained
 from benchmarks.shared.results import Benchmark, Report, measure
-from benchmarks.shared.steps import compile_step
+from benchmarks.shared.steps import compile_planned
 from benchmarks.shared.timing import cache_compiles, first_batch
 from experiments.config.text import Config
 from experiments.data.text import Text
@@ -143,8 +143,7 @@ def config_of(seed: int, *overrides: str) -> Config:
 def train(text: Text, actions: Actions, seed: int):
     """The trained parameters and what is reported of them."""
     config = config_of(seed)
-    step = compile_step(config, jaxmem.remat_policy(Assignment(actions)))
-    state, metrics = trained(TEXT, config, text, step)
+    state, metrics = trained(TEXT, config, text, compile_planned(config, actions))
     longer = config_of(seed, f"train.eval_batches={2 * config.train.eval_batches}")
     return state.params, {
         **evaluate(longer, state, text),

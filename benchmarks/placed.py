@@ -1,5 +1,5 @@
 """Plans that place model states in host memory: predicted and compiled bytes, the gain over simpler
-rules, and ProTrain's choices. No step runs.
+rules, ProTrain's choices, and the largest model. No step runs.
 
     python -m benchmarks.placed [RESULT ...]
 
@@ -34,43 +34,81 @@ is divided over the four devices, are planned together, and the plan is compiled
 for each of its GPUs. `recomputed` counts layers that recompute all of their tags, `kept` those that
 keep everything, and `offloaded` those that move a tensor to the host; `persist` counts layers whose
 states stay on the device. `protrain` has ProTrain's four numbers.
+
+`largest`: the largest GPT that one device trains with its host's memory: what do states and
+activations in host memory gain, apart and together? Layers of gpt_10b (width 4096, heads of 128, 4
+sequences of 1024 in one microbatch, no dropout), released, float32 states and bfloat16 compute, for
+three GPUs without hardware, each with three sizes of host memory. Codecs are allowed. The number of
+layers is searched for as `batch="max"` searches for a size: the placement program answers for any
+number of layers, since the layers are a loop. Reported bytes are compiled: of the fastest step of
+`joint`, and of the least step of the others. A liveness estimate of the least step, corrected by
+the errors of compiled steps, shows that a layer more does not fit.
+
+- `joint` places states and decides about tensors (`decide=("actions", "states")`).
+- `states alone` recomputes every layer, `activations alone` leaves all states on the device, and
+  `nothing moved` leaves tensors there too.
+- `share` is the joint model's parameters over what device and host could hold at 12 bytes each: all
+  of both but the temporaries of the step with nothing resident, as compiled, and 2 % of the device,
+  which plans leave for autotuning. The joint plan may take fewer temporaries, and so reach more.
+  `share of all memory` leaves nothing out.
 """
 
 import dataclasses
+import functools
 import itertools
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
+import optax
+
 import jaxmem
 from benchmarks.shared.case import on
 from benchmarks.shared.released import LONG, MODELS, NO_DROPOUT, OWN, config_of, planned_step
-from benchmarks.shared.results import Benchmark, Report, known, measure
+from benchmarks.shared.results import Benchmark, Report, known, measure, say
 from benchmarks.shared.searches import from_to
 from experiments.command.load import load
-from jaxmem._core.actions import KEEP, LOSSLESS, OFFLOAD, UNTAGGED, is_whole
+from jaxmem._core.actions import ALL, KEEP, LOSSLESS, OFFLOAD, UNTAGGED, is_whole
+from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database
 from jaxmem._core.groups import group_label
 from jaxmem._cost.profile.options import Allowed
+from jaxmem._model.states.places import HOST, Places
 from jaxmem._planner.placement.front import layer_policy
-from jaxmem._planner.placement.layer import BUFFERED, RESIDENT, STREAMED, LayerGroup
+from jaxmem._planner.placement.layer import (
+    BUFFERED,
+    RESIDENT,
+    STREAMED,
+    LayerGroup,
+    LayerPolicy,
+)
 from jaxmem._planner.placement.plan import read_places
 from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, solve_placement
 from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch, with_working
+from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem._planner.search.trial import Limits
+from jaxmem._planner.sizes import Boundary
+from jaxmem._result.plan.rows import Point
+from jaxmem._target.compile.backend import DEVICELESS_MARGIN
+from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.support import allowed_actions
+from jaxmem.errors import BudgetError
 
 MICROBATCHES = 2
 CASES = tuple(itertools.product(MODELS, ("h200", "rtx4090", "a100-80gb")))
 
 
-def search_of(model: str, backend) -> PlacementSearch:
-    build, args = planned_step(config_of(model, MICROBATCHES))
-    target = backend.target
+def search_of(step: tuple[Any, tuple], backend: Backend, limits, actions) -> PlacementSearch:
+    """The search for a released step, as `planned_step` returns it."""
+    actions, _ = allowed_actions(actions, backend.target)
+    return read_places(*step, backend, limits, Allowed(actions, actions))
+
+
+def lossless_search(model: str, backend: Backend) -> PlacementSearch:
+    step, target = planned_step(config_of(model, MICROBATCHES)), backend.target
     limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
-    actions, _ = allowed_actions(LOSSLESS, target)
-    return read_places(build, args, backend, limits, Allowed(actions, actions))
+    return search_of(step, backend, limits, LOSSLESS)
 
 
 def rooms(search: PlacementSearch, least: float, budgets: int) -> list[int]:
@@ -115,7 +153,7 @@ def of_plans(report: Report, model: str, target: str) -> None:
     if report.has(*keys):
         return
     with on(target, Database()) as backend:
-        search = search_of(model, backend)
+        search = lossless_search(model, backend)
         lowest = known(search.least())
         compiled = search.steps.compile_fully(search.assignment(lowest), lowest.places)
         for key, room in zip(keys, rooms(search, LEAST_COMPILED * compiled.total, COMPILED)):
@@ -198,7 +236,7 @@ def against_rules(problem: PlacementProblem, simpler: dict[str, Callable]) -> di
 
 def of_budgets(model: str, target: str) -> dict:
     with on(target, Database()) as backend:
-        search = search_of(model, backend)
+        search = lossless_search(model, backend)
         simpler, problem = rules(search), search.within(None)
         budgets = rooms(search, LEAST_SOLVED * known(search.least()).device_bytes, SOLVED)
         problems = [dataclasses.replace(problem, room=room) for room in budgets]
@@ -271,7 +309,7 @@ def choices(name: str) -> dict:
     start = time.perf_counter()
     try:
         plan = decided(model, batch, target)
-    except jaxmem.errors.BudgetError as error:
+    except BudgetError as error:
         return found | {"error": str(error)}
     places = known(plan.places)
     found |= {"protrain": protrain, "layers": places.layers} | counts(plan)
@@ -281,12 +319,182 @@ def choices(name: str) -> dict:
     return found | {"planned in seconds": time.perf_counter() - start}
 
 
+# -- largest
+
+DEVICES = {"rtx4090": 24 * 10**9, "a100-80gb": 80 * 10**9, "h200": 141 * 10**9}
+HOSTS = {"128 GB": 128 * 10**9, "256 GB": 256 * 10**9, "1 TB": 10**12}
+RULES = ("joint", "states alone", "activations alone", "nothing moved")
+FEW, MOST = 8, 1024  # layers: of the step that the program is asked of, and of those looked among
+BYTES = 12  # a parameter's: itself and two moments, in float32
+COMMON = [*NO_DROPOUT, "train.batch=4", "plan.budget=none", "optimizer.clip=none"]
+
+
+@functools.cache
+def step_of(layers: int) -> tuple[Any, tuple]:
+    """What builds the step, and the shapes of its arguments."""
+    return planned_step(load("gpt_10b", [*COMMON, f"model.layers={layers}"]))
+
+
+def parameters(layers: int) -> int:
+    _, (state, _) = step_of(layers)
+    return optax.tree.size(state[0])
+
+
+def read(backend: Backend, limits: Limits) -> tuple[PlacementSearch, LayerPolicy]:
+    """The search for a step of few layers, of which others differ in nothing but their number; and
+    the policy of a layer that is recomputed.
+    """
+    search = search_of(step_of(FEW), backend, limits, ALL)
+    recomputed = layer_policy(search.profile, search.block, {})
+    (recomputed,) = with_working([recomputed], search.steps, search.block.name, search.others)
+    return search, recomputed
+
+
+def least(problem: PlacementProblem, layers: int) -> int:
+    """Device bytes of the least plan for so many layers, by the program; beyond all budgets if host
+    memory is too small.
+    """
+    states = dataclasses.replace(problem.states, layers=layers)
+    found = solve_placement(dataclasses.replace(problem, states=states), "bytes")
+    return 2**62 if found is None else found.device_bytes
+
+
+def ruled(problem: PlacementProblem, name: str, recomputed: LayerPolicy) -> PlacementProblem:
+    """What is asked where only what `name` says is allowed."""
+    if name == "joint":
+        return problem
+    if name == "states alone":
+        return dataclasses.replace(problem, policies=[recomputed])
+    states = problem.states
+    held = dataclasses.replace(states, outside=0, fixed=states.fixed + states.outside)
+    problem = dataclasses.replace(problem, places=(RESIDENT,), states=held)
+    if name != "nothing moved":
+        return problem
+    kept = [p for p in problem.policies if not p.host_bytes]
+    return dataclasses.replace(problem, policies=kept, outer_moves=False)
+
+
+@dataclasses.dataclass
+class Found:
+    """What a search found for a number of layers, and the least bytes, as a plan tells them."""
+
+    search: PlacementSearch
+    best: PlacedTrial
+    points: tuple[Point, ...]
+
+
+def least_of(search: PlacementSearch, lowest: PlacementSolution) -> PlacedTrial | None:
+    """The least step, compiled; None where it does not fit."""
+    predicted = search.expected(lowest)
+    step = search.steps.compile_fully(search.assignment(lowest), lowest.places)
+    search.error += step.total - predicted
+    return PlacedTrial(lowest, predicted, step) if search.limits.allow(step) else None
+
+
+def boundary_of(
+    few: PlacementSearch,
+    rule: Callable[[PlacementProblem], PlacementProblem],
+    fastest: bool,
+    error: int | None,
+) -> Boundary:
+    """Looks for the number of layers where steps cease to fit.
+
+    rule: makes the problem that is asked.
+    fastest: whether the fastest plan is searched for; else the least one is compiled.
+    error: bytes by which compiled steps exceeded their walks; None if no step was compiled.
+    """
+    errors, room = [] if error is None else [error], few.limits.usable_bytes
+
+    def found_for(layers: int) -> Any:
+        steps = PlacedSteps(*step_of(layers), few.steps.backend)
+        problem = rule(dataclasses.replace(few.problem, states=steps.states()))
+        error = errors[-1] if errors else 0
+        search = dataclasses.replace(few, steps=steps, problem=problem, error=error, trials=[])
+        lowest, best = known(search.least()), None
+        if not errors or search.expected(lowest) <= room:
+            best = search.run() if fastest else least_of(search, lowest)
+            errors.append(search.error)
+        needed = search.expected(lowest)
+        if best is None:
+            raise BudgetError(f"{layers} layers do not fit", least_bytes=needed)
+        return Found(search, best, (Point(needed, lowest.seconds),))
+
+    predicted = functools.partial(least, rule(few.within(None)))
+    return Boundary(range(2, MOST), predicted, room, found_for)
+
+
+def temporaries(search: PlacementSearch) -> int:
+    """Compiled bytes, without the arguments, of the step with all states streamed and every layer
+    recomputed.
+    """
+    layers = search.problem.states.layers
+    assignment = Assignment({**search.others, search.block.name: {}})
+    step = search.steps.compile_fully(assignment, Places(layers, 0, outer_moments=HOST))
+    return step.total - step.compiled.argument_bytes
+
+
+def largest(few: PlacementSearch, rule: Callable, error: int | None, joint: bool) -> dict[str, Any]:
+    """What is found for one GPU, one size of host memory, and one rule."""
+    boundary = boundary_of(few, rule, joint, error)
+    index = boundary.find()
+    found: Any = boundary.plans[index]
+    layers, beyond = boundary.sizes[index], boundary.failures.get(index + 1)
+    return {
+        "layers": layers,
+        "parameters": parameters(layers),
+        **bytes_of(found.best),
+        "walks are off by": found.search.error,
+        "a layer more needs": beyond and beyond.least_bytes,
+    } | ({"temporaries": temporaries(found.search)} if joint else {})
+
+
+def limits_of(target: str, host: str, backend: Backend) -> Limits:
+    budget = DEVICES[target]
+    return Limits(budget, int(budget * (1 - backend.margin)), HOSTS[host])
+
+
+def of_sizes(report: Report, target: str) -> None:
+    keys = {(host, name): f"{target}, {host}, {name}" for name in RULES for host in HOSTS}
+    if report.has(*keys.values()):
+        return
+    with on(target, Database()) as backend:
+        say(f"{target}: walking through {FEW} layers")
+        few, recomputed = read(backend, limits_of(target, "1 TB", backend))
+        for (host, name), key in keys.items():
+            limits = limits_of(target, host, backend)
+            within = dataclasses.replace(few, limits=limits)
+            rule = functools.partial(ruled, name=name, recomputed=recomputed)
+            of_rule = [report[keys[h, name]] for h in HOSTS if report.has(keys[h, name])]
+            error = of_rule[-1]["walks are off by"] if of_rule else None
+            # Where all states are on the device, host memory is not what is short.
+            if of_rule and 2 * of_rule[0]["host compiled"] <= min(HOSTS.values()):
+                report.once(key, lambda first=of_rule[0]: first)
+            report.once(key, largest, within, rule, error, joint=name == "joint")
+
+
+def summary_of_sizes(report: Report) -> dict:
+    told: dict[str, Any] = {"share": {}, "share of all memory": {}}
+    for target, host in itertools.product(DEVICES, HOSTS):
+        cell, device = f"{target}, {host}", DEVICES[target]
+        row, both = report[f"{cell}, joint"], device + HOSTS[host]
+        could = (both - row["temporaries"] - DEVICELESS_MARGIN * device) / BYTES
+        told["share"][cell] = row["parameters"] / could
+        told["share of all memory"][cell] = BYTES * row["parameters"] / both
+    rows = [(key.split(", "), row) for key, row in report.results.items()]
+    told["within"] = all(
+        r["compiled"] <= DEVICES[t] and r["host compiled"] <= HOSTS[h] for (t, h, _), r in rows
+    )
+    told["host bytes off by"] = max(abs(r["host predicted"] - r["host compiled"]) for _, r in rows)
+    return told
+
+
 RESULTS = {
     "placed": Benchmark(CASES, of_plans, summary_of_plans),
     "placed_rules": Benchmark(CASES, row=of_budgets, summary=summary_of_rules),
     "protrain_table": Benchmark(
         PROTRAIN, row=choices, summary=lambda report: {"rows": len(report.results)}
     ),
+    "largest": Benchmark(DEVICES, of_sizes, summary_of_sizes),
 }
 
 if __name__ == "__main__":

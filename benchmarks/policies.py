@@ -49,9 +49,11 @@ from benchmarks.shared.assignments import is_lossless, keep_tags, plans, show, s
 from benchmarks.shared.baselines import WITH_NAIVE, Baseline, baselines, compiler_of
 from benchmarks.shared.case import AnyTimes, Case, Step, case_on, nano, on, random_bits_for
 from benchmarks.shared.results import Benchmark, Report, known, measure, say
-from benchmarks.shared.steps import compile_planned, compile_step, local_step
+from benchmarks.shared.steps import compile_planned, local_step
 from benchmarks.shared.timing import cache_compiles, clock_and_cores, interleaved, over
 from experiments.gpu_check.measure import quartiles
+from experiments.running.planning import compile_candidate
+from experiments.running.policies import Candidate
 from jaxmem._core.actions import ALL, LOSSLESS, Action, Actions
 from jaxmem._core.groups import group_label
 from jaxmem._planner.search.candidates import is_among
@@ -83,7 +85,7 @@ def by_the_clock(report: Report) -> None:
     for baseline in baselines(case.profile):
         if (name := baseline.name) in LEFT_OUT:
             continue
-        step = compile_step(case.config, baseline.policy)
+        step = compile_candidate(case.config, Candidate(baseline.policy))
         nbytes = compiled_bytes(step)
         say(f"{name}: {nbytes} bytes")
         plans = plans_at(case, nbytes)
@@ -269,8 +271,8 @@ def both_loops(scan: Case, stack: Case, actions: Actions | None) -> dict:
 
 
 def of_stack(report: Report, config: str, target: str) -> None:
-    with on(target) as backend:
-        scan, stack = (Case(config, backend, AnyTimes(), [f"model.loop={loop}"]) for loop in LOOPS)
+    with on(target, AnyTimes()) as backend:
+        scan, stack = (Case(config, backend, [f"model.loop={loop}"]) for loop in LOOPS)
         found: dict = plans(scan.profile, scan.config.model.width)
         two = halves(found["solved 0.2"], found["keep"], stack.config.model.layers)
         found["keep everything"] = None

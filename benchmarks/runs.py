@@ -121,7 +121,7 @@ class Planning:
     def __init__(self, share: float, seed: int = 0, **given):
         self.config = config_of(seed)
         state, tokens = abstract(self.config)
-        self.args = state, (tokens, jax.eval_shape(gains, self.config, True))
+        self.args = state, (tokens, jax.eval_shape(lambda: gains(self.config, True)))
         self.kept = jaxmem.plan(self.build, *self.args)
         budget = int(share * self.kept.baseline_bytes)
         self.plan = functools.partial(jaxmem.plan, self.build, *self.args, budget=budget, **given)

@@ -43,7 +43,6 @@ import pathlib
 import random
 import statistics
 import tempfile
-import time
 from typing import Any
 
 import jax
@@ -110,7 +109,7 @@ def in_rounds(report: Report, name: str) -> None:
     if report.has(f"{name}, {BASE}"):
         return
     with on("local") as backend:
-        step = Step(*local_step(CASES[name]), backend, backend.database)
+        step = Step(*local_step(CASES[name]), backend)
         made, steps = step.profile, step.compiler
         chosen = plans(made)
         say(f"{name}: {len(chosen)} plans are compiled")
@@ -198,10 +197,10 @@ class Pieces(Local):
 
 
 def pieces() -> list[Job]:
-    backend = Pieces(Target.parse("local"))
     with tempfile.TemporaryDirectory() as folder:
         database = Database(pathlib.Path(folder) / "profile.sqlite")
-        assert Case("gpt_nano", backend, database).profile.time_source == "measured"
+        backend = Pieces(Target.parse("local"), database)
+        assert Case("gpt_nano", backend).profile.time_source == "measured"
     return backend.jobs
 
 
@@ -267,22 +266,22 @@ def small_step(weights, x):
     return jax.tree.map(lambda w, g: w - 0.01 * g, weights, gradients), value
 
 
-def calls(arrays: int) -> dict:
-    ways = {
-        "jax.jit": jax.jit(small_step, donate_argnums=0),
-        "jaxmem.jit": jaxmem.jit(small_step, donate_argnums=0),
-    }
-    x = jnp.ones((2, 8))
-    states = {way: [jnp.full((8, 8), 0.01) for _ in range(arrays)] for way in ways}
-    least = dict.fromkeys(ways, float("inf"))
-    for _, (way, function) in itertools.product(range(TURNS), ways.items()):
-        weights, _ = function(states[way], x)
-        start = time.perf_counter()
+def many_calls(jit):
+    function = jit(small_step, donate_argnums=0)
+
+    def calls(weights, x):
         for _ in range(CALLS):
             weights, value = function(weights, x)
-        jax.block_until_ready(value)
-        least[way] = min(least[way], (time.perf_counter() - start) / CALLS)
-        states[way] = weights
+        return weights, value
+
+    return calls
+
+
+def calls(arrays: int) -> dict:
+    ways = {"jax.jit": many_calls(jax.jit), "jaxmem.jit": many_calls(jaxmem.jit)}
+    states = {way: [jnp.full((8, 8), 0.01) for _ in range(arrays)] for way in ways}
+    clock, _ = in_turns([ways], TURNS, states, jnp.ones((2, 8)))
+    least = {way: min(seconds) / CALLS for way, seconds in clock.items()}
     own, ours = least.values()
     return least | {"ratio": ours / own, "more": 1e6 * (ours - own)}
 
@@ -290,11 +289,6 @@ def calls(arrays: int) -> dict:
 def gpt() -> tuple:
     config = load("gpt_nano", OVERRIDES)
     return untagged(config), abstract(config)
-
-
-def half_of_unplanned() -> int:
-    function, args = gpt()
-    return unplanned(function, *args).compiled_bytes // 2
 
 
 def first_step(budget: int | None) -> None:
@@ -306,7 +300,8 @@ def first_step(budget: int | None) -> None:
 
 
 def first_steps(report: Report) -> None:
-    budget = report.once("budget", half_of_unplanned)
+    step, args = gpt()
+    budget = report.once("budget", lambda: unplanned(step, *args).compiled_bytes // 2)
     with own_cache():
         for way in WAYS:
             given = None if way == "jax.jit" else budget

@@ -30,6 +30,7 @@ from jaxmem.plans import ALL, Assignment, Target
 
 # A compiled program is remembered whoever traced it.
 jax.config.update("jax_traceback_in_locations_limit", 0)
+ARGUMENTS = 2**20  # bytes beyond the arguments of the step with everything kept
 
 
 class Step:
@@ -44,11 +45,10 @@ class Step:
         build,
         args: tuple,
         backend: Backend,
-        database: Database | None = None,
         allowed: Sequence = ALL,
         codecs=None,
     ):
-        self.build, self.args, self.backend, self.database = build, args, backend, database
+        self.build, self.args, self.backend = build, args, backend
         self.allowed, self.codecs = allowed_actions(allowed, backend.target)[0], codecs
         self._unread = StepCompiler(build, args, backend)
 
@@ -60,7 +60,7 @@ class Step:
     def profile(self) -> Profile:
         jaxpr = self._unread.trace(Assignment.nothing()).jaxpr
         allowed = Allowed(self.allowed, codecs=self.codecs)
-        return profile(jaxpr, self.backend, allowed, database=self.database)
+        return profile(jaxpr, self.backend, allowed, database=self.backend.database)
 
     @functools.cached_property
     def compiler(self) -> StepCompiler:
@@ -131,20 +131,18 @@ class Step:
         """The least bytes that a search compiles, and the bytes with everything kept: of the same
         step as it is `written` otherwise, if given.
         """
-        whole = (written or self).whole_plan()
-        least = self.least(whole.baseline_parts.arguments, **given)
-        return {"least": least, "everything": whole.baseline_bytes}
+        (whole,) = (written or self).compile_buffers(None)
+        least = self.least(whole.compiled.argument_bytes + ARGUMENTS, **given)
+        return {"least": least, "everything": whole.total}
 
 
 class Case(Step):
     """A config's training step."""
 
-    def __init__(
-        self, config: str | Config, backend: Backend, database=None, overrides=(), **allowed
-    ):
+    def __init__(self, config: str | Config, backend: Backend, overrides=(), **allowed):
         self.config = load(config, overrides) if isinstance(config, str) else config
         build = functools.partial(make_step, self.config)
-        super().__init__(build, abstract(self.config), backend, database, **allowed)
+        super().__init__(build, abstract(self.config), backend, **allowed)
 
 
 class AnyTimes(Database):
@@ -173,8 +171,8 @@ def on(target: str, database: Database | None = None) -> Local | Deviceless:
 @contextlib.contextmanager
 def case_on(target: str, config: str, *overrides: str, database=None, **allowed) -> Iterator[Case]:
     """A config's step on a target, whose compilers run while the statement does."""
-    with on(target) as backend:
-        yield Case(config, backend, database, overrides, **allowed)
+    with on(target, database) as backend:
+        yield Case(config, backend, overrides, **allowed)
 
 
 def nano(*overrides: str) -> Config:

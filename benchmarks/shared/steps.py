@@ -10,8 +10,7 @@ import jax
 import jaxmem
 from experiments.command.load import load
 from experiments.config.text import Config
-from experiments.running.planning import compile_candidate, unplanned
-from experiments.running.policies import Candidate
+from experiments.running.planning import unplanned
 from experiments.steps.step import abstract, make_step
 from jaxmem._core.actions import Actions
 from jaxmem._core.assignment import Assignment
@@ -77,11 +76,6 @@ def shapes(tree):
     is_shape = lambda a: isinstance(a, jax.ShapeDtypeStruct)
     shape = lambda a: a if is_shape(a) else jax.ShapeDtypeStruct(a.shape, a.dtype)
     return jax.tree.map(shape, tree)
-
-
-def compile_step(config: Config, policy):
-    """The step with its layers under a policy of `jax.checkpoint`."""
-    return compile_candidate(config, Candidate(policy))
 
 
 def compile_planned(config: Config, actions: Actions | None):
