@@ -218,9 +218,7 @@ def test_what_is_kept_of_a_rule_inside_a_shard_map_does_not_run_again(checked):
         nonzero(got, want, 1e-5, 1e-7)
 
 
-@pytest.mark.parametrize(
-    "loss", [LOSSES["scanned"], mapped_in(False)], ids=["scan", "shard_map"]
-)
+@pytest.mark.parametrize("loss", [LOSSES["scanned"], mapped_in(False)], ids=["scan", "shard_map"])
 def test_a_plan_keeps_what_a_rule_saves_together(loss):
     """Under one name: the sums are small, and without them the result is of no use."""
 
