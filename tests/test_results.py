@@ -409,7 +409,6 @@ def test_codecs_on_tpus():
     text, summary = (ROOT / "docs/kernels.md").read_text("utf-8"), result("tpu_codecs")["summary"]
     said = re.search(r"the median codec\s(.*?)as much as the least", text, re.S)
     ways = [summary[f"v5e {way}"] for way in ("kernels", "references")]
-    assert said is not None
     assert quotes(
         said[1], *(w[f"median {way} passes"] for w in ways for way in ("encode", "decode"))
     )

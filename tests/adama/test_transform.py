@@ -14,6 +14,7 @@ import jaxmem
 from jaxmem._optim.adama.transform import AdamAState
 from jaxmem.errors import OptimizerError
 from tests.shared import adama_oracle
+from tests.shared.compare import pairs
 
 pytestmark = [
     pytest.mark.core,
@@ -23,10 +24,8 @@ pytestmark = [
 
 def parameters(dtype=np.float64):
     rng = np.random.default_rng(0)
-    return {
-        "w": jnp.asarray(rng.standard_normal((3, 4)), dtype),
-        "b": jnp.asarray(rng.standard_normal(4), dtype),
-    }
+    make = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)
+    return {"w": make(3, 4), "b": make(4)}
 
 
 def gradients(count, dtype=np.float64, seed=1):
@@ -75,13 +74,8 @@ def test_with_one_microbatch_it_is_optaxs_adam(name, optimized):
     got, want = (list(steps(make(**arguments), params, grads)) for make in (ours, theirs))
     # an update differs by 1 ulp, of which each of twelve steps may leave some in a parameter
     for at, ulps in ((0, 1), (-1, 4)):
-        jax.tree.map(
-            lambda a, b, ulps=ulps: np.testing.assert_array_max_ulp(
-                np.asarray(a), np.asarray(b), ulps
-            ),
-            got[at][0],
-            want[at][0],
-        )
+        for a, b in pairs(got[at][0], want[at][0]):
+            np.testing.assert_array_max_ulp(a, b, ulps)
     state = got[-1][1]
     assert int(state.count) == 12
     assert state.mu["w"].dtype == arguments.get("mu_dtype", np.float32)
@@ -126,11 +120,8 @@ def test_injected_hyperparameters_can_be_changed_between_steps():
         state.hyperparams["learning_rate"] = jnp.asarray(0.1 if i < 2 else 0.01)
         updates, state = update(g, state, params)
         params = optax.apply_updates(params, updates)
-    want, _ = run(
-        jaxmem.adama(lambda count: jnp.where(count < 1, 0.1, 0.01), accumulation_steps=2),
-        parameters(),
-        grads,
-    )
+    rate = lambda count: jnp.where(count < 1, 0.1, 0.01)
+    want, _ = run(jaxmem.adama(rate, accumulation_steps=2), parameters(), grads)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), params, want)
 
 

@@ -40,7 +40,6 @@ NAMES = [
 
 def summarised(name: str, found: dict, tmp_path: pathlib.Path) -> dict:
     path = Sources().script_of(name)
-    assert path is not None
     script = pathlib.Path(path).stem
     report = Report(name, script, tmp_path)
     report.results = found["results"]

@@ -3,7 +3,6 @@ hand.
 """
 
 import dataclasses
-import functools
 
 import jax
 import numpy as np
@@ -93,12 +92,8 @@ def test_what_the_profile_predicts_is_what_is_traced(loss, action):
         Target.parse("h200"), platform="rocm"
     )  # CUDA leaves offload out of unrolled layers
     made = profile(traced({}, loss).jaxpr, Pricing(target), Allowed(ALL))
-    priced = {
-        t.name: o.choice
-        for t in made.blocks[0].tags
-        for o in t.options
-        if o.choice.action == action
-    }
+    options = [(t.name, o.choice) for t in made.blocks[0].tags for o in t.options]
+    priced = {name: choice for name, choice in options if choice.action == action}
     assert bool(priced) == (action not in ("recompute", "everything"))
     choices = {UNTAGGED: KEEP} if action == "everything" else priced
     predicted, found = evaluate(made, {"block": choices}), audit(traced(choices, loss))
@@ -108,12 +103,8 @@ def test_what_the_profile_predicts_is_what_is_traced(loss, action):
 
 
 def test_microbatches_run_more_often_and_hold_no_more():
-    one, four = (
-        audit(
-            traced({}, args=(ARGS[0], models.batch(4, SEQUENCE, WIDTH, "float32")), microbatches=n)
-        )
-        for n in (1, 4)
-    )
+    args = ARGS[0], models.batch(4, SEQUENCE, WIDTH, "float32")
+    one, four = (audit(traced({}, args=args, microbatches=n)) for n in (1, 4))
     assert (one.saved_bytes, one.matmuls) == (4 * four.saved_bytes, four.matmuls // 4)
 
 
@@ -124,8 +115,7 @@ def test_microbatches_of_a_streamed_step_hold_no_more_than_those_of_a_resident_o
     tx = jaxmem.adama(1e-3, accumulation_steps=microbatches)
     plan = Assignment({"block": {"in": KEEP, "up": OFFLOAD}})
     step = tiny_lm.released(tx, plan=plan)
-    make = functools.partial(tiny_lm.parameters, np.float32)
-    state = jax.eval_shape(lambda: step.init(make()))
+    state = jax.eval_shape(step.init, tiny_lm.parameters(np.float32))
     batch = jax.ShapeDtypeStruct((4 * microbatches, 9), np.int32)
     made = [jax.jit(step).trace(step.split(state, k), batch) for k in (0, 1, tiny_lm.LAYERS)]
     streamed, _, resident = map(audit, made)

@@ -21,7 +21,7 @@ from jaxmem._target.compile.protocol import Pricing
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning, TagError
-from tests.shared import models, occurrences
+from tests.shared import compare, models, occurrences
 from tests.shared.audit import audit
 from tests.shared.marks import slow
 
@@ -92,8 +92,7 @@ def test_lossless_gradients_are_the_plain_ones(block, action):
     got, want = gradients(block, action), gradients(block, None)
     read = [leaf for leaf in jax.tree.leaves(want) if np.abs(leaf).max() > 0]
     assert len(read) >= 3, "the loss, the input's gradient, and a parameter's at least"
-    close = lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-12, atol=1e-12 * np.abs(w).max())
-    jax.tree.map(close, got, want)
+    compare.close(got, want)
 
 
 @pytest.mark.quick("compress-recurrent", "compress-attention")
@@ -102,10 +101,7 @@ def test_lossless_gradients_are_the_plain_ones(block, action):
 def test_lossy_gradients_are_near_and_the_loss_exact(block, action):
     got, want = gradients(block, action), gradients(block, None)
     np.testing.assert_allclose(got[0], want[0], rtol=1e-14)
-    flat = lambda tree: jnp.concatenate([a.ravel() for a in jax.tree.leaves(tree)])
-    g, w = flat(got[1]), flat(want[1])
-    cosine = g @ w / jnp.linalg.norm(g) / jnp.linalg.norm(w)
-    assert 0.8 < cosine < 1 - 1e-9, "the codes are what the backward reads"
+    assert 0.8 < compare.cosine(got[1], want[1]) < 1 - 1e-9, "the codes are what the backward reads"
 
 
 def test_occurrences_may_differ_in_shape_and_a_choice_is_open_to_all_or_none():

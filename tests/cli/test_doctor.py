@@ -56,7 +56,6 @@ def test_the_doctor_knows_flags_under_which_jaxmem_never_offloads():
     flag = "--xla_gpu_enable_pipelined_host_offloading"
     (check,) = settings({"XLA_FLAGS": flag}, gpu=False)
     assert (check.level, check.found) == ("note", flag)
-    assert check.remedy is not None
     assert f"{flag}=false" in check.remedy
 
 

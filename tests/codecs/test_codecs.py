@@ -63,14 +63,7 @@ def arrays(shape, dtype):
     them.
     """
     info = ml_dtypes.finfo(dtype)
-    edges = [
-        0.0,
-        -0.0,
-        float(info.smallest_subnormal),
-        float(info.tiny),
-        float(info.max),
-        -float(info.max),
-    ]
+    edges = [0.0, -0.0, *map(float, (info.smallest_subnormal, info.tiny, info.max, -info.max))]
     plain = st.one_of(st.floats(-100, 100), st.integers(-8, 8).map(float))
     values = st.one_of(plain, plain, plain, st.sampled_from(edges))
     if dtype == "float64":  # past float32's range a scale overflows: a test of its own

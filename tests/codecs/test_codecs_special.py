@@ -193,12 +193,8 @@ def test_defaults_are_adaccs():
         codecs.default_for("lineer")
 
 
-groups, scales, flags, seeds = (
-    st.integers(1, 512).map(lambda n: 2 * n),
-    st.sampled_from(["bfloat16", "float32"]),
-    st.booleans(),
-    st.integers(0, 2**32 - 1) | st.just(0),
-)
+groups, scales = st.integers(1, 512).map(lambda n: 2 * n), st.sampled_from(["bfloat16", "float32"])
+flags, seeds = st.booleans(), st.integers(0, 2**32 - 1) | st.just(0)
 described = st.one_of(
     st.builds(GroupedSymmetric, groups, scales, flags, seeds),
     st.builds(GroupedAsymmetric, groups, scales, flags, seeds),

@@ -16,7 +16,7 @@ from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning, TargetError
-from tests.released.test_streamed_deviceless import host
+from tests.released.test_streamed_deviceless import STACK
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 ANSWER = Compiled(10, 4, 5, 2, 1, 0, 1e-3, 100, 1, 0.5)
@@ -65,7 +65,7 @@ def test_devices_that_the_step_is_not_sharded_over_are_told_once(backend):
 
 
 def test_arguments_in_host_memory_want_a_jaxlib_that_reads_them(backend, monkeypatch):
-    args = (host(16, 8),)
+    args = (STACK,)
     stage, traced = trace(lambda _: lambda x: x, None, args)
     h200 = backend("h200")
     wants = r"host memory, and .* 'h200' jaxlib 0.11.0 reads .* 0.11.1 or later"

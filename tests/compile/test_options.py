@@ -2,13 +2,10 @@
 a released step that is divided over devices, without a plan.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxmem
 from jaxmem._model.states.store import counted, fetch
@@ -16,7 +13,7 @@ from jaxmem._target.compile.options import HIDING, options_of
 from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._trace.export import export_flat
 from jaxmem.plans import Assignment, compiler_options
-from tests.shared import tiny_lm
+from tests.shared import meshes, tiny_lm
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 LAYERS, WIDTH = 6, 1024
@@ -24,9 +21,8 @@ HOST = jax.memory.Space.Host
 
 
 def shape(*sizes, kind="device"):
-    mesh = jax.sharding.AbstractMesh((1,), ("data",))
-    spec = jax.sharding.PartitionSpec()
-    sharding = jax.sharding.NamedSharding(mesh, spec, memory_kind=kind)
+    mesh = meshes.abstract(1)
+    sharding = jax.sharding.NamedSharding(mesh, meshes.WHOLE, memory_kind=kind)
     return jax.ShapeDtypeStruct(sizes, jnp.bfloat16, sharding=sharding)
 
 
@@ -52,8 +48,8 @@ def test_copies_in_loops_alone_ask_for_the_scheduler_that_hides_them():
 
 
 def test_loops_that_gather_what_they_multiply_ask_for_it_too():
-    mesh = jax.sharding.AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,))
-    spec, whole = jax.sharding.PartitionSpec(None, "data"), jax.sharding.PartitionSpec()
+    mesh, whole = meshes.abstract(4), meshes.WHOLE
+    spec = jax.sharding.PartitionSpec(None, "data")
     gather = lambda w: jax.lax.all_gather(w, "data", axis=0, tiled=True)
 
     def over(layer):
@@ -117,16 +113,13 @@ DEVICES, STACK = 4, 4
 def test_loops_that_gather_layers_ask_for_the_scheduler_of_resident_states_too(
     divided, persist, hides
 ):
-    mesh = AbstractMesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
+    mesh = meshes.abstract(DEVICES)
     tx = jaxmem.adama(1e-3, axis_name="data")
     step = tiny_lm.released(tx, plan=Assignment({"block": {}}))
-    make = functools.partial(tiny_lm.parameters, np.float32, layers=STACK, width=16)
-    shapes = jax.eval_shape(lambda: step.init(make()))
-    put = lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec))
-    specs = step.specs(shapes[0], DEVICES, divided)
-    state = step.split(jax.tree.map(put, shapes, specs), persist)
-    batch = put(jax.ShapeDtypeStruct((2 * DEVICES, 6), jnp.int32), PartitionSpec("data"))
-    found = compiler_options(
-        step.data_parallel(mesh, divided), state, batch, target=f"a100-80gb:{DEVICES}"
-    )
+    params = tiny_lm.parameters(np.float32, layers=STACK, width=16)
+    state = step.split(meshes.state(step, params, mesh, divided, meshes.shape), persist)
+    rows = jax.ShapeDtypeStruct((2 * DEVICES, 6), jnp.int32)
+    args = state, meshes.shape(rows, mesh, jax.sharding.PartitionSpec("data"))
+    target = f"a100-80gb:{DEVICES}"
+    found = compiler_options(step.data_parallel(mesh, divided), *args, target=target)
     assert found == ({HIDING: True} if hides else {})

@@ -74,13 +74,8 @@ def test_four_devices_share_the_batch():
         return w - jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
 
     with Compiler("h200:4", workers=1) as compiler:
-        compiled = result(
-            compiler,
-            step,
-            spec(D, D, sharding=whole),
-            spec(4 * M, D, sharding=split),
-            donate=0,
-        )
+        args = spec(D, D, sharding=whole), spec(4 * M, D, sharding=split)
+        compiled = result(compiler, step, *args, donate=0)
         assert compiled.argument_bytes == 4 * D * D + 4 * M * D
         assert compiled.alias_bytes == 4 * D * D
         assert compiled.matmul_flops == 2 * 2 * M * D * D
@@ -91,4 +86,4 @@ def test_four_devices_share_the_batch():
         Compiler("h200:2", workers=1) as compiler,
         pytest.raises(StepError, match=r"sharded over 4 devices.*has 2"),
     ):
-        result(compiler, step, spec(D, D, sharding=whole), spec(4 * M, D, sharding=split))
+        result(compiler, step, *args)

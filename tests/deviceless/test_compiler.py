@@ -34,11 +34,8 @@ def test_bytes_add_up_and_donation_aliases(h200):
     args = spec(4, D, D), spec(M, D)
     plain, donated = result(h200, stack_step, *args), result(h200, stack_step, *args, donate=0)
     weights, x = 4 * 4 * D * D, 4 * M * D
-    assert (plain.argument_bytes, plain.output_bytes, plain.alias_bytes) == (
-        weights + x,
-        weights,
-        0,
-    )
+    sizes = plain.argument_bytes, plain.output_bytes, plain.alias_bytes
+    assert sizes == (weights + x, weights, 0)
     assert donated.alias_bytes == weights
     for c in (plain, donated):
         assert c.total_bytes == c.temp_bytes + c.argument_bytes + c.output_bytes - c.alias_bytes
@@ -59,9 +56,8 @@ def test_offload_in_a_scan_uses_host_memory(h200):
             offload_src="device",
             offload_dst="pinned_host",
         )
-        return (
-            jax.lax.scan(jax.checkpoint(body, policy=policy, prevent_cse=False), x, weights)[0] ** 2
-        ).mean()
+        block = jax.checkpoint(body, policy=policy, prevent_cse=False)
+        return (jax.lax.scan(block, x, weights)[0] ** 2).mean()
 
     compiled = result(h200, jax.grad(loss), spec(8, D, D), spec(1024, D))
     assert compiled.host_bytes == 8 * 4 * 1024 * D
@@ -93,12 +89,8 @@ def test_xla_options_are_passed_on(h200):
 )
 def test_estimates_of_16_bit_products_are_within_the_peak(h200, dtype, result_dtype):
     size = spec(4096, 4096, dtype=jnp.dtype(dtype))
-    compiled = result(
-        h200,
-        lambda x, y: jax.lax.dot(x, y, preferred_element_type=result_dtype),
-        size,
-        size,
-    )
+    dot = lambda x, y: jax.lax.dot(x, y, preferred_element_type=result_dtype)
+    compiled = result(h200, dot, size, size)
     assert 0.5 * 989e12 < compiled.matmul_flops / compiled.xla_seconds < 989e12
 
 

@@ -26,13 +26,8 @@ RATES |= {"codec_encode": 3.7e12, "codec_decode": 3.5e12}
 
 def check(**changes) -> dict:
     rows = {point: {"rate": {"median": rate}} for point, rate in RATES.items()}
-    return {
-        "small": False,
-        "device": "NVIDIA H200",
-        "versions": {},
-        "command": "c",
-        "rows": rows,
-    } | changes
+    found = {"small": False, "device": "NVIDIA H200", "versions": {}, "command": "c", "rows": rows}
+    return found | changes
 
 
 @pytest.fixture
@@ -52,12 +47,8 @@ def test_a_target_takes_what_was_measured(folder):
     write(folder, check())
     made = calibrate(folder)
     after = Target.parse("h200")
-    assert (after.bandwidth, after.matmul_flops, after.flops_f32, after.link) == (
-        4.3e12,
-        790e12,
-        400e12,
-        50e9,
-    )
+    rates = after.bandwidth, after.matmul_flops, after.flops_f32, after.link
+    assert rates == (4.3e12, 790e12, 400e12, 50e9)
     assert Target.parse("h100-80gb").bandwidth == GPUS["h100-80gb"].bandwidth
     assert "bandwidth      4.3e+12  4.8e+12  89.6%" in str(made)
     assert before.link_ways is None
@@ -143,6 +134,5 @@ def test_no_results_or_no_place(folder):
 def test_what_the_package_holds_is_whole():
     for path in _rates.MEASURED.glob("*.json"):
         assert path.stem in GPUS
-        assert {"device", "versions", "command", *_rates.NAMES} <= json.loads(
-            path.read_text()
-        ).keys()
+        keys = json.loads(path.read_text()).keys()
+        assert keys >= {"device", "versions", "command", *_rates.NAMES}

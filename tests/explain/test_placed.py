@@ -1,7 +1,6 @@
 """A plan that places states is explained with its states where it says, here and for a GPU."""
 
 import collections
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -33,8 +32,8 @@ def build(plan):
 
 
 def shapes():
-    make = functools.partial(tiny_lm.parameters, np.float32, LAYERS, WIDTH, vocab=32)
-    return jax.eval_shape(lambda: build(None).init(make()))
+    params = tiny_lm.parameters(np.float32, LAYERS, WIDTH, vocab=32)
+    return jax.eval_shape(build(None).init, params)
 
 
 BATCH = jax.ShapeDtypeStruct((4, 17), jnp.int32)
@@ -81,10 +80,8 @@ def test_states_in_host_memory_are_told_by_name():
         steps = PlacedSteps(build, (shapes(), BATCH), backend)
         placed = steps.compile_fully(Assignment(plan().actions), PLACES).compiled
     assert (found.total_bytes, found.host_bytes) == (placed.total_bytes, placed.host_bytes)
-    assert found.live is not None
     assert max(found.live.totals) <= found.live.total_bytes == found.total_bytes
     # Without a plan all states are on the device.
-    assert found.beside is not None
     add_up(found.beside)
     assert found.beside.host_bytes == 0
     assert found.beside.total_bytes > found.total_bytes

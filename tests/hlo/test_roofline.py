@@ -86,12 +86,16 @@ LOOP = f"""
 """
 
 
-TURNING = (
-    "%zero = s32[]{:T(128)} constant(0)",
-    f"%init = (s32[]{{:T(128)}}, f32[256,512]{TILES}) tuple(%zero, %p)",
-    f"ROOT %r = (s32[]{{:T(128)}}, f32[256,512]{TILES}) while(%init), condition=%condition,"
-    " body=%body",
-)
+def turning(number="s32", carried=TILES, first="zero"):
+    """A loop that begins with the counter `first` and the array %p, in the layout `carried`."""
+    state = f"({number}[]{{:T(128)}}, f32[256,512]{carried})"
+    return (
+        f"%init = {state} tuple(%{first}, %p)",
+        f"%loop = {state} while(%init), condition=%condition, body=%body",
+    )
+
+
+TURNING = "%zero = s32[]{:T(128)} constant(0)", *turning()
 
 
 def test_loops_turn_as_often_as_their_condition_says():
@@ -120,13 +124,9 @@ def test_copies_hide_where_the_memory_is_idle():
 
 def test_copies_hide_beside_a_loop_that_leaves_the_memory_idle_if_they_last_as_long():
     inside = LOOP.replace(f"f32[256,512]{TILES}", f"f32[256,512]{ON_CORE}")
-    loop = (
-        "%zero = s32[]{:T(128)} constant(0)",
-        f"%x = f32[256,512]{ON_CORE} parameter(1)",
-        f"%init = (s32[]{{:T(128)}}, f32[256,512]{ON_CORE}) tuple(%zero, %x)",
-        f"%r = (s32[]{{:T(128)}}, f32[256,512]{ON_CORE}) while(%init), condition=%condition,"
-        " body=%body",
-    )
+    here = f"%x = f32[256,512]{ON_CORE} parameter(1)"
+    first, again = turning(carried=ON_CORE)
+    loop = TURNING[0], here, first.replace("%p", "%x"), again
     slow = TpuRates(1e9, 1e12, 1e8, 0.0, 0.0)
     turns, copied = 12 * 256 * 512 / 1e8, MATRIX / 1e9
     assert copied < turns
@@ -197,9 +197,7 @@ def test_counters_begin_and_rise_as_the_loop_says():
     loop = (
         "%three = u32[]{:T(128)} constant(3)",
         "%copied = u32[]{:T(128)} copy(%three)",
-        f"%init = (u32[]{{:T(128)}}, f32[256,512]{TILES}) tuple(%copied, %p)",
-        f"ROOT %r = (u32[]{{:T(128)}}, f32[256,512]{TILES}) while(%init), condition=%condition,"
-        " body=%body",
+        *turning("u32", first="copied"),
     )
     scalars = 2 * 2 * 512 + 4 * 3 * 512  # bytes of the copy, and of the sums in four turns
     assert seconds(P, *loop, more=body) == pytest.approx((4 * 2 * MATRIX + scalars) / 1e9, rel=1e-2)

@@ -35,10 +35,8 @@ def shape(*axes, dtype="uint8"):
 def cases(dtype: str, stochastic: bool) -> dict:
     """Functions and their arguments, by the kernel they are to become."""
     x, channels = shape(*LEAD, WIDTH, dtype=dtype), shape(WIDTH, dtype="bfloat16")
-    codes, scales = (
-        shape(*LEAD, WIDTH // GROUP, GROUP // 2),
-        shape(*LEAD, WIDTH // GROUP, dtype="bfloat16"),
-    )
+    codes = shape(*LEAD, WIDTH // GROUP, GROUP // 2)
+    scales = shape(*LEAD, WIDTH // GROUP, dtype="bfloat16")
     how, back = {"group": GROUP, "stochastic": stochastic}, {"width": WIDTH, "dtype": dtype}
     flat = shape(2**18 + 3, dtype=dtype)
     values, slots = shape(*LEAD, 8, dtype=dtype), shape(WIDTH, dtype="int32")

@@ -8,6 +8,7 @@ With `some`, each shape has one dtype.
 
 from tests.kernels import interpreter  # isort: skip  (before any kernel)
 
+import functools
 import json
 import sys
 
@@ -34,7 +35,21 @@ def report(case: str, kernel, reference) -> None:
     print(json.dumps({"case": case, "equal": equal(kernel, reference)}), flush=True)
 
 
-def both(op: str, case: str, arrays, reference=None, **params):
+def of_groups(run, x, how, back) -> None:
+    """Runs each operation of groups: an encoder, and the decoder of its results."""
+    run("dequantize", run("quantize", (x,), **how), **back)
+    run("dequantize_offset", run("quantize_offset", (x,), **how), **back)
+
+
+def of_channels(run, x, scales, values, slots, how, back) -> None:
+    """Runs each operation of channels. The channels with a slot are stored as `values`."""
+    by = {name: value for name, value in how.items() if name != "scale"}
+    run("dequantize_by", (*run("quantize_by", (x, scales), **by), scales), **back)
+    codes = run("quantize_without", (x, slots < values.shape[-1]), **how)
+    run("dequantize_with", (*codes, values, slots), **back)
+
+
+def both(case: str, op: str, arrays, reference=None, **params):
     """The reference's results, after the kernel's were reported equal to them or not."""
     wanted = jax.jit(lambda *a: (reference or getattr(int4, op))(*a, **params))(*arrays)
     report(f"{op} {case}", getattr(launch, op)(90, *arrays, **params), wanted)
@@ -45,28 +60,17 @@ def of_int4(shape: tuple[int, ...], dtype: str, scale: str, stochastic: bool, se
     group = SHAPES[shape]
     case = f"{shape} {dtype} {scale}{' stochastic' * stochastic}{f' {seed}' * (seed > 0)}"
     x, width = hard(shape, dtype, group), shape[-1]
-    back, how = (
-        {"width": width, "dtype": dtype},
-        {"group": group, "scale": scale, "stochastic": stochastic, "seed": seed},
-    )
-    both("dequantize", case, both("quantize", case, (x,), **how), **back)
-    both("dequantize_offset", case, both("quantize_offset", case, (x,), **how), **back)
+    how = {"group": group, "scale": scale, "stochastic": stochastic, "seed": seed}
+    back = {"width": width, "dtype": dtype}
+    run = functools.partial(both, case)
+    of_groups(run, x, how, back)
     if shape in FLAT:
         return
-    scales = channel_scales(x, scale)
-    codes = both("quantize_by", case, (x, scales), group=group, stochastic=stochastic, seed=seed)
-    both("dequantize_by", case, (*codes, scales), **back)
-    slots = (
-        jnp.full(width, 3, jnp.int32)
-        .at[jnp.array([0, width // 2, width - 1])]
-        .set(jnp.arange(3, dtype=jnp.int32))
-    )
-    codes = both("quantize_without", case, (x, slots < 3), **how)
-    values = x[..., jnp.array([0, width // 2, width - 1])]
-    values = jnp.where(
-        jnp.abs(values) < jnp.finfo(dtype).tiny, 0, values
-    )  # the interpreter flushes bfloat16's denormals
-    both("dequantize_with", case, (*codes, values, slots), **back)
+    channels = jnp.array([0, width // 2, width - 1])
+    slots = jnp.full(width, 3, jnp.int32).at[channels].set(jnp.arange(3, dtype=jnp.int32))
+    # The interpreter flushes bfloat16's denormals.
+    values = jnp.where(jnp.abs(x) < jnp.finfo(dtype).tiny, 0, x)[..., channels]
+    of_channels(run, x, channel_scales(x, scale), values, slots, how, back)
 
 
 def of_bits(shape: tuple[int, ...], dtype: str) -> None:
@@ -76,8 +80,8 @@ def of_bits(shape: tuple[int, ...], dtype: str) -> None:
     x = (hard(shape, "float32", group) > 0).astype(dtype)
     ends = jnp.zeros((), dtype), jnp.ones((), dtype)
     case = f"{shape} {dtype}"
-    codes = both("pack_bits", case, (x, ends[0]), bits.pack_bits, group=group)
-    both("unpack_bits", case, (*codes, *ends), bits.unpack_bits, width=shape[-1])
+    codes = both(case, "pack_bits", (x, ends[0]), bits.pack_bits, group=group)
+    both(case, "unpack_bits", (*codes, *ends), bits.unpack_bits, width=shape[-1])
 
 
 def traffic(op: str, arrays, **params):
@@ -92,31 +96,18 @@ def traffic(op: str, arrays, **params):
     whole = [a for a in arrays if a.ndim > 1]
     values = max(a.size for a in whole)
     moved = sum(m.touched * a.dtype.itemsize for m, a in zip(seen, whole, strict=True)) / values
-    row = {
-        "case": f"traffic of {op}",
-        "moved": moved,
-        "least": sum(a.nbytes for a in whole) / values,
-    }
-    print(json.dumps(row), flush=True)
+    least = sum(a.nbytes for a in whole) / values
+    print(json.dumps({"case": f"traffic of {op}", "moved": moved, "least": least}), flush=True)
     return results
 
 
 def all_traffic() -> None:
     x = jax.random.normal(jax.random.key(0), (32, 1024), jnp.bfloat16)
-    how, back = (
-        {"group": 64, "scale": "bfloat16", "stochastic": False},
-        {"width": 1024, "dtype": "bfloat16"},
-    )
-    traffic("dequantize", traffic("quantize", (x,), **how), **back)
-    traffic("dequantize_offset", traffic("quantize_offset", (x,), **how), **back)
+    how = {"group": 64, "scale": "bfloat16", "stochastic": False}
+    back = {"width": 1024, "dtype": "bfloat16"}
+    of_groups(traffic, x, how, back)
     scales, slots = jnp.ones(1024, jnp.bfloat16), jnp.full(1024, 8, jnp.int32).at[5].set(0)
-    traffic(
-        "dequantize_by",
-        (*traffic("quantize_by", (x, scales), group=64, stochastic=False), scales),
-        **back,
-    )
-    codes = traffic("quantize_without", (x, slots < 8), **how)
-    traffic("dequantize_with", (*codes, x[:, :1], slots), **back)
+    of_channels(traffic, x, scales, x[:, :1], slots, how, back)
     mask = x > 0
     codes = traffic("pack_bits", (mask, jnp.zeros((), bool)), group=256)
     traffic("unpack_bits", (*codes, jnp.zeros((), bool), jnp.ones((), bool)), width=1024)

@@ -64,10 +64,8 @@ def _touch(ptrs, mask) -> None:
 
 
 _load, _store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
-InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store = (
-    Counting.load,
-    Counting.store,
-)
+InterpreterBuilder.create_masked_load = Counting.load
+InterpreterBuilder.create_masked_store = Counting.store
 # Triton's maximum of a number and NaN is the number, as the hardware's; the interpreter's is NaN.
 InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
 InterpreterBuilder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)

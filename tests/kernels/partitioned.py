@@ -50,13 +50,9 @@ def collectives(text: str) -> list[int]:
     """Bytes of each collective's result, or of the largest of its results."""
     found = []
     for shapes in _COLLECTIVE.findall(text):
-        sizes = re.findall(r"(\w+)\[([\d,]*)\]", shapes)
-        found.append(
-            max(
-                _ITEM[kind] * int(np.prod([int(n) for n in dims.split(",") if n]))
-                for kind, dims in sizes
-            )
-        )
+        size = lambda dims: int(np.prod([int(n) for n in dims.split(",") if n]))
+        arrays = re.findall(r"(\w+)\[([\d,]*)\]", shapes)
+        found.append(max(_ITEM[kind] * size(dims) for kind, dims in arrays))
     return found
 
 
@@ -85,18 +81,11 @@ def report(codec, name: str, shape: tuple[int, ...], sharding: NamedSharding) ->
         return jax.lax.scan(layer, x, None, length=3)
 
     with jk.compiling_for(90):
-        text = (
-            jax.jit(there_and_back)
-            .lower(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
-            .compile()
-            .as_text()
-        )
-    row = {
-        "codec": codec.name,
-        "spec": name,
-        "kernels": len(re.findall(r"custom-call\(.*?triton_kernel_call", text)),
-    }
-    row |= {"collectives": collectives(text), "shard": int(np.prod(shape)) * dtype.itemsize // 8}
+        x = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+        text = jax.jit(there_and_back).lower(x).compile().as_text()
+    row = {"codec": codec.name, "spec": name, "collectives": collectives(text)}
+    row["kernels"] = len(re.findall(r"custom-call\(.*?triton_kernel_call", text))
+    row["shard"] = int(np.prod(shape)) * dtype.itemsize // 8
     print(json.dumps(row), flush=True)
 
 

@@ -45,13 +45,9 @@ def test_under_scan_vmap_remat_and_shard_map_it_is_the_kernel():
     mapped = jax.vmap(quantize, 2)
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     over = {"mesh": mesh, "in_specs": PartitionSpec("data"), "out_specs": PartitionSpec("data")}
-    sharded, unchecked = (
-        jax.shard_map(quantize, **over),
-        jax.shard_map(quantize, **over, check_vma=False),
-    )
-    remat = lambda x: jax.grad(
-        jax.checkpoint(lambda x: (x * jk.quantize(x, **HOW)[1].sum()).sum())
-    )(x)
+    sharded = jax.shard_map(quantize, **over)
+    unchecked = jax.shard_map(quantize, **over, check_vma=False)
+    remat = jax.grad(jax.checkpoint(lambda x: (x * quantize(x)[1].sum()).sum()))
     assert lowered(scanned, ((3, 512, 256), "bfloat16")).count("triton_kernel_call") == 1
     assert lowered(mapped, ((64, 256, 16), "bfloat16")).count("triton_kernel_call") == 1
     assert lowered(sharded, ((512, 256), "bfloat16")).count("triton_kernel_call") == 1

@@ -20,11 +20,8 @@ def rows(request):
     "op", [*OPS, *(op.replace("quantize", "dequantize").replace("pack", "unpack") for op in OPS)]
 )
 def test_a_kernel_is_its_reference_bit_for_bit(rows, op, request):
-    found = [
-        row
-        for row in rows
-        if row["case"].split()[0] == op.replace("dequantize_without", "dequantize_with")
-    ]
+    name = op.replace("dequantize_without", "dequantize_with")
+    found = [row for row in rows if row["case"].split()[0] == name]
     assert len(found) >= {"some": 3, "every": 7}[request.node.callspec.params["rows"]]
     assert [row["case"] for row in found if not row["equal"]] == []
     dtypes = ("bool", "int32", "bfloat16") if "pack" in op else ("bfloat16", "float16", "float32")
@@ -34,11 +31,7 @@ def test_a_kernel_is_its_reference_bit_for_bit(rows, op, request):
 def test_kernels_move_each_byte_once(rows):
     moved = {row["case"].split()[-1]: row for row in rows if "moved" in row}
     assert len(moved) == 2 * len(OPS)
-    assert (
-        moved["quantize"]["least"] == moved["dequantize"]["least"] == pytest.approx(2.53, abs=0.01)
-    )
-    assert {
-        op: row
-        for op, row in moved.items()
-        if not row["least"] <= row["moved"] <= 1.02 * row["least"]
-    } == {}
+    for op in ("quantize", "dequantize"):
+        assert moved[op]["least"] == pytest.approx(2.53, abs=0.01)
+    once = lambda row: row["least"] <= row["moved"] <= 1.02 * row["least"]
+    assert {op: row for op, row in moved.items() if not once(row)} == {}

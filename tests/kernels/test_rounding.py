@@ -61,13 +61,8 @@ def test_random_rounding_is_fair_and_depends_on_values_and_place():
         assert set(np.unique(up)) == {0, 1}
         z = (up.mean() - fraction) / np.sqrt(fraction * (1 - fraction) / up.size)
         assert abs(z) < 4
-        for neighbour in (
-            np.roll(up, 1, 0),
-            np.roll(up, 1, 2),
-            np.roll(up, 1, 3),
-            np.asarray(x),
-            np.asarray(x) ** 2,
-        ):
+        rolled = (np.roll(up, 1, axis) for axis in (0, 2, 3))
+        for neighbour in (*rolled, np.asarray(x), np.asarray(x) ** 2):
             assert abs(np.corrcoef(up.ravel(), neighbour.ravel())[0, 1]) < 0.03
     up = rounded(0.5, x)
     np.testing.assert_array_equal(rounded(0.5, x), up)

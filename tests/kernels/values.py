@@ -12,15 +12,7 @@ def hard(shape, dtype, group: int):
     x = rng.normal(size=shape).astype(np.float32)
     flat = x.reshape(-1)
     info = jnp.finfo(dtype)
-    fills = [
-        1.5,
-        0.0,
-        -0.0,
-        float(info.smallest_subnormal),
-        float(info.max),
-        -float(info.max),
-        float(info.tiny),
-    ]
+    fills = [1.5, 0.0, -0.0, *map(float, (info.smallest_subnormal, info.max, -info.max, info.tiny))]
     with np.errstate(over="ignore"):
         for number, start in enumerate(range(group, flat.size - group + 1, 2 * group)):
             part, which = flat[start : start + group], number % 18

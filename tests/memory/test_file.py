@@ -129,7 +129,6 @@ def test_fewer_points_keep_the_peak(count):
 
 def test_an_explanation_shows_both_programs_on_the_larger_scale():
     found = made_explanation(beside=True)
-    assert found.beside is not None
     text = str(found)
     assert text.index("schedule, under the plan:") < text.index("schedule, everything kept:")
     top = f"{max(found.total_bytes, found.beside.total_bytes) / MIB:.1f} MiB ┤"

@@ -96,7 +96,6 @@ def test_the_fastest_counts_are_found(problem):
     if not known:
         assert found is None
         return
-    assert found is not None
     assert found.device_bytes <= problem.room
     assert found.host_bytes <= problem.host_room
     assert found.risk_adjusted_seconds == pytest.approx(min(known), rel=1e-6)

@@ -59,7 +59,6 @@ def test_a_job_from_inside_a_shard_map_is_run_inside_one_too():
     assert len(loops) == 2, "forward and backward"
     for layer in loops:
         part = Job(as_function(layer), tuple(v.aval for v in layer.jaxpr.invars), {"fsdp": 2})
-        assert part.mesh is not None
         assert part.mesh.manual_axes == ("data",)
         (around,) = [m for e in part.trace().jaxpr.jaxpr.eqns if (m := as_mapped(e))]
         assert {*around.manual} == {"data"}

@@ -64,7 +64,6 @@ def main(folder: str, every: str = "1") -> None:
         with Checkpoints(pathlib.Path(folder, str(number)), 1) as checkpoints:
             checkpoints.save(1, state(*way), {})
             found = checkpoints.newest()
-            assert found is not None
             for other in WAYS[number % int(every) :: int(every)]:
                 want = state(*other)
                 same(found.state(jax.tree.map(shape, want)), want)

@@ -2,21 +2,19 @@
 batch, whatever is divided over them.
 """
 
-import functools
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from jaxmem._core.assignment import Assignment
 from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._target.hlo.transfers import fault
 from jaxmem._trace.export import export_flat
-from tests.shared import children, tiny_lm
+from tests.shared import children, meshes, tiny_lm
+from tests.shared.streamed import host_bytes
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +47,15 @@ def test_eight_devices_are_one_with_the_whole_batch(eight):
 @pytest.mark.slow
 @pytest.mark.jax_defaults
 def test_each_gpu_holds_its_part_in_its_host_and_no_stack_is_copied():
-    mesh = AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    mesh = meshes.abstract(8)
     plan = Assignment({"block": {}})
     step = tiny_lm.released(optax.lion(1e-3), plan=plan, dtype=jnp.bfloat16, axis_name="data")
-    make = functools.partial(tiny_lm.parameters, np.float32, layers=6, width=256, vocab=512)
-    shapes = jax.eval_shape(lambda: step.init(make()))
-    put = lambda a, spec: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec))
-    state = step.split(jax.tree.map(put, shapes, step.specs(shapes[0], 8, "states")), 2)
-    batch = put(jax.ShapeDtypeStruct((64, 65), jnp.int32), PartitionSpec("data"))
+    params = tiny_lm.parameters(np.float32, layers=6, width=256, vocab=512)
+    state = step.split(meshes.state(step, params, mesh, "states", meshes.shape), 2)
+    batch = meshes.shape(jax.ShapeDtypeStruct((64, 65), jnp.int32), mesh, PartitionSpec("data"))
     call = jax.jit(step.data_parallel(mesh, "states"), donate_argnums=0)
     exported, donated = export_flat(call.trace(state, batch), "cuda", 90)
     with Compiler("h200:8", workers=1) as compiler:
         found = compiler.submit(exported, donated=donated).result()
-    host = [a for a in jax.tree.leaves(state) if a.sharding.memory_kind == "pinned_host"]
-    assert found.host_bytes == sum(math.prod(a.shape) * 4 for a in host) // 8 > 0
+    assert found.host_bytes == host_bytes(state) // 8 > 0
     assert fault(found.transfers) is None

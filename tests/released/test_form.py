@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AbstractMesh, AxisType
 
 import jaxmem
 from jaxmem._model.states import room
 from jaxmem._model.states.layout import Stacks
 from jaxmem._target.devices import support
 from jaxmem.errors import OptimizerError, StackError, TargetError
-from tests.shared import tiny_lm
+from tests.shared import meshes, tiny_lm
 from tests.shared.streamed import apart
 
 pytestmark = [
@@ -42,9 +41,7 @@ def called(step, state):
 
 
 def in_parallel(step, state):
-    mesh = AbstractMesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    parallel = released(axis_name="data").data_parallel(mesh, "states")
-    return called(parallel, state)
+    return called(released(axis_name="data").data_parallel(meshes.abstract(2), "states"), state)
 
 
 WAYS = {
@@ -173,19 +170,15 @@ def test_the_state_of_another_transformation_or_model_is_refused(way):
         WAYS[way](step, (params, step.init(narrow)[1]))
 
 
-@pytest.mark.parametrize("tx", ["adama", "lion"])
+@pytest.mark.parametrize(
+    "step",
+    [released(axis_name="data"), tiny_lm.released(optax.lion(0.01), axis_name="data")],
+    ids=["adama", "lion"],
+)
 @pytest.mark.parametrize("how", [{"persist": 0, "copies": 2}, {"persist": 1, "copies": 3}])
-def test_moments_are_divided_as_the_masters_of_copies(tx, how):
-    params = tiny_lm.parameters(np.float32, layers=LAYERS)
-    adama = jaxmem.adama(0.01, axis_name="data")
-    step = (
-        tiny_lm.released(adama)
-        if tx == "adama"
-        else tiny_lm.released(optax.lion(0.01), axis_name="data")
-    )
-    state = step.split(step.init(params), **how)
-    mesh = AbstractMesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    new, _ = called(step.data_parallel(mesh, "states"), state)
+def test_moments_are_divided_as_the_masters_of_copies(step, how):
+    state = step.split(step.init(tiny_lm.parameters(np.float32, layers=LAYERS)), **how)
+    new, _ = called(step.data_parallel(meshes.abstract(2), "states"), state)
     assert jax.tree.structure(new) == jax.tree.structure(state)
 
 

@@ -15,6 +15,7 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._model.states.layout import Stacks
 from jaxmem.errors import OptimizerError, StackError, TagError
 from tests.shared import tiny_lm
+from tests.shared.compare import pairs
 from tests.shared.streamed import (
     LAYERS,
     close,
@@ -119,11 +120,8 @@ def test_a_copy_is_what_the_master_is_in_the_dtype_of_compute():
         state, _ = jax.jit(step, donate_argnums=0)(state, tokens(0))
         part = state[0]["blocks"]
         assert {a.dtype for a in jax.tree.leaves(part.copy)} == {jnp.dtype("bfloat16")}
-        jax.tree.map(
-            lambda c, m: np.testing.assert_array_equal(c, np.asarray(m).astype(c.dtype)),
-            part.copy,
-            part.master,
-        )
+        for copy, master in pairs(part.copy, part.master):
+            np.testing.assert_array_equal(copy, master.astype(copy.dtype))
 
 
 def test_what_is_outside_has_its_moments_in_host_memory_before_and_after():

@@ -29,19 +29,13 @@ def test_eight_devices_train_as_with_resident_states(eight):
         assert "expected data_parallel(mesh, 'states')" in error
 
 
-def test_layers_that_are_gathered_one_at_a_time_train_as_those_gathered_at_once(eight):
-    """With all states on the devices."""
-    assert eight["by layer"] <= 1e-6
-
-
-def test_ratios_of_rows_are_those_of_resident_states(eight):
-    """Rows of which each device has a part, and rows that are divided over devices."""
-    assert eight["row"] <= 1e-6
-
-
-def test_a_split_state_is_updated_to_the_end_of_each_stack_where_moments_are_divided(eight):
-    """Over one of a mesh's two axes; the other holds copies."""
-    assert eight["moments"] <= 1e-6
+# With all states on the devices, layers that are gathered one at a time train as layers that are
+# gathered at once. Ratios of rows equal the ratios of resident states: each device has a part of
+# some rows, and other rows are divided over devices. A split state is updated to the end of each
+# stack where moments are divided over one of a mesh's two axes; the other axis holds copies.
+@pytest.mark.parametrize("way", ["by layer", "row", "moments"])
+def test_other_ways_train_as_resident_states(eight, way):
+    assert eight[way] <= 1e-6
 
 
 @pytest.mark.slow
@@ -87,8 +81,5 @@ def test_a_layer_is_gathered_and_its_gradient_scattered_in_the_dtype_of_the_laye
         assert c["nbytes"] <= layer
     # The rest are scalars: whether a layer's gradient is finite.
     assert {c["nbytes"] for c in of("all-reduce")} == {4}
-    assert {c["kind"] for c in found["collectives"]} == {
-        "all-gather",
-        "reduce-scatter",
-        "all-reduce",
-    }
+    kinds = {c["kind"] for c in found["collectives"]}
+    assert kinds == {"all-gather", "reduce-scatter", "all-reduce"}

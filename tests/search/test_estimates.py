@@ -76,19 +76,14 @@ def test_the_answer_fits_or_was_asked_for_again(sizes, room):
     estimates = Told(drawn(sizes))
     estimates.learn(NOTHING)
     answer = asked(room, estimates)
-    assert answer is not None
     total = answer.saved_bytes + drawn(sizes)(answer.actions)
-    if (
-        total > room
-    ):  # estimates did not help: all were used up, or the last two answers were the same
+    if total > room:
+        # Estimates did not help: all were used up, or the last two answers were the same.
         known = [stored(actions) for actions in estimates.asked]
         assert len(estimates.asked) > MOST_ESTIMATES or stored(answer.actions) in known
     # nothing is estimated twice
-    assert (
-        len(estimates.asked)
-        == len({repr(stored(a)) for a in estimates.asked})
-        <= MOST_ESTIMATES + 1
-    )
+    different = {repr(stored(a)) for a in estimates.asked}
+    assert len(estimates.asked) == len(different) <= MOST_ESTIMATES + 1
 
 
 def test_compiles_tell_by_how_much_walks_are_off():
@@ -164,6 +159,10 @@ def of(sizes):
     return beside
 
 
+def searched(beside, room, starts=(NOTHING,), **limits):
+    return local_search(starts, ActionProblem(MADE, **limits), beside, room)
+
+
 drawn_sizes = st.lists(
     st.lists(st.lists(st.integers(0, 9), min_size=5, max_size=5), min_size=2, max_size=2),
     min_size=len(CHOICES),
@@ -175,58 +174,46 @@ drawn_sizes = st.lists(
 @given(drawn_sizes, st.integers(0, 25))
 def test_what_it_returns_is_no_worse_than_any_start_and_is_told_the_truth(sizes, room):
     beside = of(sizes)
-    found = local_search([NOTHING], ActionProblem(MADE), beside, room)
-    assert found is not None
+    found = searched(beside, room)
     over = lambda s: max(0, beside(s.actions) - room)
     start = ActionSolution.of(ActionProblem(MADE), NOTHING)
     assert over(found) <= over(start)
     if over(start) == 0:
         assert found.risk_adjusted_seconds <= start.risk_adjusted_seconds
     # and it does so again: nothing is left to luck
-    assert local_search([NOTHING], ActionProblem(MADE), beside, room) == found
+    assert searched(beside, room) == found
 
 
 def test_it_finds_the_optimum_of_a_small_step():
     """Two moments: one choice at a time gains nothing, as either moment stays the most."""
-    names = [tag for _, tag in CHOICES]
-    first, second = names[:2]
+    first, second = [tag for _, tag in CHOICES][:2]
 
     def beside(actions) -> float:
         kept = {tag for tag, c in actions["block"].items() if c == KEEP}
-        return max(10 - 4 * (first in kept), 10 - 4 * (second in kept)) + len(
-            kept - {first, second}
-        )
+        peak = max(10 - 4 * (name in kept) for name in (first, second))
+        return peak + len(kept - {first, second})
 
     least = min(beside(s.actions) for s in ALL.values())
     assert least == 6
-    found = local_search([NOTHING], ActionProblem(MADE), beside, 0)
-    assert found is not None
+    found = searched(beside, 0)
     assert beside(found.actions) == least
     # with room for 10, the fastest of all is found
-    roomy = local_search([NOTHING], ActionProblem(MADE), beside, 10)
     fitting = [s.risk_adjusted_seconds for s in ALL.values() if beside(s.actions) <= 10]
-    assert roomy is not None
-    assert roomy.risk_adjusted_seconds == pytest.approx(min(fitting))
+    assert searched(beside, 10).risk_adjusted_seconds == pytest.approx(min(fitting))
 
 
 def test_it_keeps_to_host_memory_and_to_what_xla_compiles():
     # What is moved to the host takes least on the device.
     beside = lambda a: sum(not c.action.offloads for c in a["block"].values())
-    free = local_search([NOTHING], ActionProblem(MADE), beside, 0)
-    assert free is not None
+    free = searched(beside, 0)
     assert free.host_bytes > 0
-    bound = local_search([NOTHING], ActionProblem(MADE, host_room=0), beside, 0)
-    assert bound is not None
-    assert bound.host_bytes == 0
-    refused = local_search([NOTHING], ActionProblem(MADE, excluded=(free.actions,)), beside, 0)
-    assert refused is not None
-    assert refused.actions != free.actions
+    assert searched(beside, 0, host_room=0).host_bytes == 0
+    assert searched(beside, 0, excluded=(free.actions,)).actions != free.actions
 
 
 def test_a_block_that_keeps_everything_is_changed_too():
     beside = lambda a: 10.0 if UNTAGGED in a["block"] else 5.0
-    found = local_search([MADE.everything_kept], ActionProblem(MADE), beside, 5)
-    assert found is not None
+    found = searched(beside, 5, [MADE.everything_kept])
     assert beside(found.actions) == 5
     assert math.isinf(found.gap), "nothing is proven"
 
@@ -238,13 +225,13 @@ def test_it_ends_when_walks_do_and_where_nothing_improves():
         asked.append(actions)
         return 5.0 if len(asked) < 4 else None
 
-    found = local_search([NOTHING], ActionProblem(MADE), beside, 0)
+    found = searched(beside, 0)
     assert found is not None
     assert len(asked) == 4
-    assert local_search([NOTHING], ActionProblem(MADE), lambda _: None, 0) is None
+    assert searched(lambda _: None, 0) is None
     asked.clear()
     count = lambda actions: asked.append(actions) or 5.0
-    local_search([NOTHING], ActionProblem(MADE), count, 0)
+    searched(count, 0)
     # equal bytes are ranked by what moves to the host and by time, which end too
     assert len(asked) <= min(len(ALL), 4 * PATIENCE)
     assert len(asked) == len({repr(a) for a in asked})

@@ -226,30 +226,38 @@ def settled(more, room, monkeypatch):
     return best, steps.proved
 
 
-def test_what_fits_whole_is_returned_after_one_compile(monkeypatch):
-    assert settled(0, STATIC + 40, monkeypatch) == (["u"], [["u"]])
+@pytest.mark.parametrize(
+    ("more", "room", "best", "proved"),
+    [
+        (0, STATIC + 40, "u", "u"),
+        # What is as near to the room as one that did not fit is not compiled, since each would cost
+        # a whole compile. What has room for as much more is, though it is slower.
+        (3, STATIC + 41, "w", "uw"),
+        # It is compiled where nothing else is left.
+        (35, STATIC + 41, None, "uvw"),
+    ],
+)
+def test_what_fits_whole_is_returned(more, room, best, proved, monkeypatch):
+    found, compiled = settled(more, room, monkeypatch)
+    assert found == (best and [best])
+    assert sorted(compiled) == [[name] for name in proved]
 
 
-def test_what_is_as_near_to_the_room_as_one_that_did_not_fit_is_not_compiled(monkeypatch):
-    """Each would cost a whole compile. What has room for as much more is, though it is slower."""
-    assert settled(3, STATIC + 41, monkeypatch) == (["w"], [["u"], ["w"]])
+SMALLEST = STATIC + BYTES["w"]
 
 
-def test_it_is_compiled_where_nothing_else_is_left(monkeypatch):
-    best, proved = settled(35, STATIC + 41, monkeypatch)
-    assert best is None
-    assert sorted(proved) == [["u"], ["v"], ["w"]]
-
-
-def test_what_takes_less_compiled_whole_than_its_buffers_is_not_refused(monkeypatch):
+@pytest.mark.parametrize(
+    ("more", "room", "best", "proved"),
+    [
+        (-1, SMALLEST - 1, "w", "w"),
+        (-30, SMALLEST - 2, "w", "w"),
+        (-1, SMALLEST - 2, None, "wvu"),
+        (0, int(0.94 * SMALLEST), None, ""),
+    ],
+)
+def test_what_takes_less_compiled_whole_than_its_buffers_is_not_refused(
+    more, room, best, proved, monkeypatch
+):
     """The nearest to the room is asked first, and nothing that exceeds it by far."""
     monkeypatch.setattr(search_module, "compile_least", lambda search: None)
-    smallest = STATIC + BYTES["w"]
-    assert settled(-1, smallest - 1, monkeypatch) == (["w"], [["w"]])
-    best, proved = settled(-30, smallest - 2, monkeypatch)
-    assert (best, proved) == (["w"], [["w"]])
-    best, proved = settled(-1, smallest - 2, monkeypatch)
-    assert best is None
-    assert proved == [["w"], ["v"], ["u"]]
-    best, proved = settled(0, int(0.94 * smallest), monkeypatch)
-    assert (best, proved) == (None, [])
+    assert settled(more, room, monkeypatch) == (best and [best], [[name] for name in proved])

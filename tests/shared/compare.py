@@ -40,3 +40,10 @@ def relative(got, want) -> float:
     """Returns the largest difference of two trees, as a share of the largest value of its array."""
     size = lambda a: max(np.abs(a).max(), 1e-30)
     return max(float(np.abs(a - b).max() / size(b)) for a, b in pairs(got, want))
+
+
+def cosine(got, want) -> float:
+    """Returns the cosine of the angle between two trees."""
+    flat = lambda tree: np.concatenate([np.ravel(a) for a in jax.tree.leaves(tree)])
+    g, w = flat(got), flat(want)
+    return float(g @ w / np.linalg.norm(g) / np.linalg.norm(w))

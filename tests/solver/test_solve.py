@@ -108,11 +108,7 @@ def test_more_room_never_costs_time_and_greedy_is_never_better(data):
     )
     slack, last = tolerance(known), math.inf
     for room in rooms:
-        got, baseline = (
-            solve(ActionProblem(made, room=room)),
-            greedy(ActionProblem(made, room=room)),
-        )
-        assert got is not None
+        got, baseline = (find(ActionProblem(made, room=room)) for find in (solve, greedy))
         price = oracle(made, flat(got.actions)).priced
         assert price <= last * (1 + 1e-6) + slack
         last = price
@@ -277,15 +273,21 @@ def test_numbers_that_cannot_be_used_are_named(find, field, value, message):
         find(ActionProblem(profile(broken(field, value)), room=100))
 
 
-def test_limits_that_cannot_be_used_are_named():
-    with pytest.raises(SolverError, match="`room` is nan"):
-        solve(ActionProblem(profile(chain()), room=math.nan))
-    with pytest.raises(SolverError, match="`working` of"):
-        solve(ActionProblem(profile(chain()), room=9, working={("block", "u", KEEP): math.inf}))
-    with pytest.raises(SolverError, match="`corrections` of .* is nan; expected finite seconds"):
-        solve(ActionProblem(profile(chain()), corrections={("block", "u", KEEP): math.nan}))
-    with pytest.raises(SolverError, match="`link_bytes_per_second` is 0"):
-        solve(ActionProblem(profile(chain(), link=0.0), room=9))
+@pytest.mark.parametrize(
+    ("link", "limits", "message"),
+    [
+        (1.0, {"room": math.nan}, "`room` is nan"),
+        (1.0, {"room": 9, "working": {("block", "u", KEEP): math.inf}}, "`working` of"),
+        (1.0, {"corrections": {("block", "u", KEEP): math.nan}}, "`corrections` of .* is nan; exp"),
+        (0.0, {"room": 9}, "`link_bytes_per_second` is 0"),
+    ],
+)
+def test_limits_that_cannot_be_used_are_named(link, limits, message):
+    with pytest.raises(SolverError, match=message):
+        solve(ActionProblem(profile(chain(), link=link), **limits))
+
+
+def test_a_tag_that_the_profile_lacks_has_no_runner_up():
     problem = ActionProblem(profile(chain()), room=99)
     with pytest.raises(TagError, match="`tag` 'w'"):
         runner_up(problem, solve(problem), "block", "w")
@@ -319,11 +321,8 @@ def table_1(compress_input: bool):
     """Each tensor made from the block's input, which the backward reads too; keeping is free, as in
     eq. 4.
     """
-    equations, sizes, named = (
-        [([0], [1], 0.0, "T0")],
-        [42 * MB, 42 * MB],
-        {"T0": [Option(KEEP, 42 * MB, 0, 0.0)]},
-    )
+    equations, sizes = [([0], [1], 0.0, "T0")], [42 * MB, 42 * MB]
+    named = {"T0": [Option(KEEP, 42 * MB, 0, 0.0)]}
     if compress_input:
         named["T0"].append(Option(INT4, round(11.8 * MB), 0, 0.16e-3))
     for name, (size, recompute, compress, small) in TABLE_1.items():

@@ -161,13 +161,9 @@ def dropped_by_hand():
 
 @pytest.mark.parametrize("action", ["keep", "recompute", "everything"])
 def test_keys_shared_arrays_and_auxiliary_outputs(action):
-    plan = Assignment(
-        {
-            "block": {UNTAGGED: KEEP}
-            if action == "everything"
-            else dict.fromkeys(("mask", "y"), Choice(action))
-        }
-    )
+    every = action == "everything"
+    choices = {UNTAGGED: KEEP} if every else dict.fromkeys(("mask", "y"), Choice(action))
+    plan = Assignment({"block": choices})
     p, x, mask, scale, key = dropped()
 
     def mine(p, x, scale):

@@ -61,21 +61,11 @@ def test_gradients_are_equal(form, action):
     equal(make, *inputs())
 
 
-def saved(action):
-    """Returns the shapes that the backward of one checkpointed block stores, and their memories."""
-    p = jax.tree.map(lambda a: a[0], models.parameters())
-    layer = jax.checkpoint(models.block, policy=policy(action), prevent_cse=False)
-    of = lambda x, p, k: jax.vjp(lambda x, p: layer(x, p, k), x, p)[1]
-    leaves = jax.tree.leaves(jax.eval_shape(of, models.batch(), p, jnp.float32(0)))
-    return [a for a in leaves if a.shape not in {q.shape for q in p.values()}]
-
-
 @each_action
 def test_equal_bytes_are_stored(action):
-    nbytes = lambda arrays: sum(a.size * a.dtype.itemsize for a in arrays)
-    off = nbytes(saved(action))
+    off = test_tag.residual_bytes(policy(action))
     with options("jax_remat3"):
-        assert nbytes(saved(action)) == off
+        assert test_tag.residual_bytes(policy(action)) == off
 
 
 @pytest.mark.parametrize(
