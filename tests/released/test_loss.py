@@ -254,6 +254,29 @@ def test_actions_and_states_are_planned():
     close(jax.device_get(build(None).of(params, *args).joined(placed)), want, 1e-11)
 
 
+@pytest.mark.slow
+@pytest.mark.jax_defaults
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 11, 1), reason="reads host stacks of a scan at wrong offsets"
+)
+@pytest.mark.filterwarnings("ignore:jaxmem. no block's backward reads the tags 'mlpwo'")
+@pytest.mark.parametrize("model", [plain.gemma_in_a_scan, maxtext.decoder])
+def test_states_are_streamed_on_an_absent_gpu(model):
+    """The budget is two thirds of the model states."""
+    size = Size(width=256, heads=4, layers=8, batch=2, sequence=64, vocab=256, dtype=jnp.float32)
+    made, params, rest = model(size)
+    step = lambda plan: jaxmem.released_step(adam(), lambda p, b: made(p, *b), plan=plan)
+    state, rest = jax.eval_shape(lambda p, b: (step(None).init(p, b), b), params, rest)
+    states = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(state))
+    budget = states * 2 // 3
+    plan = jaxmem.plan(
+        step, state, rest, budget=budget, target="h200", decide=("actions", "states")
+    )
+    assert plan.compiled_bytes <= budget
+    assert plan.places.streamed > 0
+    assert plan.host_bytes >= states * plan.places.streamed // (2 * size.layers)
+
+
 def test_no_gradient_outlives_its_layer():
     """The step needs less memory than the plain step by most of the layers' gradients."""
     params = jax.tree.map(lambda a: jnp.tile(a, (1, 8, 8)[: a.ndim]), own(layer_parameters()))
