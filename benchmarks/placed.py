@@ -76,13 +76,7 @@ from jaxmem._core.groups import group_label
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import HOST, Places
 from jaxmem._planner.placement.front import layer_policy
-from jaxmem._planner.placement.layer import (
-    BUFFERED,
-    RESIDENT,
-    STREAMED,
-    LayerGroup,
-    LayerPolicy,
-)
+from jaxmem._planner.placement.layer import BUFFERED, RESIDENT, STREAMED, LayerGroup, LayerPolicy
 from jaxmem._planner.placement.plan import read_places
 from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, solve_placement
 from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch, with_working
@@ -341,8 +335,8 @@ def parameters(layers: int) -> int:
 
 
 def read(backend: Backend, limits: Limits) -> tuple[PlacementSearch, LayerPolicy]:
-    """The search for a step of few layers, of which others differ in nothing but their number; and
-    the policy of a layer that is recomputed.
+    """The search for a step of `FEW` layers, which differs from the other steps in the number of
+    layers only; and the policy of a layer that is recomputed.
     """
     search = search_of(step_of(FEW), backend, limits, ALL)
     recomputed = layer_policy(search.profile, search.block, {})

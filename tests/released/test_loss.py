@@ -207,6 +207,30 @@ def test_states_in_host_memory_train_as_resident_states_do(name, persist):
     close(*(jax.tree.map(np.asarray, jax.device_get(s)) for s in (joined, want)), 1e-11)
 
 
+MASK = {"up": True, "down": False, "embedding": True, "shared": False}  # by the user's paths
+OTHERS = {
+    "a ratio of rows": lambda: jaxmem.adama(
+        0.01, eps=1e-3, accumulation_steps=2, second_moment="row"
+    ),
+    "a mask": lambda: optax.chain(
+        optax.masked(optax.add_decayed_weights(0.1), MASK), optax.sgd(0.1, momentum=0.9)
+    ),
+}
+
+
+@pytest.mark.parametrize("clip", [("component", 0.1), ("norm", 0.1)])
+@pytest.mark.parametrize("tx", OTHERS)
+def test_copies_buffers_and_clipping_train_as_resident_states_do(tx, clip):
+    loss, params, args = model("keys and rates")
+    step = jaxmem.released_step(OTHERS[tx](), loss, clip=clip)
+    state, bound = step.init(params, *args), step.of(params, *args)
+    where = {"copies": 1, "buffers": 1, "outer_moments": "pinned_host"}
+    split = bound.split(jax.tree.map(jnp.copy, state), 1, **where)
+    want, _ = trained(step, state, args, 3)
+    joined = bound.joined(trained(step, split, args, 3)[0])
+    close(*(jax.tree.map(np.asarray, jax.device_get(s)) for s in (joined, want)), 1e-11)
+
+
 def test_moments_are_those_of_adama_on_whole_gradients():
     loss, params, args = model("gemma, a scan")
     tx = jaxmem.adama(0.01, eps=1e-4, accumulation_steps=2)
@@ -328,7 +352,7 @@ def carries_a_key(params, x):
 @pytest.mark.parametrize(
     ("loss", "says"),
     [
-        (reversed_layers, r"the scan at .*test_loss\.py.*"),
+        (reversed_layers, r"the scan at .*test_loss\.py.*it runs backward"),
         (in_a_python_loop, "it has no loop.*stack the layers' parameters"),
         (regularized, r"`params\['up'\]` is sliced by the loop .* and is also read at"),
         (carries_a_key, "carries key.*has no gradient.*slice keys"),
@@ -353,6 +377,16 @@ def test_a_loss_that_cannot_be_divided_is_refused(loss, says):
                 layer_parameters(), rows()
             ),
             r"`loss` returned .*; expected the microbatch's mean loss",
+        ),
+        (
+            lambda: jaxmem.released_step(
+                jaxmem.adama(0.1, accumulation_steps=3), with_a_counter
+            ).init(layer_parameters(), {"x": rows()}),
+            r"`batch\['x'\]` has shape \(8, 16\); expected a leading axis",
+        ),
+        (
+            lambda: jaxmem.released_step(adam(), with_a_counter)(layer_parameters(), rows()),
+            "`state` is dict; expected the pair",
         ),
         (
             lambda: jaxmem.released_step(adam(), with_a_counter).init(

@@ -126,8 +126,7 @@ class _Loop:
 
         def values(wanted, known: dict) -> list:
             results_of = lambda node, operands: node.run(operands)
-            nodes = leading_to([n for n in others if not known.keys() >= {*n.outputs}], wanted)
-            found = run(nodes, program.constants | known, results_of)
+            found = run(leading_to(others, wanted), program.constants | known, results_of)
             return [v.val if isinstance(v, Literal) else found[v] for v in wanted]
 
         def known(leaves, arguments) -> dict:
@@ -221,7 +220,7 @@ class _Loop:
 
 def _at(first, i, kind: str):
     """The value of a carry before iteration `i`, which the loop does not change or counts."""
-    return first if kind == "kept" else first + jnp.asarray(i, first.dtype)
+    return first if kind == "kept" else first + jnp.asarray(i, jnp.result_type(first))
 
 
 def _counts(node: Node, value: int) -> bool:
@@ -240,7 +239,12 @@ def _converted(array, conversions: Sequence[Node]):
 def _no_loop(program: Program, own: dict[int, int]) -> str:
     """The message for a loss without a loop over layers, with its loops."""
     loops = [n for n in program.nodes if n.primitive in ("scan", "while")]
-    why = lambda n: "it slices no parameter" if is_loop(n) else "it multiplies no matrices"
+
+    def why(node: Node) -> str:
+        if not is_loop(node):
+            return "it multiplies no matrices"
+        return "it runs backward" if node.eqn.params["reverse"] else "it slices no parameter"
+
     seen = "; ".join(f"the {n.primitive} at {line_of(n.eqn)}: {why(n)}" for n in loops[:3])
     return (
         f"released_step: no loop over layers was found in the loss ({seen or 'it has no loop'});"

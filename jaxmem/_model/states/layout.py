@@ -57,6 +57,11 @@ class Copied:
     master: Any
 
 
+def is_stacks(a) -> bool:
+    """Whether the layers' arrays are divided among several stacks."""
+    return isinstance(a, Stacks)
+
+
 def parts_of(layers) -> tuple[Any, ...]:
     """Returns the stacks of `layers`. A tree that is not a `Stacks` is one stack."""
     return layers.parts if isinstance(layers, Stacks) else (layers,)

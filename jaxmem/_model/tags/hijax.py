@@ -130,8 +130,8 @@ def _names() -> Any:
 
 def let_names_be_encoded() -> None:
     """Lets the tag's rule serve a value of `checkpoint_name` if the value is complex, which JAX's
-    rule does not store, if the policy encodes the value, or if the policy is a combination: JAX's
-    own combinations refuse a policy that offloads.
+    rule does not store, if the policy encodes the value, or if the policy is a combination of
+    policies: `save_from_both_policies` of JAX refuses a policy that offloads.
     """
     if names_are_encoded():
         return

@@ -153,7 +153,7 @@ class Accumulated:
         # The numbers of microbatches continue from device to device, so that each microbatch has a
         # key of its own.
         first = 0 if rule.axis_name is None else jax.lax.axis_index(rule.axis_name) * n
-        numbered = first + jnp.arange(n, dtype=jnp.int32), _microbatches(batch, n)
+        numbered = first + jnp.arange(n, dtype=jnp.int32), microbatches(batch, n)
         key_of = lambda i: None if key is None else jax.random.fold_in(key, i)
 
         def fold_of(i, update=None):
@@ -212,7 +212,7 @@ def _stored(model: Model, new, old):
     return jax.tree.map(lambda a, b: a.astype(b.dtype), (params, state), old)
 
 
-def _microbatches(batch, n: int):
+def microbatches(batch, n: int):
     """Reshapes the batch's arrays to (microbatches, size of a microbatch, ...). Raises
     OptimizerError if `n` does not divide the leading axis.
     """

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec
 
 from jaxmem._model.loop.arguments import merged, separated
 from jaxmem._model.states import layout
-from jaxmem._model.states.layout import Stacks, joined_shapes, length, masters_of, parts_of
+from jaxmem._model.states.layout import is_stacks, joined_shapes, length, masters_of, parts_of
 from jaxmem._model.states.layout import like as as_layers
 from jaxmem._model.states.store import brought, returned
 from jaxmem._optim.released.backward import backward
@@ -77,7 +77,7 @@ class Components:
 
     def leaves(self, state) -> list:
         """Returns the state's leaves. A `Stacks` of an array is one leaf."""
-        leaves = jax.tree.leaves(state, is_leaf=_is_stacks)
+        leaves = jax.tree.leaves(state, is_leaf=is_stacks)
         if len(leaves) != len(self.alone.owners):
             raise OptimizerError(
                 f"released_step: the optimizer's state has {len(leaves)} arrays, and `tx` makes"
@@ -189,7 +189,7 @@ class Direct:
         one = model.one_layer(params)
         of = Components.of(self.tx, model, one)
         made = of.leaves(state)
-        if jax.tree.structure(state, is_leaf=_is_stacks) != of.alone.structure:
+        if jax.tree.structure(state, is_leaf=is_stacks) != of.alone.structure:
             raise OptimizerError(
                 f"released_step: the optimizer's state is {jax.tree.structure(state)}; expected"
                 f" {of.alone.structure}, which `init` or `create` makes for this `tx`"
@@ -337,7 +337,3 @@ def _proved(tx: optax.GradientTransformation, one) -> Alone:
             " out anyway"
         )
     return alone
-
-
-def _is_stacks(a) -> bool:
-    return isinstance(a, Stacks)

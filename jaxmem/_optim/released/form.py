@@ -22,12 +22,17 @@ def check_pair(model: Model, state) -> None:
     """Raises OptimizerError unless `state` is a pair whose first entry has the model's
     parameters.
     """
+    check_is_pair(state)
+    model.check(state[0])
+
+
+def check_is_pair(state) -> None:
+    """Raises OptimizerError unless `state` is a pair."""
     if not isinstance(state, tuple | list) or len(state) != 2:
         raise OptimizerError(
             f"released_step: `state` is {type(state).__name__}; expected the pair"
             " (params, optimizer state) that step.init(params) makes"
         )
-    model.check(state[0])
 
 
 def check_untraced(method: str, name: str, tree) -> None:

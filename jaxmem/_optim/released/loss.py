@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import optax
 
 from jaxmem._model.auto.divide import DividedLoss, divided_loss
-from jaxmem._model.states.layout import Copied, Stacks
+from jaxmem._model.states.layout import is_stacks, joined_shapes, one_layer
 from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._optim.adama.transform import AdamA
-from jaxmem._optim.released.accumulated import Accumulated
+from jaxmem._optim.released.accumulated import Accumulated, microbatches
 from jaxmem._optim.released.direct import Direct
 from jaxmem._optim.released.fold import Clip, entries
+from jaxmem._optim.released.form import check_is_pair
 from jaxmem._optim.released.model import Model
 from jaxmem._optim.released.step import ReleasedStep, Within
 from jaxmem.errors import OptimizerError
@@ -63,22 +64,24 @@ class LossStep:
         return bound.put(None, bound.released.init(bound.get((params, None))[0]))
 
     def __call__(self, state, batch, key=None):
+        check_is_pair(state)
         return self.of(state[0], batch, key)(state, batch, key)
 
     def of(self, params, batch, key=None) -> Within:
-        """Returns the step for arguments of these shapes. Its `split` and `joined` place the states
-        of the layers, as those of `ReleasedStep` do.
+        """Returns the step for arguments of these shapes. The methods `split` and `joined` of the
+        result place the states of the layers, as the same methods of `ReleasedStep` do.
 
         params, batch, key: arrays or shapes. `params` may be of a split state.
 
         Raises the errors of `init`.
         """
         form = _Form(params, isinstance(self.tx, AdamA))
-        count = self.tx.rule.accumulation_steps if isinstance(self.tx, AdamA) else 1
-        rest = (
-            jax.tree.map(lambda a: _microbatch(a, count), batch),
-            *(() if key is None else (key,)),
-        )
+        count, one = 1, batch
+        if isinstance(self.tx, AdamA):
+            count = self.tx.rule.accumulation_steps
+            # One microbatch, without the leading axis of microbatches.
+            one = one_layer(jax.eval_shape(lambda batch: microbatches(batch, count), batch))
+        rest = one, *(() if key is None else (key,))
         divided = self._divided(form, rest)
         form.layers = divided.layers
         leaves = lambda given: jax.tree.leaves((given[0], *(k[0] for k in given[1:])))
@@ -129,7 +132,7 @@ class _Form:
 
         accumulates: whether the optimizer is AdamA, whose moments have the tree of the parameters.
         """
-        leaves, self._structure = jax.tree.flatten(params, is_leaf=_is_stacks)
+        leaves, self._structure = jax.tree.flatten(params, is_leaf=is_stacks)
         self.shapes = jax.tree.unflatten(self._structure, map(_shape, leaves))
         self.layers: tuple[int, ...] = ()
         self._accumulates = accumulates
@@ -147,7 +150,7 @@ class _Form:
 
     def inner(self, tree) -> dict[str, Any]:
         """Returns a tree like the parameters in the form of a `ReleasedStep`."""
-        leaves = jax.tree.leaves(tree, is_leaf=_is_stacks)
+        leaves = jax.tree.leaves(tree, is_leaf=is_stacks)
         others = [a for i, a in enumerate(leaves) if i not in self.layers]
         return {OUTER: others, LAYERS: _together([leaves[i] for i in self.layers])}
 
@@ -189,46 +192,24 @@ class _Form:
 
 def bound(made, args: tuple) -> Any:
     """Returns the result of a `build` for the step's arguments: a `LossStep` needs their shapes."""
-    return made.of(*args[0][:1], *args[1:]) if isinstance(made, LossStep) and args else made
+    if not isinstance(made, LossStep) or not args:
+        return made
+    check_is_pair(args[0])
+    return made.of(args[0][0], *args[1:])
 
 
 def _together(leaves: Sequence) -> Any:
     """Returns the layers' leaves as one list, or as the `Stacks` of lists of a split state."""
-    first = leaves[0]
-    if isinstance(first, Stacks):
-        parts = zip(*(leaf.parts for leaf in leaves), strict=True)
-        return Stacks(tuple(_together(part) for part in parts), first.buffers)
-    if isinstance(first, Copied):
-        return Copied([a.copy for a in leaves], [a.master for a in leaves])
-    return list(leaves)
+    return jax.tree.map(lambda *each: [*each], *leaves)
 
 
 def _apart(layers, count: int) -> list:
     """The inverse of `_together`: one entry for each of `count` leaves."""
-    if isinstance(layers, Stacks):
-        parts = zip(*(_apart(part, count) for part in layers.parts))
-        return [Stacks(tuple(each), layers.buffers) for each in parts]
-    if isinstance(layers, Copied):
-        return [Copied(*pair) for pair in zip(layers.copy, layers.master)]
-    return list(layers)
-
-
-def _is_stacks(a) -> bool:
-    return isinstance(a, Stacks)
+    is_list = lambda a: isinstance(a, list)
+    return [jax.tree.map(lambda each, i=i: each[i], layers, is_leaf=is_list) for i in range(count)]
 
 
 def _shape(a) -> jax.ShapeDtypeStruct:
     """The shape of a leaf; of a leaf in several memories, the shape of one stack."""
-    if not isinstance(a, Stacks):
-        return jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
-    masters = [p.master if isinstance(p, Copied) else p for p in a.parts]
-    count = sum(m.shape[0] for m in masters)
-    return jax.ShapeDtypeStruct((count, *masters[0].shape[1:]), masters[0].dtype)
-
-
-def _microbatch(a, count: int) -> jax.ShapeDtypeStruct:
-    """The shape of one of `count` microbatches of an array of the batch."""
-    shape = jnp.shape(a)
-    if count > 1 and shape:
-        shape = (shape[0] // count, *shape[1:])
-    return jax.ShapeDtypeStruct(shape, jnp.result_type(a))
+    is_one = not is_stacks(a)
+    return jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)) if is_one else joined_shapes(a)

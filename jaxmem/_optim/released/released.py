@@ -103,7 +103,8 @@ def released_step(
     The leaves of `params` that this scan slices are the layers' parameters, and nothing else may
     read them. The scan may carry floating-point arrays, a counter, and arrays that it does not
     change. Without a plan, the layers keep their own checkpoints; with a plan, their tensors get
-    the tags of `jaxmem.auto`. `plan`, `label` and `clip` are as for three functions.
+    the tags of `jaxmem.auto`. `plan`, `label` and `clip` are as for three functions. The step
+    raises NoLayersError for a loss without such a scan.
 
     An optax transformation receives the arrays of one layer at a time, without the axis of layers,
     as `block` does. A trust ratio or a factored moment therefore belongs to one layer, and the
