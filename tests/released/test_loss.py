@@ -12,8 +12,9 @@ import pytest
 from flax import nnx
 
 import jaxmem
-from jaxmem.errors import NoLayersError, OptimizerError
+from jaxmem.errors import NoLayersError, OptimizerError, StepError
 from jaxmem.plans import Assignment
+from tests.released.test_streamed_deviceless import compiled
 from tests.shared.compare import close
 from tests.shared.foreign import flax_models, libraries, maxtext, plain
 from tests.shared.foreign.size import Size
@@ -43,6 +44,58 @@ def nnx_scan(size):
 
     x = jax.random.normal(jax.random.key(3), (8, 4, size.width), size.dtype)
     return loss, {"blocks": state, "head": head / 5}, (x,)
+
+
+class ListOfBlocks(nnx.Module):
+    def __init__(self, size, rngs):
+        make = functools.partial(nnx.Linear, rngs=rngs, param_dtype=size.dtype)
+        self.up = nnx.List([make(size.width, 2 * size.width) for _ in range(size.layers)])
+        self.down = nnx.List([make(2 * size.width, size.width) for _ in range(size.layers)])
+        self.head = make(size.width, 10)
+
+    def __call__(self, x):
+        for up, down in zip(self.up, self.down):
+            x = x + down(nnx.silu(up(x)))
+        return self.head(x)
+
+
+def nnx_list(size):
+    graph, state = nnx.split(ListOfBlocks(size, nnx.Rngs(0)))
+    x = jax.random.normal(jax.random.key(3), (8, 4, size.width), size.dtype)
+    return lambda params, x: (nnx.merge(graph, params)(x) ** 2).mean(), state, (x,)
+
+
+def checkpoints_in_a_loop(size):
+    """Encoder and decoder layers in two Python loops, each layer under a checkpoint."""
+    _, params, rest = plain.gemma_in_a_loop(size)
+    params |= {"encoder": [plain.layer_parameters(size, 9000 + i) for i in range(size.layers)]}
+    layer = jax.checkpoint(functools.partial(plain.gemma_layer, heads=size.heads))
+    wider = jax.checkpoint(lambda x, p: plain.gated(x, p))
+
+    def loss(params, batch):
+        x = params["embedding"][batch]
+        for p in params["encoder"]:
+            x = wider(x, p)
+        for p in params["layers"]:
+            x = layer(x, p)
+        return plain.cross_entropy(x[:, :-1] @ params["embedding"].T, batch[:, 1:])
+
+    return loss, params, rest
+
+
+def converted_in_a_loop(size):
+    """All parameters are converted before the first layer, and a mask is computed once."""
+
+    def loss(params, x):
+        params = jax.tree.map(lambda a: a.astype(jnp.float32).astype(x.dtype), params)
+        kept = jnp.cumsum(jnp.ones_like(x[0], jnp.int32)) % 5 > 0
+        for p in params["layers"]:
+            x = feed_forward(jnp.where(kept, x, 0), p)
+        return (x**2).mean() * kept.sum() / kept.size
+
+    stacked = own(layer_parameters())
+    layers = [jax.tree.map(lambda a, i=i: a[i], stacked) for i in range(LAYERS)]
+    return loss, {"layers": layers}, (rows(),)
 
 
 def layer_parameters(dtype=jnp.float64):
@@ -125,8 +178,16 @@ MODELS = {
     "a counter": small(with_a_counter),
     "converted stacks": small(in_bfloat16),
     "a checkpointed head": small(checkpointed_head),
+    "gemma, a loop": plain.gemma_in_a_loop,
+    "checkpoints in two loops": checkpoints_in_a_loop,
+    "converted in a loop": converted_in_a_loop,
+    "Linen, a loop": functools.partial(flax_models.linen_transformer, scanned=False),
+    "Equinox, a loop": functools.partial(libraries.equinox_transformer, scanned=False),
+    "NNX, a list": nnx_list,
+    "GPT-2": libraries.gpt2,
 }
-TAKES_KEY = "Linen, nn.scan", "Equinox, a scan", "keys and rates"
+TAKES_KEY = "Linen, nn.scan", "Equinox, a scan", "keys and rates", "Linen, a loop"
+TAKES_KEY += "Equinox, a loop", "GPT-2"
 
 
 def moved(params):
@@ -173,7 +234,16 @@ def adam():
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.quick("mixture of experts", "keys and rates", "a counter", "converted stacks")
+@pytest.mark.quick(
+    "mixture of experts",
+    "keys and rates",
+    "a counter",
+    "converted stacks",
+    "converted in a loop",
+    "checkpoints in two loops",
+    "NNX, a list",
+    "GPT-2",
+)
 def test_ten_steps_are_those_of_the_plain_step(name):
     loss, params, args = model(name)
     tx = adam()
@@ -182,7 +252,7 @@ def test_ten_steps_are_those_of_the_plain_step(name):
     assert jax.tree.structure(first) == jax.tree.structure((params, tx.init(params)))
     got, metrics = trained(step, first, args, 10)
     want, expected = trained(plain_step(tx, loss), (params, tx.init(params)), args, 10)
-    rtol = 1e-5 if name == "converted stacks" else 1e-12
+    rtol = {"converted stacks": 1e-5, "GPT-2": 1e-6}.get(name, 1e-12)
     close(jax.tree.leaves(got), jax.tree.leaves(want), rtol)
     np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=rtol)
     changed = [np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (got[0], params)))]
@@ -190,7 +260,9 @@ def test_ten_steps_are_those_of_the_plain_step(name):
 
 
 @pytest.mark.parametrize("persist", [0, 2])
-@pytest.mark.parametrize("name", ["gemma, a scan", "keys and rates", "a counter"])
+@pytest.mark.parametrize(
+    "name", ["gemma, a scan", "keys and rates", "a counter", "checkpoints in two loops"]
+)
 def test_states_in_host_memory_train_as_resident_states_do(name, persist):
     loss, params, args = model(name)
     step = jaxmem.released_step(jaxmem.adama(0.01, eps=1e-4, accumulation_steps=2), loss)
@@ -218,6 +290,21 @@ OTHERS = {
 }
 
 
+@pytest.mark.parametrize("clip", [("value", 0.01), ("norm", 0.1)])
+@pytest.mark.parametrize("persist", [4, 1])
+def test_layers_of_a_python_loop_are_clipped_as_optax_clips(clip, persist):
+    loss, params, args = model("converted in a loop")
+    how, at = clip
+    chained = {"value": optax.clip(at), "norm": optax.clip_by_global_norm(at)}[how]
+    step = jaxmem.released_step(adam(), loss, clip=clip)
+    split = step.of(params, *args).split(step.init(jax.tree.map(jnp.copy, params), *args), persist)
+    got, metrics = trained(step, split, args, 3)
+    tx = optax.chain(chained, adam())
+    want, _ = trained(plain_step(tx, loss), (params, tx.init(params)), args, 3)
+    close(jax.device_get(got[0]), jax.device_get(want[0]))
+    assert metrics["skipped_layers"].shape == (LAYERS,)
+
+
 @pytest.mark.parametrize("clip", [("component", 0.1), ("norm", 0.1)])
 @pytest.mark.parametrize("tx", OTHERS)
 def test_copies_buffers_and_clipping_train_as_resident_states_do(tx, clip):
@@ -231,9 +318,13 @@ def test_copies_buffers_and_clipping_train_as_resident_states_do(tx, clip):
     close(*(jax.tree.map(np.asarray, jax.device_get(s)) for s in (joined, want)), 1e-11)
 
 
-def test_moments_are_those_of_adama_on_whole_gradients():
-    loss, params, args = model("gemma, a scan")
-    tx = jaxmem.adama(0.01, eps=1e-4, accumulation_steps=2)
+@pytest.mark.parametrize(
+    ("name", "second_moment"),
+    [("gemma, a scan", "squares"), ("gemma, a loop", "squares"), ("gemma, a loop", "row")],
+)
+def test_moments_are_those_of_adama_on_whole_gradients(name, second_moment):
+    loss, params, args = model(name)
+    tx = jaxmem.adama(0.01, eps=1e-4, accumulation_steps=2, second_moment=second_moment)
     step = jaxmem.released_step(tx, loss)
 
     def whole(state, batch):
@@ -251,9 +342,10 @@ def test_moments_are_those_of_adama_on_whole_gradients():
     close(got, want, 1e-11)
 
 
+@pytest.mark.parametrize("name", ["gemma, a scan", "checkpoints in two loops"])
 @pytest.mark.parametrize("plan", [Assignment.nothing(), Assignment.everything()])
-def test_a_plan_changes_no_value(plan):
-    loss, params, args = model("gemma, a scan")
+def test_a_plan_changes_no_value(plan, name):
+    loss, params, args = model(name)
     step = lambda plan: jaxmem.released_step(adam(), loss, plan=plan)
     state = step(None).init(params, *args)
     got, want = (trained(step(p), state, args, 3)[0] for p in (plan, None))
@@ -278,11 +370,14 @@ def test_actions_and_states_are_planned():
     close(jax.device_get(build(None).of(params, *args).joined(placed)), want, 1e-11)
 
 
-@pytest.mark.slow
-@pytest.mark.jax_defaults
-@pytest.mark.skipif(
+streams = pytest.mark.skipif(
     jax.__version_info__ < (0, 11, 1), reason="reads host stacks of a scan at wrong offsets"
 )
+
+
+@pytest.mark.slow
+@pytest.mark.jax_defaults
+@streams
 @pytest.mark.filterwarnings("ignore:jaxmem. no block's backward reads the tags 'mlpwo'")
 @pytest.mark.parametrize("model", [plain.gemma_in_a_scan, maxtext.decoder])
 def test_states_are_streamed_on_an_absent_gpu(model):
@@ -299,6 +394,35 @@ def test_states_are_streamed_on_an_absent_gpu(model):
     assert plan.compiled_bytes <= budget
     assert plan.places.streamed > 0
     assert plan.host_bytes >= states * plan.places.streamed // (2 * size.layers)
+
+
+def test_actions_of_layers_in_a_python_loop_are_planned_and_states_are_not():
+    loss, params, args = model("checkpoints in two loops")
+    build = lambda plan: jaxmem.released_step(adam(), loss, plan=plan)
+    shapes = jax.eval_shape(lambda *a: a, build(None).init(params, *args), *args)
+    plan = jaxmem.plan(build, *shapes, budget="1GiB")
+    assert set(plan.actions) == {"block", "block_2"}
+    with pytest.raises(StepError, match=r"layers of the loss are a Python loop; .*split\(state"):
+        jaxmem.plan(build, *shapes, budget="1GiB", decide=("actions", "states"))
+
+
+@pytest.mark.slow
+@pytest.mark.jax_defaults
+@streams
+def test_layers_of_a_python_loop_are_streamed_on_an_absent_gpu(h200):
+    """At most two layers' states are in device memory, with one layer's new states."""
+    size = Size(width=256, heads=4, layers=6, batch=2, sequence=64, vocab=256, dtype=jnp.float32)
+    made, params, rest = plain.gemma_in_a_loop(size)
+    step = jaxmem.released_step(adam(), lambda p, batch: made(p, *batch))
+    state = jax.eval_shape(lambda p: step.init(p, rest), params)
+    layer = 3 * sum(a.size * 4 for a in jax.tree.leaves(params["layers"][0]))
+    temporary = {}
+    for persist in (0, 6):
+        args = step.of(params, rest).split(state, persist), jax.eval_shape(lambda r: r, rest)
+        found = compiled(h200, step, *args)
+        assert found.host_bytes == (6 - persist) * layer
+        temporary[persist] = found.temp_bytes
+    assert temporary[0] <= temporary[6] + 3 * layer
 
 
 def test_no_gradient_outlives_its_layer():
@@ -353,7 +477,8 @@ def carries_a_key(params, x):
     ("loss", "says"),
     [
         (reversed_layers, r"the scan at .*test_loss\.py.*it runs backward"),
-        (in_a_python_loop, "it has no loop.*stack the layers' parameters"),
+        (in_a_python_loop, r"Python loop at .*test_loss\.py.* reads a parameter that nothing else"),
+        (lambda p, x: (x @ p["embedding"]).mean(), "it has no loop.*stack the layers' parameters"),
         (regularized, r"`params\['up'\]` is sliced by the loop .* and is also read at"),
         (carries_a_key, "carries key.*has no gradient.*slice keys"),
     ],

@@ -62,7 +62,7 @@ def divided_loss(
     Raises NoLayersError if no loop reads slices of parameters, or if something other than the loop
     reads their leaves.
     """
-    program = program_of(closed, lambda eqn: eqn.primitive.name in REMAT and not _holds_loop(eqn))
+    program = program_of(closed, lambda eqn: eqn.primitive.name in REMAT and not holds_loop(eqn))
     own = dict(zip(program.inputs, range(len(paths))))
     found = [loop for node in program.nodes if (loop := _Loop.of(program, node, own)) is not None]
     if not found:
@@ -70,7 +70,7 @@ def divided_loss(
     return max(found, key=lambda loop: flops(loop.node)).divided(paths, label)
 
 
-def _holds_loop(eqn) -> bool:
+def holds_loop(eqn) -> bool:
     """Whether a call holds a scan that may be the loop over layers."""
     return any(e.primitive.name == "scan" and e.params["length"] > 1 for e in inside(eqn))
 

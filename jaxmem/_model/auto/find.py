@@ -238,17 +238,17 @@ def _body(step: Callable, whole: Sequence, carry: int) -> Callable:
     return body
 
 
-def repeats(program: Program) -> list[range]:
+def repeats(program: Program, shortest: int = SHORTEST) -> list[range]:
     """Returns the repeated stretches with matrix products, in order. A stretch is the range of the
-    first nodes of its layers; the step of the range is the number of nodes of a layer. The stretch
-    with most FLOPs is found first, then stretches before and after it.
+    first nodes of its layers; the step of the range is the number of nodes of a layer, at least
+    `shortest`. The stretch with most FLOPs is found first, then stretches before and after it.
     """
     kinds = _kinds(program)
     work = np.array([flops(node) for node in program.nodes])
     crossing = _crossing(program)
 
     def within(low: int, high: int) -> list[range]:
-        found = _longest(kinds[low:high], work[low:high])
+        found = _longest(kinds[low:high], work[low:high], shortest)
         if found is None:
             return []
         start, period, length = found
@@ -275,13 +275,13 @@ def _kind(program: Program, node: Node) -> tuple:
     return node.primitive, str(shapes), str(results), str(params)
 
 
-def _longest(kinds: np.ndarray, work: np.ndarray) -> tuple[int, int, int] | None:
+def _longest(kinds: np.ndarray, work: np.ndarray, shortest: int) -> tuple[int, int, int] | None:
     """Returns (start, period, length) of the periodic stretch with most FLOPs. If several have
     equally many FLOPs, it is the stretch with the shortest period.
     """
     total = np.concatenate([[0.0], np.cumsum(work)])
     best, found = 0.0, None
-    for period in range(SHORTEST, len(kinds) // 2 + 1):
+    for period in range(shortest, len(kinds) // 2 + 1):
         equal = np.concatenate([[0], kinds[:-period] == kinds[period:], [0]]).astype(np.int8)
         edges = np.flatnonzero(np.diff(equal))
         for start, stop in zip(edges[::2], edges[1::2]):

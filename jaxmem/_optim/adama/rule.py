@@ -258,6 +258,23 @@ class Rule:
         )
         return moments._replace(square=square, sketch=empty), nu
 
+    def applied(self, params, moments: Moments, count, whole=None, stacked=None):
+        """Returns the parameters and the moments after a minibatch. The arguments are those of
+        `settled` and `updates`.
+        """
+        moments, nu = self.settled(moments, count, whole, stacked)
+        return optax.apply_updates(params, self.updates(moments.mu, nu, count, params)), moments
+
+    def mask_of(self, shapes) -> Any:
+        """Returns the mask of weight decay for parameters of these shapes: a tree of booleans, one
+        boolean for all weights, or None. The function of a mask receives traced arrays.
+        """
+        if not callable(self.mask):
+            return self.mask
+        box: Any = []
+        jax.eval_shape(lambda params: box.append(self.mask(params)), shapes)  # pyright: ignore
+        return box[0]
+
     def updates(self, mu, nu, count, params, gradient=None):
         """Returns the updates to add to the parameters: Adam's step with bias correction and decay,
         times minus the rate.

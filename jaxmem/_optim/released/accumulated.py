@@ -259,9 +259,7 @@ def _streamed(
 
     def updated(params, moments, mask, whole, stacked=None):
         masked = dataclasses.replace(rule, mask=mask)
-        moments, nu = rule.settled(moments, old.count, whole if divided else None, stacked)
-        new = optax.apply_updates(params, masked.updates(moments.mu, nu, old.count, params))
-        return new, moments
+        return masked.applied(params, moments, old.count, whole if divided else None, stacked)
 
     whole = whole_layer(model, like, rule.axis_name)
     gathered = whole_outside(model, params, like, rule.axis_name)
@@ -343,12 +341,7 @@ def _masks(rule: Rule, model: Model, params) -> tuple[Any, Any]:
     parts of the mask of the whole parameters with all layers in one stack.
     """
     whole = {k: joined_shapes(v) if k == model.layers else v for k, v in params.items()}
-    mask: Any = rule.mask
-    if callable(mask):
-        # As in a resident step, the mask's function receives traced arrays of these shapes.
-        box: Any = []
-        jax.eval_shape(lambda params: box.append(rule.mask(params)), whole)
-        mask = box[0]
+    mask = rule.mask_of(whole)
     if not isinstance(mask, dict):  # one boolean for all weights, or None
         return mask, mask
     return model.outer(mask), mask[model.layers]

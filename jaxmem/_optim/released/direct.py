@@ -59,8 +59,8 @@ class Components:
         `tx` cannot update one component at a time.
         """
         if len(jax.tree.leaves(one)) == 1:  # a second array shows whether `tx` couples arrays
-            _proved(tx, {"a": one, "b": one})
-        alone = _proved(tx, one)
+            proved(tx, {"a": one, "b": one})
+        alone = proved(tx, one)
         owned = lambda chosen: [s for s, owner in enumerate(alone.owners) if owner in chosen]
         paths = [path for path, _ in jax.tree.leaves_with_path(one)]
         is_layers = [path[0] == jax.tree_util.DictKey(model.layers) for path in paths]
@@ -305,7 +305,7 @@ def _numbers_near(stacked):
     return jax.tree.map(near, stacked)
 
 
-def _proved(tx: optax.GradientTransformation, one) -> Alone:
+def proved(tx: optax.GradientTransformation, one) -> Alone:
     """Traces `tx`. Raises OptimizerError unless `tx` updates each array independently."""
 
     def update(gradients, params, state):

@@ -214,6 +214,7 @@ class Accumulation:
       leaves the parameters unchanged.
     divided_over: the mesh axis over whose devices moments are divided. None: each device has whole
       moments.
+    stacked: as for `Position`.
     """
 
     rule: Rule
@@ -221,6 +222,7 @@ class Accumulation:
     decays: tuple[Any, Any]
     update: Callable | None = None
     divided_over: str | None = None
+    stacked: bool = False
 
     def like(self, state):
         return state["nu"]
@@ -235,7 +237,7 @@ class Accumulation:
             return jax.tree.map(one, tree, gradient.arrays)
 
         mu, nu = map(decayed, (old.mu, old.nu), self.decays)
-        position = Position(self.step, gradient.whole, self.divided_over, stacked=False)
+        position = Position(self.step, gradient.whole, self.divided_over, self.stacked)
         sums = functools.partial(gradient.sums, position)
         new = self.rule.fold(old._replace(mu=mu, nu=nu), gradient.arrays, sums)
         new = jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)

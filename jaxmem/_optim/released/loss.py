@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxmem._model.auto.divide import DividedLoss, divided_loss
+from jaxmem._model.auto.segments import PythonLoops, SegmentedLoss
 from jaxmem._model.states.layout import is_stacks, joined_shapes, one_layer
 from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._optim.adama.transform import AdamA
@@ -23,6 +24,7 @@ from jaxmem._optim.released.direct import Direct
 from jaxmem._optim.released.fold import Clip, entries
 from jaxmem._optim.released.form import check_is_pair
 from jaxmem._optim.released.model import Model
+from jaxmem._optim.released.segments import SegmentedStep
 from jaxmem._optim.released.step import ReleasedStep, Within
 from jaxmem.errors import OptimizerError
 
@@ -82,9 +84,14 @@ class LossStep:
             # One microbatch, without the leading axis of microbatches.
             one = one_layer(jax.eval_shape(lambda batch: microbatches(batch, count), batch))
         rest = one, *(() if key is None else (key,))
-        divided = self._divided(form, rest)
-        form.layers = divided.layers
         leaves = lambda given: jax.tree.leaves((given[0], *(k[0] for k in given[1:])))
+        keys_of = lambda key: () if key is None else (jax.random.split(key, count),)
+        divided = self._divided(form, rest)
+        if isinstance(divided, SegmentedLoss):
+            segments = SegmentedStep(self.tx, self.clip, divided, form.shapes, leaves)
+            run = lambda state, batch, key=None: segments(state, (batch, *keys_of(key)))
+            return Within(segments, run, lambda pair: pair, lambda _, pair: pair)
+        form.layers = divided.layers
         model = Model(
             lambda outer, given: divided.embed(outer[OUTER], leaves(given)),
             divided.block,
@@ -100,14 +107,15 @@ class LossStep:
         released = ReleasedStep(optimizer, model, self.clip)
 
         def step(state, batch, key=None):
-            keys = () if key is None else (jax.random.split(key, count),)
-            pair, metrics = released(form.opened(state), (batch, *keys))
+            pair, metrics = released(form.opened(state), (batch, *keys_of(key)))
             return form.closed(pair), metrics
 
         return Within(released, step, form.opened, lambda _, pair: form.closed(pair))
 
-    def _divided(self, form: "_Form", rest: tuple) -> DividedLoss:
-        """Divides the trace of the loss for parameters of `form`."""
+    def _divided(self, form: "_Form", rest: tuple) -> DividedLoss | SegmentedLoss:
+        """Divides the trace of the loss for parameters of `form`, at the layers with most FLOPs:
+        those of a scan, or those of Python loops.
+        """
         with todays_checkpoint():
             closed = jax.make_jaxpr(self.loss)(form.shapes, *rest)
         first = closed.out_avals[0] if len(closed.out_avals) == 1 else None
@@ -117,7 +125,11 @@ class LossStep:
                 f"released_step: `loss` returned {got}; expected the microbatch's mean loss, a"
                 " floating-point scalar"
             )
-        return divided_loss(closed, form.paths, None if self.plan is None else self.label)
+        planned = self.plan is not None
+        loops = PythonLoops.of(closed, len(form.paths), planned)
+        if loops is not None and loops.work > loops.scanned:
+            return loops.segmented(self.plan, self.label)
+        return divided_loss(closed, form.paths, self.label if planned else None)
 
 
 class _Form:

@@ -16,6 +16,7 @@ from jaxmem._model.states.layout import masters_of
 from jaxmem._model.states.places import HOST, Places
 from jaxmem._optim.released.form import check_pair
 from jaxmem._optim.released.loss import bound
+from jaxmem._optim.released.segments import SegmentedStep
 from jaxmem._optim.released.step import ReleasedStep, released_of
 from jaxmem._planner.placement.layer import States
 from jaxmem._planner.placement.mesh import Divided, mesh_of
@@ -198,6 +199,13 @@ def _released(made) -> tuple[ReleasedStep, Callable]:
     returned no released step.
     """
     step, pair = released_of(made)
+    if isinstance(step, SegmentedStep):
+        raise StepError(
+            "plan: states are placed, and the layers of the loss are a Python loop; expected layers"
+            " in a jax.lax.scan over stacked parameters, whose states one loop copies to the device"
+            " and back; or plan without 'states' in `decide`, and move the states of layers to host"
+            " memory by step.of(params, batch).split(state, persist)"
+        )
     if not isinstance(step, ReleasedStep):
         raise StepError(
             f"plan: states are placed, and `build` returned {type(step).__name__}; expected what"

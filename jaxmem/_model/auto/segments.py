@@ -1,0 +1,245 @@
+"""Cuts a loss whose layers are a Python loop into segments, which are differentiated one by one.
+
+The layers of a Python loop are stretches of the loss's trace that repeat (`find.repeats`). Each
+layer is a segment, and so is each stretch before, between and after layers. A released step runs
+the segments forward in order and backward in reverse order, and uses the gradient of a parameter
+as soon as the first segment that reads the parameter has run backward.
+
+Stacking the layers' parameters, and running a scan over them, is the alternative. The stacks would
+be copies of the parameters, and the user's tree and its optimizer state would have another form.
+
+A cast or a view of parameters alone belongs to no segment: each segment that reads the result
+computes it from the parameters. Otherwise, in a loss that converts all parameters first, no
+gradient would be complete before the end of the backward. Values that no gradient depends on, such
+as masks and positions, are computed without a derivative: a segment reads them, and returns no
+cotangent.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxmem._model.auto.divide import holds_loop
+from jaxmem._model.auto.find import SHORTEST, between, part, read, repeats
+from jaxmem._model.layer.block import Layer, layers_of
+from jaxmem._model.layer.graph import flops, is_inexact
+from jaxmem._model.tags.policy import groups_of
+from jaxmem._trace.jaxpr import ClosedJaxpr, line_of
+from jaxmem._trace.primitives import REMAT, REPEATED
+from jaxmem._trace.rewrite import Node, Program, leading_to, program_of, run
+from jaxmem.errors import NoLayersError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Segment:
+    """A stretch of a loss, as a function of the values that it reads.
+
+    layer: the number of the layer that the segment is; None between layers.
+    leaves: the numbers of the parameters that it reads.
+    takes: the values of earlier segments that it reads, and that gradients depend on.
+    others: the other values that it reads.
+    makes: the values that later segments read, and that gradients depend on.
+    call: `call(leaves, takes, others)` returns the arrays of `makes`.
+    rest: `rest(own, values)` returns the values that later segments read, and that no gradient
+      depends on, by number. `own` are the segment's parameters by number, and `values` the values
+      of earlier segments.
+    """
+
+    layer: int | None
+    leaves: tuple[int, ...]
+    takes: tuple[int, ...]
+    others: tuple[int, ...]
+    makes: tuple[int, ...]
+    call: Callable[[Sequence, Sequence, Sequence], list]
+    rest: Callable[[dict, dict], dict]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SegmentedLoss:
+    """A loss as segments.
+
+    segments: the segments, in the order in which they run.
+    inputs: the values of the leaves of the loss's arguments after the parameters.
+    output: the value of the loss.
+    owned: for each layer, the numbers of the parameters that it alone reads.
+    """
+
+    segments: tuple[Segment, ...]
+    inputs: tuple[int, ...]
+    output: int
+    owned: tuple[tuple[int, ...], ...]
+
+
+class PythonLoops:
+    """The layers of a loss's Python loops.
+
+    work: FLOPs of the layers.
+    scanned: FLOPs of the loss's largest scan.
+    """
+
+    def __init__(self, program: Program, views: list[Node], count: int, stretches: list[range]):
+        self._program, self._views, self._count = program, views, count
+        self._stretches = stretches
+        each = list(map(flops, program.nodes))
+        self.work = sum(sum(each[s.start : s.stop]) for s in stretches)
+        scans = [w for node, w in zip(program.nodes, each) if node.primitive == "scan"]
+        self.scanned = max(scans, default=0.0)
+
+    @staticmethod
+    def of(closed: ClosedJaxpr, count: int, planned: bool) -> "PythonLoops | None":
+        """Finds the layers in the trace of a loss. Returns None if no layers repeat.
+
+        closed: the trace. Its first `count` inputs are the leaves of the parameters, and its first
+          output is the loss.
+        planned: whether a plan decides the layers. Otherwise they keep their own checkpoints.
+        """
+        keeps = lambda eqn: eqn.primitive.name in REMAT and not holds_loop(eqn)
+        program = read(closed) if planned else program_of(closed, keeps)
+        views = _views(program, program.inputs[:count])
+        is_view = {v for node in views for v in node.outputs}
+        nodes = tuple(n for n in program.nodes if is_view.isdisjoint(n.outputs))
+        program = dataclasses.replace(program, nodes=nodes)
+        # A checkpoint that the user wrote is one operation, and may be a whole layer.
+        shortest = 1 if any(n.primitive in REMAT for n in nodes) else SHORTEST
+        stretches = repeats(program, shortest)
+        if not stretches or not isinstance(program.outputs[0], int):
+            return None
+        return PythonLoops(program, views, count, stretches)
+
+    def segmented(self, plan: Any, label: str) -> SegmentedLoss:
+        """Cuts the loss at its layers.
+
+        plan: the plan that decides the layers, or None.
+        label: the label under which the plan decides the layers of the first loop. Further loops
+          have the labels `label_2`, `label_3`, and so on.
+
+        Raises NoLayersError if no layer has parameters that it alone reads.
+        """
+        program = self._program
+        cutter, done = _Cutter(program, self._views, self._count), 0
+        for number, stretch in enumerate(self._stretches, 1):
+            cutter.between(done, stretch.start)
+            bounds = [(low, low + stretch.step) for low in stretch]
+            parts = [part(program, low, high) for low, high in bounds]
+            calls = [p.run for p in parts]
+            if plan is not None:
+                own = label if number == 1 else f"{label}_{number}"
+                calls = _blocks(layers_of(parts, between(program, bounds), own), plan)
+            for stretch, call in zip(parts, calls):
+                cutter.layer(stretch, call)
+            done = bounds[-1][1]
+        cutter.between(done, len(program.nodes))
+        return cutter.loss(
+            _place(program.nodes[self._stretches[0].start : self._stretches[0].stop])
+        )
+
+
+def _blocks(layers: Sequence[Layer], plan) -> list[Callable[[Sequence], list]]:
+    """Returns each layer as a function of its inputs, under the policy of its group."""
+    groups = groups_of(plan, layers[0].label, len(layers))
+    found = []
+    for i, layer in enumerate(layers):
+        blocks = layer.blocks(groups, prevent_cse=True)
+        block = next(block for group, block in blocks.items() if i in group)
+        found.append(lambda arrays, block=block: block(*arrays))
+    return found
+
+
+def _views(program: Program, parameters: Sequence[int]) -> list[Node]:
+    """Returns the casts and views of parameters alone."""
+    found, known = [], {*parameters, *program.constants}
+    of_parameters = set(parameters)
+    for node in program.nodes:
+        reads_one = not of_parameters.isdisjoint(node.reads)
+        if node.primitive in REPEATED and reads_one and known.issuperset(node.reads):
+            found.append(node)
+            known.update(node.outputs)
+            of_parameters.update(node.outputs)
+    return found
+
+
+def _place(nodes: Sequence[Node]) -> str:
+    """The user's file and line of the first node that has one."""
+    return next((line for node in nodes if (line := line_of(node.eqn))), "an unknown line")
+
+
+class _Cutter:
+    """Makes the segments of a program without views of parameters.
+
+    program: the program.
+    views: the casts and views of parameters, which each segment computes for itself.
+    count: number of the parameters.
+    """
+
+    def __init__(self, program: Program, views: Sequence[Node], count: int):
+        self.program, self.views = program, views
+        self.numbers = {v: i for i, v in enumerate(program.inputs[:count])}
+        self.segments: list[Segment] = []
+        self.layers = 0
+        # The values that a gradient of a parameter depends on.
+        self.active = {v for node in views for v in node.outputs} | {*self.numbers}
+        for node in program.nodes:
+            if not self.active.isdisjoint(node.reads):
+                self.active.update(v for v in node.outputs if is_inexact(program.avals[v]))
+
+    def between(self, low: int, high: int) -> None:
+        """Adds the segment of the nodes between two loops over layers."""
+        if low < high:
+            stretch = part(self.program, low, high)
+            self._add(stretch, stretch.run, None)
+
+    def layer(self, stretch: Program, call: Callable) -> None:
+        """Adds the segment of a layer. `call` returns the outputs of `stretch` for its inputs."""
+        self._add(stretch, call, self.layers)
+        self.layers += 1
+
+    def _add(self, stretch: Program, call: Callable, layer: int | None) -> None:
+        views = leading_to(self.views, stretch.inputs)
+        made = {v for node in views for v in node.outputs}
+        reads = dict.fromkeys((*(v for node in views for v in node.reads), *stretch.inputs))
+        reads = [v for v in reads if v not in made and v not in self.program.constants]
+        own = [v for v in reads if v in self.numbers]
+        takes = [v for v in reads if v in self.active and v not in self.numbers]
+        others = [v for v in reads if v not in self.active]
+        outputs = [v for v in stretch.outputs if isinstance(v, int)]
+        makes = [v for v in outputs if v in self.active]
+        rest = [v for v in outputs if v not in self.active]
+        where = [stretch.outputs.index(v) for v in makes]
+
+        def called(leaves, taken, given) -> list:
+            known = dict(zip(own, leaves)) | dict(zip(takes, taken)) | dict(zip(others, given))
+            known = run(views, self.program.constants | known, lambda node, x: node.run(x))
+            results = call([known[v] for v in stretch.inputs])
+            return [results[i] for i in where]
+
+        numbers = tuple(self.numbers[v] for v in own)
+        plain = leading_to((*views, *stretch.nodes), rest)
+
+        def fixed(parameters, values) -> dict:
+            known = {v: parameters[self.numbers[v]] for v in own}
+            known = run(plain, self.program.constants | values | known, lambda node, x: node.run(x))
+            return {v: known[v] for v in rest}
+
+        self.segments.append(
+            Segment(layer, numbers, tuple(takes), tuple(others), tuple(makes), called, fixed)
+        )
+
+    def loss(self, place: str) -> SegmentedLoss:
+        """Returns the loss. Raises NoLayersError if no layer has parameters that it alone reads."""
+        readers: dict[int, list[Segment]] = {}
+        for segment in self.segments:
+            for i in segment.leaves:
+                readers.setdefault(i, []).append(segment)
+        alone = lambda s: tuple(sorted(i for i in s.leaves if readers[i] == [s]))
+        owned = tuple(alone(s) for s in self.segments if s.layer is not None)
+        if not any(owned):
+            raise NoLayersError(
+                f"released_step: no layer of the Python loop at {place} reads a parameter that"
+                " nothing else reads (a slice of stacked parameters, or a value that was computed"
+                " from parameters before the loop, is none); expected parameters of its own for"
+                " each layer, or a jax.lax.scan over stacked parameters, since the gradient of a"
+                " layer's parameters is used when the layer has run backward"
+            )
+        rest, output = self.program.inputs[len(self.numbers) :], self.program.outputs[0]
+        assert isinstance(output, int)
+        return SegmentedLoss(tuple(self.segments), rest, output, owned)

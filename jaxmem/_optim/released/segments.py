@@ -1,0 +1,388 @@
+"""The released step of a loss whose layers are a Python loop: runs the loss's segments, and uses
+the gradient of each parameter when the gradient is complete.
+
+A component is the parameters that one layer alone reads, or one other array. The gradient of an
+array that several segments read, such as tied embeddings, is the sum of their gradients. It is
+complete when the first of these segments has run backward.
+
+The tensors of a segment are saved as those of a stack's layer (`_model/loop/layer.py`): parameters,
+and casts and views of parameters, are read again in the backward. So the parameters of a layer in
+host memory are on the device in the layer's forward and in its backward. A barrier lets a fetch
+begin when the segment before begins: otherwise XLA could fetch all layers first.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxmem._model.auto.segments import SegmentedLoss
+from jaxmem._model.loop.layer import Residuals, forward
+from jaxmem._model.loop.pullback import pulled
+from jaxmem._model.states import layout, room
+from jaxmem._model.states.store import brought, returned, streams
+from jaxmem._optim.adama.transform import AdamA
+from jaxmem._optim.released.accumulated import MOVED, microbatches
+from jaxmem._optim.released.direct import Update, proved
+from jaxmem._optim.released.fold import TALLIES, Accumulation, Clip, Fold, entries, squared
+from jaxmem._optim.released.form import check_untraced
+from jaxmem._optim.released.model import metrics_of
+from jaxmem._optim.released.placement import places_of
+from jaxmem._trace.alone import Alone
+from jaxmem._trace.vary import zeros
+from jaxmem.errors import OptimizerError
+
+States = list[dict[str, Any]]  # of the components, as `Fold` documents them
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SegmentedStep:
+    """A training step of a loss in segments: `step(state, batch) -> (state, metrics)`.
+
+    `state` and `metrics` are as `ReleasedStep` documents them. The parameters and the optimizer's
+    state have the user's tree.
+
+    tx: the optimizer.
+    clip: how gradients are clipped.
+    loss: the loss in segments.
+    shapes: the tree of the parameters' shapes.
+    leaves: `leaves(microbatch)` returns the arrays that the loss reads.
+    """
+
+    tx: optax.GradientTransformation
+    clip: Clip
+    loss: SegmentedLoss
+    shapes: Any
+    leaves: Callable[[Any], list]
+
+    @property
+    def components(self) -> list[tuple[int, ...]]:
+        """The numbers of the parameters of each component: first the layers, then the others."""
+        of_layers = {i for owned in self.loss.owned for i in owned}
+        count = len(jax.tree.leaves(self.shapes))
+        return [*self.loss.owned, *((i,) for i in range(count) if i not in of_layers)]
+
+    def init(self, params) -> tuple[Any, Any]:
+        """Makes the first state: the pair of `params` and the optimizer's state.
+
+        Raises OptimizerError for a transformation that does not update each array independently.
+        """
+        state = self.tx.init(params)
+        if isinstance(self.tx, AdamA):
+            return params, state
+        # A state with the buffer of a parameter could not be donated together with the parameter.
+        own = lambda a, follows: jnp.copy(a) if follows else a
+        leaves, structure = jax.tree.flatten(state)
+        return params, structure.unflatten(map(own, leaves, self._alone.follows))
+
+    def split(self, state, persist: int, *, copies=0, buffers=0, outer_moments=layout.DEVICE):
+        """Moves the states of all layers but the first `persist` to pinned host memory, as
+        `ReleasedStep.split` does.
+
+        Raises OptimizerError also for `copies` and `buffers`, which only stacked layers have.
+        """
+        check_untraced("split", "state", state)
+        places = places_of(len(self.loss.owned), persist, copies, buffers, outer_moments)
+        if copies or buffers:
+            raise OptimizerError(
+                f"split: `copies` is {copies} and `buffers` is {buffers}; expected 0 for layers of"
+                " a Python loop, whose parameters have a copy in no second memory"
+            )
+        streamed = {i for owned in self.loss.owned[places.persist :] for i in owned}
+        of_layers = {i for owned in self.loss.owned for i in owned}
+
+        def memory(owner: int | None, is_parameter: bool) -> str:
+            outside = not is_parameter and outer_moments == layout.HOST
+            is_far = owner in streamed or (outside and owner is not None and owner not in of_layers)
+            return layout.HOST if is_far else layout.DEVICE
+
+        leaves, structure = jax.tree.flatten(state[0])
+        params = [memory(i, True) for i in range(len(leaves))]
+        old, of_state = jax.tree.flatten(state[1])
+        states = [memory(i, False) for i in self._owners(state[1])]
+        pairs = [*zip(leaves, params), *zip(old, states)]
+        device = room.device_of(state)
+        wanted = room.nbytes([a for a, kind in pairs if kind == layout.HOST])
+        room.check_pool(device, wanted)
+        shared = layout.sharing(state)
+        moved = [_moved(a, kind, id(a) not in shared) for a, kind in pairs]
+        layout.delete_unless_in(moved, shared)
+        return structure.unflatten(moved[: len(leaves)]), of_state.unflatten(moved[len(leaves) :])
+
+    def joined(self, state):
+        """Returns the state: the arrays of layers in a Python loop are whole in any placement."""
+        return state
+
+    def __call__(self, state, batch):
+        params, old = state
+        for name, tree, like in (("0", params, self.shapes), ("1", old, self._state_shapes)):
+            _check(f"state[{name}]", tree, like)
+        minibatch = self._accumulated if isinstance(self.tx, AdamA) else self._direct
+        new, metrics = minibatch(params, old, batch)
+        return jax.tree.map(lambda a, b: a.astype(b.dtype), new, state), metrics
+
+    @property
+    def _state_shapes(self):
+        return jax.eval_shape(self.tx.init, self.shapes)
+
+    @property
+    def _alone(self) -> Alone:
+        return proved(self.tx, self.shapes)
+
+    def _owners(self, state) -> Sequence[int | None]:
+        """The number of the parameter that each leaf of the optimizer's state belongs to, if the
+        leaf moves with the parameter; else None.
+        """
+        if not isinstance(self.tx, AdamA):
+            return self._alone.owners
+        count = len(jax.tree.leaves(self.shapes))
+        numbers = self.shapes, range(count)
+        tree = jax.tree.unflatten(jax.tree.structure(numbers[0]), numbers[1])
+        nothing = jax.tree.map(lambda _: -1, state)
+        owners = jax.tree.leaves(nothing._replace(**dict.fromkeys(MOVED, tree)))
+        return [None if i < 0 else i for i in owners]
+
+    def _tally(self) -> dict[str, Any]:
+        dtypes = [a.dtype for a in jax.tree.leaves(self.shapes)]
+        wide = jnp.finfo(jnp.promote_types(jnp.float32, jnp.result_type(*dtypes))).dtype
+        return {name: jnp.zeros((), wide) for name in TALLIES}
+
+    def _metrics(self, states: States, losses):
+        count = len(self.loss.owned)
+        layers = {k: jnp.stack([s[k] for s in states[:count]]) for k in TALLIES}
+        return metrics_of((states[count:], [layers]), losses, None, apart=False)
+
+    def _direct(self, params, old, batch):
+        """Updates each component by its gradient (LOMO)."""
+        alone, leaves = self._alone, jax.tree.leaves(params)
+        stored, structure = jax.tree.flatten(old)
+        owned = [[s for s, i in enumerate(alone.owners) if i in c] for c in self.components]
+        shared = {s: brought(stored[s]) for s, i in enumerate(alone.owners) if i is None}
+        states = [
+            {"params": [leaves[i] for i in c], "optimizer": [stored[s] for s in own]}
+            | self._tally()
+            for c, own in zip(self.components, owned)
+        ]
+        folds = [
+            Fold(Update(alone, [*c], own, shared), self.clip)
+            for c, own in zip(self.components, owned)
+        ]
+        states, loss = self._backward(folds, leaves, states, batch)
+        _, new = alone.updated({}, {}, shared, {})
+        new = {s: returned(a, stored[s]) for s, a in new.items()}
+        for own, state in zip(owned, states):
+            new |= dict(zip(own, state["optimizer"]))
+        made = structure.unflatten([new[s] for s in range(len(stored))])
+        return (self._joined(states, "params"), made), self._metrics(states, loss[None])
+
+    def _accumulated(self, params, old, batch):
+        """Folds each microbatch into AdamA's moments, and updates each component when the last
+        microbatch is folded into it.
+        """
+        rule, leaves = self.tx.rule, jax.tree.leaves(params)  # pyright: ignore
+        n, mask = rule.accumulation_steps, rule.mask_of(self.shapes)
+        if mask is not None:  # one boolean for each parameter: a mask may be of whole branches
+            of_branch = lambda is_set, branch: jax.tree.map(lambda _: is_set, branch)
+            mask = jax.tree.leaves(jax.tree.map(of_branch, mask, self.shapes))
+        rule.check_rows(old.moments)
+        moments = {k: jax.tree.leaves(tree) for k, tree in entries(old.moments).items()}
+        states = [
+            {k: [of_leaves[i] for i in c] for k, of_leaves in moments.items()} | self._tally()
+            for c in self.components
+        ]
+
+        def updating(component) -> Callable:
+            own = None if mask is None else [mask[i] for i in component]
+            masked = dataclasses.replace(rule, mask=own)
+            # The update reads the stored moments. If XLA fused the update with the fold, it would
+            # compute the moments once more.
+            ready = jax.lax.optimization_barrier
+            return lambda params, new, whole: masked.applied(params, ready(new), old.count)
+
+        def folds(i, *, last: bool) -> list[Fold]:
+            decays = (jnp.where(i == 0, rule.b1, 1.0), jnp.where(i == 0, rule.b2, 1.0))
+            update = updating if last else lambda component: None
+            use = lambda c: Accumulation(rule, old.count, decays, update(c), stacked=True)
+            return [Fold(use(c), self.clip) for c in self.components]
+
+        def one(states, indexed):
+            i, part = indexed
+            return self._backward(folds(i, last=False), leaves, states, part)
+
+        numbered = jnp.arange(n, dtype=jnp.int32), microbatches(batch, n)
+        before, final = (jax.tree.map(lambda a, s=s: a[s], numbered) for s in (slice(-1), -1))
+        losses = jnp.zeros((0,))
+        if n > 1:
+            states, losses = jax.lax.scan(one, states, before)
+        with_params = zip(states, self.components)
+        states = [s | {"params": [leaves[i] for i in c]} for s, c in with_params]
+        states, loss = self._backward(folds(final[0], last=True), leaves, states, final[1])
+        losses = loss[None] if n == 1 else jnp.concatenate([losses, loss[None]])
+        made = {k: self._joined(states, k) for k in moments}
+        made |= {"count": optax.safe_increment(old.count), "folded": jnp.zeros_like(old.folded)}
+        return (self._joined(states, "params"), old._replace(**made)), self._metrics(states, losses)
+
+    def _joined(self, states: States, name: str):
+        """The entries `name` of the components' states, in the user's tree."""
+        pairs = zip(self.components, states)
+        found = {i: a for c, state in pairs for i, a in zip(c, state[name])}
+        structure = jax.tree.structure(self.shapes)
+        return structure.unflatten([found[i] for i in sorted(found)])
+
+    def _backward(self, folds: Sequence[Fold], leaves, states: States, batch):
+        """Runs one microbatch, and uses each gradient when it is complete. Returns the new states
+        of the components, and the loss.
+        """
+        run = _Run(self.loss, self.components, leaves, self.leaves(batch))
+        seed = jnp.ones_like(run.value)
+        if self.clip.how == "norm":
+            square = lambda c, state, g: squared(g, folds[c].use.like(states[c]), None)
+            squares = run.backward(seed, [{}] * len(states), square)
+            squares = [s for s, c in zip(squares, self.components) if c]
+            finite = [jnp.where(jnp.isfinite(s), s, jnp.zeros((), s.dtype)) for s in squares]
+            factor = self.clip.factor(sum(finite[1:], finite[0]))
+            folds = [dataclasses.replace(f, factor=factor) for f in folds]
+            # The second backward waits for the factor: otherwise XLA would find that the passes
+            # compute equal gradients, and store all of them.
+            seed, _ = jax.lax.optimization_barrier((seed, factor))
+        return run.backward(seed, states, lambda c, state, g: folds[c](state, g)), run.value
+
+
+class _Run:
+    """A forward through the segments of a loss, and the backwards that read its saved tensors.
+
+    value: the loss.
+    """
+
+    def __init__(self, loss: SegmentedLoss, components, leaves: list, arguments: Sequence):
+        """Runs the forward.
+
+        components: the numbers of the parameters of each component.
+        leaves: the parameters, in the memories where they are stored.
+        arguments: the other arrays that the loss reads.
+        """
+        self.segments, self.components, self.leaves = loss.segments, components, leaves
+        self.output = loss.output
+        first = {i: k for k, s in reversed([*enumerate(loss.segments)]) for i in s.leaves}
+        # The components whose gradients are complete when a segment has run backward. The gradient
+        # of a parameter that no segment reads is zero.
+        self.complete: list[list[int]] = [[] for _ in loss.segments]
+        for c, numbers in enumerate(components):
+            if numbers:
+                self.complete[min(first.get(i, 0) for i in numbers)].append(c)
+        self.saved: list[tuple[list, Residuals, list]] = []
+        values = dict(zip(loss.inputs, arguments))
+        self.made: list[dict[int, Any]] = []
+        own = self._fetched(0, ())
+        for k, segment in enumerate(self.segments):
+            values |= segment.rest(own, values)
+            taken, others = ([values[v] for v in vs] for vs in (segment.takes, segment.others))
+            following = self._fetched(k + 1, taken)
+            call = lambda own, x, _, segment=segment: segment.call(own[0], x, own[1])
+            given = [*own.values()], others
+            made, saved, residuals = forward(call, given, taken, ((), ()))
+            values |= dict(zip(segment.makes, made))
+            self.saved.append((saved, residuals, others))
+            self.made.append({v: jax.typeof(a) for v, a in zip(segment.makes, made)})
+            own = following
+        self.value = values[self.output]
+
+    def backward(self, seed, states: list[dict], use: Callable) -> list:
+        """Runs the segments backward. Returns the results of `use` for the components.
+
+        seed: the cotangent of the loss.
+        states: the states of the components.
+        use: `use(c, state, gradient)` uses the gradient of component c, whose state is in device
+          memory.
+        """
+        used: list[Any] = [*states]
+        cotangents, gradients = {self.output: seed}, {}
+        last = len(self.segments) - 1
+        ready = self._ready(last, states, (seed,))
+        for k in range(last, -1, -1):
+            segment, (own, near) = self.segments[k], ready
+            made = self.made[k]
+            given = [
+                zeros(a) if v not in cotangents else cotangents.pop(v) for v, a in made.items()
+            ]
+            ready = self._ready(k - 1, states, given)
+            saved, residuals, others = self.saved[k]
+            pull = residuals.closure([*own.values(), *others], saved, residuals.shared([]))
+            # The pullbacks of layers are not read: their zeros are small.
+            back = pulled if segment.layer is None else lambda pull, given: pull(given)
+            d_own, d_taken, _ = back(pull, given)
+            for into, names, found in (
+                (gradients, own, d_own),
+                (cotangents, segment.takes, d_taken),
+            ):
+                for name, d in zip(names, found):
+                    into[name] = into[name] + d if name in into else d
+            now = {}
+            for c, state in near.items():
+                numbers = self.components[c]
+                gradient = [gradients.pop(i) if i in gradients else self._zeros(i) for i in numbers]
+                gradient = jax.lax.optimization_barrier(gradient)
+                params = [own[i] if i in own else self.leaves[i] for i in numbers]
+                replaced = {"params": params} if "params" in states[c] else {}
+                now[c] = use(c, state | replaced, gradient)
+            # The barrier makes the next segment wait: these gradients are free before it runs.
+            waits = jax.lax.optimization_barrier((cotangents, gradients, now))
+            cotangents, gradients, now = waits
+            for c, new in now.items():
+                used[c] = returned(new, states[c]) if states[c] else new
+        return used
+
+    def _fetched(self, k: int, after) -> dict[int, Any]:
+        """The parameters of segment k in device memory, by number. Parameters in host memory are
+        copied when the arrays `after` exist.
+        """
+        numbers = self.segments[k].leaves if 0 <= k < len(self.segments) else ()
+        return dict(zip(numbers, _brought([self.leaves[i] for i in numbers], after)))
+
+    def _ready(self, k: int, states: list[dict], after) -> tuple[dict, dict]:
+        """The arrays that the backward of segment k needs in device memory: its parameters, by
+        number, and the states of the components that it completes, without parameters.
+        """
+        complete = self.complete[k] if k >= 0 else []
+        near = {c: {n: a for n, a in states[c].items() if n != "params"} for c in complete}
+        return self._fetched(k, after), _brought(near, after)
+
+    def _zeros(self, i: int):
+        return zeros(jax.typeof(brought(self.leaves[i])))
+
+
+def _brought(tree, after):
+    """Copies arrays in host memory to the device when the arrays `after` exist."""
+    if not streams(tree):
+        return tree
+    tree, _ = jax.lax.optimization_barrier((tree, after))
+    return brought(tree)
+
+
+def _moved(a, kind: str, alone: bool):
+    """Moves an array to the memory `kind`, and deletes the old array if it is `alone`."""
+    new = layout.moved(a, kind)
+    if alone and new is not a and isinstance(a, jax.Array):
+        jax.block_until_ready(new)
+        if a.sharding.memory_kind != kind:
+            a.delete()
+    return new
+
+
+def _check(name: str, tree, like) -> None:
+    """Raises OptimizerError unless a tree has the structure and the shapes of `like`."""
+    shapes = lambda tree: [(*jnp.shape(a), jnp.result_type(a)) for a in jax.tree.leaves(tree)]
+    if jax.tree.structure(tree) != jax.tree.structure(like):
+        got, want = jax.tree.structure(tree), jax.tree.structure(like)
+    elif shapes(tree) != shapes(like):
+        pairs = zip(jax.tree.leaves_with_path(tree), shapes(tree), shapes(like))
+        path, got, want = next((p, a, b) for (p, _), a, b in pairs if a != b)
+        name += jax.tree_util.keystr(path)
+    else:
+        return
+    raise OptimizerError(
+        f"released_step: `{name}` is {got}; expected {want}, as `init` makes for this loss"
+    )
