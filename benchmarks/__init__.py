@@ -12,7 +12,7 @@ The scripts have six shapes. What the scripts of a shape share is in a file of `
 | plans over a range of budgets | budgets, ablations | `case.py` |
 | plans against policies, at the policies' bytes | policies | `baselines.py`, `timing.py` |
 | predicted against compiled, measured or exact | estimates, times, exactness, tpu_codecs | `assignments.py`, `steps.py` |
-| AdamA against other optimizers | adama_memory, adama_training | `devices.py` |
+| AdamA against other optimizers | adama | `devices.py`, `timing.py` |
 | states placed in host memory or divided | placed | `released.py` |
 | faults, interruptions, changes while training | faults, runs | `case.py` |
 

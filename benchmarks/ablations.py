@@ -21,11 +21,9 @@ correction over the work with it in the same round, above 1 if the correction ga
 both plans are the same assignment. `noise` is the ratio of two runs of one step in the same round.
 """
 
-import contextlib
 import itertools
 import statistics
-from collections.abc import Callable, Iterator
-from unittest import mock
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +32,7 @@ import jaxmem
 from benchmarks.budgets import OVERRIDES, without_tags
 from benchmarks.shared.case import Case, Step, case_on, nano, on
 from benchmarks.shared.results import Benchmark, Report, measure
-from benchmarks.shared.searches import forgetting, own_cache
+from benchmarks.shared.searches import NO_HISTORY, own_cache, replacing
 from benchmarks.shared.steps import MODELS, shapes, step_of
 from benchmarks.shared.timing import cache_compiles, first_batch, in_turns, over
 from experiments.steps.step import init_state
@@ -62,8 +60,7 @@ SHARES = {
 }
 WORTH = 0.01
 
-Patches = tuple[tuple[object, str, object], ...]
-PHASES: dict[str, Patches] = {
+PHASES: dict[str, tuple] = {  # parts of the search, as `replacing` takes them
     "nothing": (),
     "local search": (
         (candidates, "_descended", lambda *args: None),
@@ -75,20 +72,10 @@ PHASES: dict[str, Patches] = {
 }
 
 
-@contextlib.contextmanager
-def without(patches: Patches) -> Iterator[None]:
-    """While the statement runs, parts of the search are replaced, and it recalls no compile."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(forgetting())
-        for owner, name, instead in patches:
-            stack.enter_context(mock.patch.object(owner, name, instead))
-        yield
-
-
 def in_full(phase: str, measure: Callable, **given) -> dict:
     """What `measure(**given)` finds by searches without one phase, that recall nothing."""
-    recalled = (History, "recall_least", lambda *args, **given: None)
-    with without((recalled, *PHASES[phase])):
+    recalled = History, "recall_least", lambda *args, **given: None
+    with replacing(NO_HISTORY, recalled, *PHASES[phase]):
         return measure(**given)
 
 
@@ -136,7 +123,7 @@ NAMES = "gpt_nano, smaller", "Linen, nn.scan", "gemma, a scan"
 WAYS = {"all actions": None, "lossless": LOSSLESS}
 OF_EVERYTHING = 0.7, 0.5  # budgets: the share of the bytes of everything kept
 CHOOSING, ROUNDS = 4.0, 40  # seconds, rounds
-UNCORRECTED: Patches = (
+UNCORRECTED = (
     (measured, "CORRECTIONS", 0),
     (measured, "_remember", lambda search, runs: None),
     (traced_step, "corrected_by_runs", lambda profile, history: (profile, ())),
@@ -157,7 +144,7 @@ def compared(step: Step, args: tuple, budget: int, way) -> dict:
     plans = {}
     for when, seconds in (("", CHOOSING), ("later ", None)):
         for how, patches in (("without", UNCORRECTED), ("with", ())):
-            with without(patches):
+            with replacing(NO_HISTORY, *patches):
                 plans[when + how] = step.plan(budget, actions=way, measure=seconds)
     # A model's step may take more arguments than a batch.
     run = lambda step: lambda state, others: step(state, *others)

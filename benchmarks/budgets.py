@@ -15,7 +15,9 @@ margin. Every second budget is planned from nothing; the others use earlier sear
 any later plan of a step does.
 
 `tpu_budgets`: up to everything kept, for TPUs without hardware. A budget beyond the device's memory
-is replaced by the device's memory. Random bits are rbg's, as is common on TPUs.
+is replaced by the device's memory. Random bits are rbg's, as is common on TPUs. `llama_1b` is a
+Llama of a billion parameters with two sequences of 1024 tokens for each device. Parameters, moments
+and sequences are divided over all devices (FSDP).
 
 `least`: does the least that a search finds depend on luck? A budget one byte above the arguments is
 requested, which no plan meets: ten times from nothing, with another seed for the descent each time,
@@ -48,18 +50,19 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 
 import jaxmem
-from benchmarks.shared import sharded_llama
 from benchmarks.shared.assignments import is_lossless, keep_tags
 from benchmarks.shared.case import Case, Step, case_on, on, random_bits_for
+from benchmarks.shared.devices import fsdp
+from benchmarks.shared.released import LONG
 from benchmarks.shared.results import Benchmark, Report, known, measure
-from benchmarks.shared.searches import between, forgetting, of_rows, own_cache, printed
+from benchmarks.shared.searches import NO_HISTORY, between, of_rows, own_cache, printed, replacing
 from benchmarks.shared.steps import MODELS, SIZES, of_config, of_model, shapes, step_of
+from experiments.command.load import load
 from experiments.steps.step import step_over
 from jaxmem._core.assignment import Assignment
 from jaxmem._model.auto.step import planned_step
@@ -92,7 +95,7 @@ def of_gpt(report: Report, config: str, target: str) -> None:
         budgets |= {"keep_all": e["keep_all"]} | divided
         budgets["above"] = (e["keep_all"] + e["everything"]) // 2
         for label, budget in budgets.items():
-            with forgetting(label[0] in ODD):
+            with replacing(*[NO_HISTORY] * (label[0] in ODD)):
                 report.once(f"{name} {label}", case.row, budget)
 
 
@@ -107,6 +110,10 @@ def summary_of_gpt(report: Report, name: str) -> dict:
 
 # -- tpu_budgets
 
+LLAMA = (
+    *LONG, "model.layers=16", "model.width=2048", "model.hidden=5632", "model.heads=16",
+    "model.kv_heads=16", "model.vocab=32768", "model.tied=true", "model.attention=fused",
+)  # fmt: skip
 VIT = Size(width=768, heads=12, layers=12, batch=64, sequence=224, vocab=1000)
 TPU_CASES = (
     *(f"{name} {target}" for name in ("gpt_117m", "gpt_345m") for target in ("v5e", "v5p", "v6e")),
@@ -118,7 +125,7 @@ TPU_CASES = (
 def step_for(name: str, devices: int) -> tuple[Callable, tuple]:
     """(`build`, its arguments' shapes)."""
     if name == "llama_1b":
-        return sharded_llama.build_and_arguments(devices)
+        return fsdp(load("llama_nano", [*LLAMA, f"train.batch={2 * devices}"]), devices)
     return of_model(libraries.vit, VIT) if name == "vit" else of_config(name)
 
 
@@ -158,7 +165,7 @@ def of_luck(report: Report, config: str, target: str) -> None:
         arguments = steps[0].compiled.argument_bytes
         report.once(f"{name} ends", lambda: dict(zip(("everything", "recomputed"), sizes)))
         for seed in SEEDS:
-            with mock.patch.object(local_search, "SEED", seed), forgetting():
+            with replacing(NO_HISTORY, (local_search, "SEED", seed)):
                 report.once(f"{name} seed {seed}", refusal, case, arguments)
         for share in HISTORIES:
             report.once(f"{name} after {share}", refusal, case, arguments, int(share * sizes[0]))
@@ -305,9 +312,9 @@ def untagged(config) -> Callable:
     step = step_over(config, plain_loop)
 
     def plain(*args):
-        same = mock.patch.object(jaxmem, "tag", lambda x, *_, **__: x)
+        same = lambda x, *_, **__: x
         soft = lambda x, *_, axis=-1, **__: jax.nn.softmax(x, axis)
-        with same, mock.patch.object(jaxmem.ops, "softmax", soft):
+        with replacing((jaxmem, "tag", same), (jaxmem.ops, "softmax", soft)):
             return step(*args)
 
     return plain

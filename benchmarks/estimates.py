@@ -64,9 +64,8 @@ from jaxmem._planner.search.estimates import Estimates
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import least_bytes, solve
-from jaxmem._trace.jaxpr import as_scan, nbytes, subjaxprs
 from tests.shared import profiles
-from tests.shared.audit import audit
+from tests.shared.audit import audit, loop_bytes
 from tests.shared.greedy import greedy
 
 # -- profile_exact
@@ -79,35 +78,6 @@ COMPILED = {
     ("gpt_117m", "a100-80gb"): ("solved 0.08",),
     ("gpt_117m", "local"): ("random 0",),
 }
-
-
-def stacks(jaxpr) -> int:
-    """Bytes that loops stack up and later reversed loops read: an audit that knows nothing of
-    blocks and policies.
-    """
-    made, read = {}, set()  # by id, since a literal among operands has no hash
-    scans = [(eqn, scan) for eqn in jaxpr.eqns if (scan := as_scan(eqn)) is not None]
-    for eqn, scan in scans:
-        if not eqn.params["reverse"]:
-            made |= {id(v): nbytes(v.aval) for v in eqn.outvars[scan.carry :]}
-        else:
-            used, operands = _used(scan.jaxpr), zip(eqn.invars, scan.jaxpr.invars)
-            read |= {id(o) for o, i in operands if id(i) in used}
-    return sum(size for v, size in made.items() if v in read)
-
-
-def _used(jaxpr) -> set[int]:
-    """What a jaxpr reads, by id."""
-    return {id(v) for e in jaxpr.eqns for v in _read(e)} | {id(v) for v in jaxpr.outvars}
-
-
-def _read(eqn):
-    """Operands of an equation that it uses: a checkpoint's may pass some in that nothing reads."""
-    inner = next(subjaxprs(eqn), None)
-    if inner is None or len(inner.invars) != len(eqn.invars):
-        return eqn.invars
-    used = _used(inner)
-    return [o for o, i in zip(eqn.invars, inner.invars) if id(i) in used]
 
 
 def recomputations(case: Case, cost) -> tuple[int, float]:
@@ -124,7 +94,7 @@ def compare(case: Case, actions: Actions) -> dict:
     row = {
         "saved_bytes": [said.saved_bytes, found.saved_bytes],
         "host_bytes": [said.host_bytes, found.host_bytes],
-        "bytes_between_loops": [said.saved_bytes + said.host_bytes, stacks(traced.jaxpr.jaxpr)],
+        "bytes_between_loops": [said.saved_bytes + said.host_bytes, loop_bytes(traced.jaxpr.jaxpr)],
         "recomputed_matmuls": [matmuls, found.matmuls - keep.matmuls],
         "recomputed_flops": [flops, found.matmul_flops - keep.matmul_flops],
     }

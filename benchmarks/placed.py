@@ -58,6 +58,7 @@ import functools
 import itertools
 import statistics
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +104,12 @@ def lossless_search(model: str, backend: Backend) -> PlacementSearch:
     step, target = planned_step(config_of(model, MICROBATCHES)), backend.target
     limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
     return search_of(step, backend, limits, LOSSLESS)
+
+
+def policies_of(search: PlacementSearch, *many) -> tuple[LayerPolicy, ...]:
+    """Policies of a layer, each by the choices for its tags, with their working memory."""
+    policies = [layer_policy(search.profile, search.block, choices) for choices in many]
+    return with_working(policies, search.steps, search.block.name, search.others)
 
 
 def rooms(search: PlacementSearch, least: float, budgets: int) -> list[int]:
@@ -196,12 +203,9 @@ def rules(
     search: PlacementSearch,
 ) -> dict[str, Callable[[PlacementProblem], PlacementSolution | None]]:
     """What solves a problem by each rule."""
-    profile, block = search.profile, search.block
-    offloaded = {t.name: OFFLOAD for t in block.tags if any(o.host_bytes for o in t.options)}
-    policies = [
-        layer_policy(profile, block, choices) for choices in ({}, {UNTAGGED: KEEP}, offloaded)
-    ]
-    policies = with_working(policies, search.steps, block.name, search.others)
+    tags = search.block.tags
+    offloaded = {t.name: OFFLOAD for t in tags if any(o.host_bytes for o in t.options)}
+    policies = policies_of(search, {}, {UNTAGGED: KEEP}, offloaded)
     only = lambda **some: lambda problem: solve_placement(dataclasses.replace(problem, **some))
     return {
         "states first": states_first,
@@ -318,7 +322,8 @@ def choices(name: str) -> dict:
 DEVICES = {"rtx4090": 24 * 10**9, "a100-80gb": 80 * 10**9, "h200": 141 * 10**9}
 HOSTS = {"128 GB": 128 * 10**9, "256 GB": 256 * 10**9, "1 TB": 10**12}
 RULES = ("joint", "states alone", "activations alone", "nothing moved")
-FEW, MOST = 8, 1024  # layers: of the step that the program is asked of, and of those looked among
+# Layers: of a step that differs from the others in their number only, and the most of a search.
+FEW, MOST = 8, 1024
 BYTES = 12  # a parameter's: itself and two moments, in float32
 COMMON = [*NO_DROPOUT, "train.batch=4", "plan.budget=none", "optimizer.clip=none"]
 
@@ -334,16 +339,6 @@ def parameters(layers: int) -> int:
     return optax.tree.size(state[0])
 
 
-def read(backend: Backend, limits: Limits) -> tuple[PlacementSearch, LayerPolicy]:
-    """The search for a step of `FEW` layers, which differs from the other steps in the number of
-    layers only; and the policy of a layer that is recomputed.
-    """
-    search = search_of(step_of(FEW), backend, limits, ALL)
-    recomputed = layer_policy(search.profile, search.block, {})
-    (recomputed,) = with_working([recomputed], search.steps, search.block.name, search.others)
-    return search, recomputed
-
-
 def least(problem: PlacementProblem, layers: int) -> int:
     """Device bytes of the least plan for so many layers, by the program; beyond all budgets if host
     memory is too small.
@@ -353,28 +348,23 @@ def least(problem: PlacementProblem, layers: int) -> int:
     return 2**62 if found is None else found.device_bytes
 
 
-def ruled(problem: PlacementProblem, name: str, recomputed: LayerPolicy) -> PlacementProblem:
-    """What is asked where only what `name` says is allowed."""
-    if name == "joint":
-        return problem
-    if name == "states alone":
-        return dataclasses.replace(problem, policies=[recomputed])
+def resident(problem: PlacementProblem, **others) -> PlacementProblem:
+    """The problem with all states on the device."""
     states = problem.states
     held = dataclasses.replace(states, outside=0, fixed=states.fixed + states.outside)
-    problem = dataclasses.replace(problem, places=(RESIDENT,), states=held)
-    if name != "nothing moved":
-        return problem
-    kept = [p for p in problem.policies if not p.host_bytes]
-    return dataclasses.replace(problem, policies=kept, outer_moves=False)
+    return dataclasses.replace(problem, places=(RESIDENT,), states=held, **others)
 
 
-@dataclasses.dataclass
-class Found:
-    """What a search found for a number of layers, and the least bytes, as a plan tells them."""
-
-    search: PlacementSearch
-    best: PlacedTrial
-    points: tuple[Point, ...]
+def rules_of(few: PlacementSearch) -> dict[str, Callable[[PlacementProblem], PlacementProblem]]:
+    """What makes each rule's problem."""
+    recomputed = policies_of(few, {})
+    kept = [p for p in few.problem.policies if not p.host_bytes]
+    return {
+        "joint": lambda problem: problem,
+        "states alone": lambda problem: dataclasses.replace(problem, policies=recomputed),
+        "activations alone": resident,
+        "nothing moved": lambda problem: resident(problem, policies=kept, outer_moves=False),
+    }
 
 
 def least_of(search: PlacementSearch, lowest: PlacementSolution) -> PlacedTrial | None:
@@ -411,7 +401,9 @@ def boundary_of(
         needed = search.expected(lowest)
         if best is None:
             raise BudgetError(f"{layers} layers do not fit", least_bytes=needed)
-        return Found(search, best, (Point(needed, lowest.seconds),))
+        # `points`: the least bytes, as a plan has them.
+        points = (Point(needed, lowest.seconds),)
+        return types.SimpleNamespace(search=search, best=best, points=points)
 
     predicted = functools.partial(least, rule(few.within(None)))
     return Boundary(range(2, MOST), predicted, room, found_for)
@@ -453,17 +445,17 @@ def of_sizes(report: Report, target: str) -> None:
         return
     with on(target, Database()) as backend:
         say(f"{target}: walking through {FEW} layers")
-        few, recomputed = read(backend, limits_of(target, "1 TB", backend))
+        few = search_of(step_of(FEW), backend, limits_of(target, "1 TB", backend), ALL)
+        rules = rules_of(few)
         for (host, name), key in keys.items():
             limits = limits_of(target, host, backend)
             within = dataclasses.replace(few, limits=limits)
-            rule = functools.partial(ruled, name=name, recomputed=recomputed)
             of_rule = [report[keys[h, name]] for h in HOSTS if report.has(keys[h, name])]
             error = of_rule[-1]["walks are off by"] if of_rule else None
             # Where all states are on the device, host memory is not what is short.
             if of_rule and 2 * of_rule[0]["host compiled"] <= min(HOSTS.values()):
                 report.once(key, lambda first=of_rule[0]: first)
-            report.once(key, largest, within, rule, error, joint=name == "joint")
+            report.once(key, largest, within, rules[name], error, joint=name == "joint")
 
 
 def summary_of_sizes(report: Report) -> dict:

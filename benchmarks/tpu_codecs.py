@@ -29,6 +29,7 @@ import jaxmem
 import jaxmem_kernels as jk
 from benchmarks.shared.devices import compiled
 from benchmarks.shared.results import Benchmark, Report, known, measure
+from experiments.models.loops import scanned
 from jaxmem import codecs
 from jaxmem._core.actions import Action, Choice
 from jaxmem._core.assignment import Assignment
@@ -83,21 +84,18 @@ def alone(name: str, codec, shape: tuple[int, ...], dtype) -> dict:
     return row
 
 
-def loss(weights, x, policy):
-    """Layers of two products and a GELU, each under `policy`."""
-
-    def layer(x, w):
-        x = jaxmem.tag(x, "in", kind="residual")
-        up = jaxmem.tag(x @ w["up"], "up", kind="linear")
-        hidden = jaxmem.tag(jax.nn.gelu(up), "gelu", kind="gelu")
-        return x + hidden @ w["down"], None
-
-    y, _ = jax.lax.scan(jax.checkpoint(layer, policy=policy, prevent_cse=False), x, weights)
-    return jnp.square(y).mean().astype(jnp.float32)
+def layer(w, x):
+    """Two products and a GELU."""
+    x = jaxmem.tag(x, "in", kind="residual")
+    up = jaxmem.tag(x @ w["up"], "up", kind="linear")
+    hidden = jaxmem.tag(jax.nn.gelu(up), "gelu", kind="gelu")
+    return x + hidden @ w["down"]
 
 
 def step(weights, x, policy):
-    gradient = jax.grad(functools.partial(loss, policy=policy))(weights, x)
+    """A step of descent, with each layer under `policy`."""
+    outputs = lambda weights: scanned(policy)(layer, weights, x, None)
+    gradient = jax.grad(lambda w: jnp.square(outputs(w)).mean().astype(jnp.float32))(weights)
     return jax.tree.map(lambda w, g: w - g, weights, gradient)
 
 

@@ -1,6 +1,7 @@
-"""Steps compiled for devices that are absent, without the planner; and steps of a BERT over several
+"""Steps compiled for devices that are absent, without the planner; steps of a BERT over several
 absent H200s, under AdamA and under accumulation in place, with undivided states, divided moments or
-divided states. Layers keep nothing in both, so that the two differ in the gradient alone.
+divided states; and a config's step for `jaxmem.plan` over several devices. Layers of the BERT keep
+nothing in both ways, so that the two differ in the gradient alone.
 """
 
 import functools
@@ -11,21 +12,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jaxmem
 from experiments.config.text import Config
 from experiments.models import registry as models
+from experiments.models.loops import scanned
 from experiments.steps.accumulate import released_step, summed_in_place
+from experiments.steps.step import abstract, step_over
 from jaxmem._core.assignment import Assignment
 from jaxmem._model.states.shards import assembled, gathered, part_of, refilled, scattered, shards
 from jaxmem._model.states.store import fetch, put
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._trace.export import export_flat
+from tests.shared import meshes
 
 PLAN = Assignment({"block": {}})
-AXIS = "data"
+AXIS = "data"  # of `meshes.abstract`
 
 
 @functools.cache
@@ -56,7 +61,7 @@ def adama(config: Config, devices: int, divided: str, dtype=None):
     step = released_step(config, PLAN, AXIS, dtype)
     params, moments = jax.eval_shape(step.init, parameters(config))
     specs = step.specs(params, devices, divided)
-    return step.data_parallel(mesh_of(devices), divided), (params, moments), specs
+    return step.data_parallel(meshes.abstract(devices), divided), (params, moments), specs
 
 
 def accumulation(config: Config, devices: int, divided: str, dtype=None, gradients: str = "whole"):
@@ -112,7 +117,7 @@ def accumulation(config: Config, devices: int, divided: str, dtype=None, gradien
 
     mapped = jax.shard_map(
         step,
-        mesh=mesh_of(devices),
+        mesh=meshes.abstract(devices),
         in_specs=(specs, P(AXIS), P()),
         out_specs=(specs, P()),
         check_vma=False,
@@ -136,21 +141,40 @@ def _reduced(total):
     return _apart(total, over, lambda _, v: jax.tree.map(mean, v))
 
 
-def mesh_of(devices: int) -> AbstractMesh:
-    return AbstractMesh((devices,), (AXIS,), axis_types=(AxisType.Auto,))
+def placed(devices: int, specs, tree):
+    """Shapes of a tree's arrays on a mesh. `specs` is a prefix of the tree."""
+    mesh = meshes.abstract(devices)
+    at = lambda spec, part: jax.tree.map(lambda a: meshes.shape(a, mesh, spec), part)
+    return jax.tree.map(at, specs, tree)
 
 
 def compiled_on(config: Config, devices: int, made) -> Compiled:
     """`made`: what `adama` or `accumulation` returns."""
     step, state, specs = made
-    mesh = mesh_of(devices)
-    place = lambda a, spec: jax.ShapeDtypeStruct(
-        a.shape, a.dtype, sharding=NamedSharding(mesh, spec)
-    )
-    batch = jax.tree.map(lambda a: place(a, P(AXIS)), models.batch_shape(config))
-    data = jax.random.key_data(jax.random.key(0))
+    arguments = state, models.batch_shape(config), jax.random.key_data(jax.random.key(0))
     keyed = lambda state, batch, key: step(state, batch, jax.random.wrap_key_data(key))
     traced = jax.jit(keyed, donate_argnums=0).trace(
-        jax.tree.map(place, state, specs), batch, place(data, P())
+        *placed(devices, (specs, P(AXIS), P()), arguments)
     )
     return compiled(f"h200:{devices}", traced)
+
+
+def fsdp(config: Config, devices: int) -> tuple[Callable, tuple]:
+    """What `jaxmem.plan` takes: `build` of a config's step, and the shapes of its arguments, all
+    divided over so many devices.
+    """
+    by_batch = NamedSharding(meshes.abstract(devices), P(AXIS))
+    state, batch = abstract(config)
+    # The stacks of layers are divided along the axis after the layers.
+    specs = jax.tree.map(lambda a: P(None, AXIS) if a.ndim > 1 else P(), state)
+
+    def build(plan):
+        scan = scanned(jaxmem.remat_policy(plan))
+
+        def loop(layer, parameters, x, *others):
+            x = jax.lax.with_sharding_constraint(x, by_batch)
+            return scan(layer, parameters, x, *others)
+
+        return step_over(config, loop)
+
+    return build, placed(devices, (specs, P(AXIS)), (state, batch))

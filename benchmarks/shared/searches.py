@@ -1,5 +1,5 @@
-"""Budgets that divide a range, statistics of their rows, and the surroundings of a search: an empty
-history, an empty cache, a separate process.
+"""Budgets that divide a range, statistics of their rows, and the surroundings of a search: replaced
+parts, an empty cache, a separate process.
 """
 
 import contextlib
@@ -17,6 +17,9 @@ from unittest import mock
 import jax
 
 from jaxmem._planner.search.history import History
+
+# A part that `replacing` takes: searches recall no earlier compile.
+NO_HISTORY = History, "recall", lambda *args, **given: []
 
 
 def between(least: int, most: int, count: int) -> dict[str, int]:
@@ -48,10 +51,13 @@ def of_rows(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def forgetting(cold: bool = True) -> Iterator[None]:
-    """While the statement runs, searches recall no earlier compile, unless `cold` is false."""
-    kept = mock.patch.object(History, "recall", return_value=[])
-    with kept if cold else contextlib.nullcontext():
+def replacing(*parts: tuple[Any, str, Any]) -> Iterator[None]:
+    """While the statement runs, other objects are in the place of parts, each an owner, the name of
+    its attribute, and the object.
+    """
+    with contextlib.ExitStack() as stack:
+        for part in parts:
+            stack.enter_context(mock.patch.object(*part))
         yield
 
 

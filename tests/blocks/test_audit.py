@@ -20,7 +20,7 @@ from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 from jaxmem.errors import StepError
 from tests.shared import models, tiny_lm
-from tests.shared.audit import audit
+from tests.shared.audit import audit, loop_bytes
 
 pytestmark = [pytest.mark.core, pytest.mark.todays_checkpoint]
 LAYERS, BATCH, SEQUENCE, WIDTH = 3, 2, 64, 64
@@ -58,6 +58,13 @@ def test_a_kept_tag_is_counted_as_its_bytes_times_layers(tag):
 def test_an_offloaded_tag_is_counted_in_host_memory():
     found = audit(traced({"in": KEEP, "up": OFFLOAD}))
     assert (found.saved_bytes, found.host_bytes) == (LAYERS * BYTES["in"], LAYERS * BYTES["up"])
+
+
+@pytest.mark.parametrize("action", ["keep", "offload"])
+def test_stacks_between_the_loops_are_the_saved_bytes(action):
+    step = traced(models.actions(action))
+    found = audit(step)
+    assert loop_bytes(step.jaxpr.jaxpr) == found.saved_bytes + found.host_bytes > 0
 
 
 def test_the_input_is_held_where_no_tag_is_kept():

@@ -8,7 +8,7 @@ import jax
 from jaxmem._cost.blocks.classes import at_once
 from jaxmem._cost.blocks.find import find_blocks
 from jaxmem._trace.arguments import on_host
-from jaxmem._trace.jaxpr import matmul_flops, nbytes
+from jaxmem._trace.jaxpr import as_scan, matmul_flops, nbytes, subjaxprs
 from jaxmem.errors import StepError
 
 
@@ -63,3 +63,32 @@ def audit(traced: jax.stages.Traced) -> Audit:
         matmuls += i.runs * sum(n for _, n in products)
         flops += i.runs * math.fsum(f for f, _ in products)
     return Audit(at_once(device), at_once(host), matmuls, flops, len(instances))
+
+
+def loop_bytes(jaxpr) -> int:
+    """Returns the bytes that loops stack and later reversed loops read. This audit knows no blocks
+    and no policies.
+    """
+    made, read = {}, set()  # by id, since a literal among operands has no hash
+    scans = [(eqn, scan) for eqn in jaxpr.eqns if (scan := as_scan(eqn)) is not None]
+    for eqn, scan in scans:
+        if not eqn.params["reverse"]:
+            made |= {id(v): nbytes(v.aval) for v in eqn.outvars[scan.carry :]}
+        else:
+            used, operands = _used(scan.jaxpr), zip(eqn.invars, scan.jaxpr.invars)
+            read |= {id(o) for o, i in operands if id(i) in used}
+    return sum(size for v, size in made.items() if v in read)
+
+
+def _used(jaxpr) -> set[int]:
+    """The variables that a jaxpr reads, by id."""
+    return {id(v) for e in jaxpr.eqns for v in _read(e)} | {id(v) for v in jaxpr.outvars}
+
+
+def _read(eqn):
+    """The operands that an equation uses. A checkpoint may receive operands that nothing reads."""
+    inner = next(subjaxprs(eqn), None)
+    if inner is None or len(inner.invars) != len(eqn.invars):
+        return eqn.invars
+    used = _used(inner)
+    return [o for o, i in zip(eqn.invars, inner.invars) if id(i) in used]

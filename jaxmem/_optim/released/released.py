@@ -87,7 +87,7 @@ def released_step(
       ("component", c) clips the norm of each layer's gradient, and of each array's gradient outside
       the layers. ("norm", c) clips the exact global norm of a microbatch's gradient. For the global
       norm, the layers' backward runs twice, and a step takes 1.5 to 1.7 times as long
-      (benchmarks/adama_training.py).
+      (benchmarks/adama.py).
     axis_name: the mesh axis over whose devices the gradients for an optax transformation are
       averaged. For AdamA, pass `axis_name` to `jaxmem.adama`. None means one device.
 
