@@ -35,7 +35,7 @@ from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._target.compile.backend import Local
 from jaxmem._target.compile.protocol import Backend, Pricing
 from jaxmem._target.deviceless.compiler import Compiler
-from tests.shared import compilers
+from tests.shared import compilers, marks
 
 hypothesis.settings.register_profile(
     "default", max_examples=40, deadline=None, derandomize=bool(os.environ.get("CI"))
@@ -43,8 +43,9 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("default")
 
 
+HERE = pathlib.Path(__file__).parent
 # Tests of details that take about half a second or more. CI runs them after `make test`.
-COSTLY = frozenset((pathlib.Path(__file__).parent / "costly.txt").read_text("utf-8").split())
+COSTLY = frozenset((HERE / "costly.txt").read_text("utf-8").split())
 MEASURED, RUN = Local.times, Local.run
 
 
@@ -58,9 +59,11 @@ def pytest_xdist_auto_num_workers(config) -> int:
 
 
 def pytest_itemcollected(item):
-    """Marks the tests of costly.txt as costly. Marks the variants of a test as slow that
-    `@pytest.mark.quick` does not name.
+    """Adds the marks of a test's folder. Marks the tests of costly.txt as costly. Marks the
+    variants of a test as slow that `@pytest.mark.quick` does not name.
     """
+    for mark in marks.of_folder(item.path.relative_to(HERE)):
+        item.add_marker(mark)
     if item.nodeid.partition("[")[0].removeprefix("tests/") in COSTLY:
         item.add_marker(pytest.mark.costly)
     named = item.get_closest_marker("quick")

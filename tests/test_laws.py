@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from tests.shared.marks import FOLDERS
+
 HERE = pathlib.Path(__file__).parent
 COSTLY = (HERE / "costly.txt").read_text("utf-8").split()
 ROWS = [
@@ -45,6 +47,11 @@ def test_a_law_has_a_quick_test_and_names_tests_that_exist(row):
 def test_costly_tests_exist_and_are_not_slow():
     names = [name.split("::") for name in COSTLY]
     assert [f"{path}::{test}" for path, test in names if defined_in(path).get(test, True)] == []
+
+
+def test_folders_with_marks_exist():
+    names = [name.removeprefix("-") for names in FOLDERS.values() for name in names.split()]
+    assert [name for name in names if not (HERE / name).exists()] == []
 
 
 def test_there_are_laws_of_every_room():

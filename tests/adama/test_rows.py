@@ -21,10 +21,6 @@ from tests.adama.test_transform import run, schedule
 from tests.shared import children, row_oracle
 from tests.shared.compare import pairs
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.standard_promotion,
-]
 SHAPES = {"matrix": (3, 4), "wide": (2, 300), "stack": (2, 3, 16, 8), "bias": (5,), "number": ()}
 row = functools.partial(jaxmem.adama, second_moment="row")
 row_w = functools.partial(jaxmem.adamaw_a, second_moment="row")

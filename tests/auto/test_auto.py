@@ -21,8 +21,6 @@ from tests.shared.foreign import flax_models, maxtext
 from tests.shared.foreign import plain as models
 from tests.shared.foreign.size import SMALL, normal, tokens
 
-pytestmark = pytest.mark.standard_promotion
-
 EVERYTHING, NOTHING = Assignment.everything(), Assignment.nothing()
 MODELS = {
     "gemma, a Python loop": models.gemma_in_a_loop,

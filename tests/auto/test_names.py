@@ -18,8 +18,6 @@ from tests.shared.compare import close
 from tests.shared.foreign import maxtext
 from tests.shared.foreign.size import normal
 
-pytestmark = pytest.mark.standard_promotion
-
 WIDTH, LAYERS = 16, 3
 
 

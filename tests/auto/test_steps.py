@@ -28,8 +28,6 @@ from tests.shared.foreign import flax_models
 from tests.shared.foreign import plain as models
 from tests.shared.foreign.size import SMALL, normal
 
-pytestmark = pytest.mark.standard_promotion
-
 
 def by_grad(params, batch):
     return update(params, jax.grad(LOSS)(params, batch)), 0.0

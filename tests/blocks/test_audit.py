@@ -22,7 +22,6 @@ from jaxmem.errors import StepError
 from tests.shared import models, tiny_lm
 from tests.shared.audit import audit, loop_bytes
 
-pytestmark = [pytest.mark.core, pytest.mark.todays_checkpoint]
 LAYERS, BATCH, SEQUENCE, WIDTH = 3, 2, 64, 64
 FLOATS = BATCH * SEQUENCE * WIDTH * 4  # bytes of one residual-stream tensor
 BYTES = {

@@ -11,8 +11,6 @@ from jaxmem._cost.blocks.find import find_blocks
 from jaxmem._cost.profile.profile import block_classes
 from tests.shared import models
 
-pytestmark = [pytest.mark.core, pytest.mark.todays_checkpoint]
-
 
 def trace(build, *args, plan=None):
     return jax.jit(build(plan or Assignment.nothing())).trace(*args).jaxpr

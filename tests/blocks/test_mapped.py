@@ -29,7 +29,7 @@ from jaxmem.errors import JaxmemWarning
 from tests.shared import children, mapped, occurrences
 from tests.shared.audit import audit
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.todays_checkpoint]
+pytestmark = pytest.mark.jax_defaults
 KINDS = mapped.wholly, mapped.partly, mapped.by_tensor, mapped.summed, mapped.ring, mapped.ruled
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 BATCH, SEQUENCE, WIDTH = mapped.X
@@ -161,9 +161,7 @@ NAMES = "wholly", "partly", "by_tensor", "summed", "ring", "ruled"
 
 
 def errors(*names) -> dict[str, dict[str, float]]:
-    found: dict = {}
-    for row in children.rows(children.with_cpus(8), "tests.programs.mapped_gradients", *names):
-        found |= row
+    found = children.printed(children.with_cpus(8), "tests.programs.mapped_gradients", *names)
     assert set(found) == set(names)
     return found
 

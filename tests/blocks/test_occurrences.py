@@ -25,7 +25,6 @@ from tests.shared import compare, models, occurrences
 from tests.shared.audit import audit
 from tests.shared.marks import slow
 
-pytestmark = [pytest.mark.core, pytest.mark.todays_checkpoint]
 LAYERS, WIDTH = 2, 16
 BLOCKS = (*occurrences.TWINS, *occurrences.LOOPS)
 each_block = pytest.mark.parametrize("block", BLOCKS, ids=lambda b: b.__name__)

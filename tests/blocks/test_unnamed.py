@@ -18,11 +18,7 @@ from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning
 from tests.shared import models
 
-pytestmark = [
-    pytest.mark.todays_checkpoint,
-    pytest.mark.core,
-    pytest.mark.jax_defaults,
-]
+pytestmark = pytest.mark.jax_defaults
 LAYERS, BATCH, SEQUENCE, WIDTH = 3, 4, 16, 32
 SHAPES = models.shapes(LAYERS, WIDTH, BATCH, SEQUENCE)
 X = LAYERS * BATCH * SEQUENCE * WIDTH * 4

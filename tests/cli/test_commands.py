@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from importlib import metadata
 
 import pytest
@@ -12,13 +10,11 @@ import jaxmem
 from jaxmem._core.database import TABLES, Database, Timing, default_path
 from jaxmem._result.memory.explanation import load
 from jaxmem._target.devices.tpus import TPUS
+from tests.shared import children
 from tests.shared.command import run
 from tests.shared.plans import plan
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.jax_defaults,
-]
+pytestmark = pytest.mark.jax_defaults
 
 
 @pytest.fixture
@@ -244,8 +240,6 @@ print(codes, sorted({"jax", "numpy", "pulp"} & set(sys.modules)))
 def test_what_needs_no_jax_imports_none(folder):
     text = (folder / "plan.json").read_text().replace("grouped_symmetric", "groped_symmetric")
     (folder / "broken.json").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_JAX], capture_output=True, text=True, check=True
-    )
+    done = children.python("-c", WITHOUT_JAX)
     assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2, 2] []"
     assert "no codec 'groped_symmetric'; expected one of" in done.stderr

@@ -10,8 +10,6 @@ from jaxmem._target.deviceless import wheels
 from tests.shared.command import run
 from tests.shared.remat3 import options
 
-pytestmark = pytest.mark.core
-
 
 def test_every_check_has_a_level(capsys):
     assert run("doctor --json") in (0, 1)

@@ -8,8 +8,6 @@ from jaxmem._cli.doctor import cache
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.database import Database, Timing, default_path
 
-pytestmark = pytest.mark.core
-
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):

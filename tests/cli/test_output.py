@@ -12,7 +12,7 @@ import jaxmem
 from tests.shared.command import Terminal, listing, run
 from tests.shared.plans import WHY, plan
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+pytestmark = pytest.mark.jax_defaults
 
 
 class Gone(io.StringIO):

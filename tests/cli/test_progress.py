@@ -12,7 +12,6 @@ import pytest
 from jaxmem._core.progress import LOG, progress
 from tests.shared.command import Terminal
 
-pytestmark = pytest.mark.core
 LONG = "compile 3 and 4 of at most 6; least so far 12.5 GiB, the budget is 12.0 GiB; refining it"
 
 

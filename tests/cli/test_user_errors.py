@@ -1,20 +1,18 @@
 """An error of the user's own code is told with the line of theirs that raised it."""
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 import warnings
 
 import pytest
 
 from jaxmem._cli.errors import message
 from jaxmem.errors import StepError
+from tests.shared import children
 from tests.shared.command import run
 from tests.shared.marks import slow
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+pytestmark = pytest.mark.jax_defaults
 
 
 def marked(file, mark: str) -> int:
@@ -147,12 +145,9 @@ def test_frames_of_python_and_of_installed_packages_are_not_the_users():
 def test_a_platform_that_is_not_here(name, platforms, folder):
     with open(folder / "steps.py", "a") as file:
         file.write("def arrays(): return build, jnp.zeros((2, 8, 8)), jnp.zeros((16, 8))\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "jaxmem", "plan", f"steps:{name}"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "JAX_PLATFORMS": platforms},
-    )
+    environment = children.finding_packages() | {"JAX_PLATFORMS": platforms}
+    line = "-m", "jaxmem", "plan", f"steps:{name}"
+    done = children.python(*line, environment=environment, check=False)
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
     assert f"JAX_PLATFORMS is '{platforms}', and JAX finds no such device here" in last

@@ -7,7 +7,7 @@ import pytest
 from tests.shared.command import listing, run
 from tests.shared.wrong_lines import WRONG_LINES
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+pytestmark = pytest.mark.jax_defaults
 
 
 @pytest.mark.parametrize(

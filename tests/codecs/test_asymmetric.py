@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from jaxmem.codecs import GroupedAsymmetric
 
-pytestmark = pytest.mark.core
 ROWS, GROUP = 3, 16
 # By the scales' dtype: the share by which rounding up makes a scale greater at most, and by which
 # rounding to the nearest moves an offset at most.

@@ -24,7 +24,6 @@ from jaxmem.codecs import (
     OutlierSeparated,
 )
 
-pytestmark = pytest.mark.core
 GROUPED = (
     GroupedSymmetric(),
     GroupedSymmetric(group=6, scale="float32"),

@@ -1,17 +1,11 @@
 """The texts of codecs are read without JAX, since a plan's file is."""
 
 import json
-import subprocess
-import sys
-
-import pytest
 
 from jaxmem import codecs
 from jaxmem._model.codecs.registry import CODECS, is_lossless
 from jaxmem.errors import TagError
 from tests.shared import children
-
-pytestmark = pytest.mark.core
 
 TEXTS = [
     *CODECS, "grouped_symmetric(group=32,scale=float32,stochastic=true)",
@@ -46,13 +40,7 @@ def read(text) -> str:
 
 def test_texts_are_read_without_jax():
     texts = [*TEXTS, *WRONG]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(texts)],
-        env=children.finding_packages(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    done = children.python("-c", SCRIPT, json.dumps(texts))
     assert json.loads(done.stdout) == [read(text) for text in texts]
 
 

@@ -1,10 +1,6 @@
 """Codecs, and a plan, on a mesh whose axes are explicit, as `jax.make_mesh` makes them."""
 
-import pytest
-
 from tests.shared import children
-
-pytestmark = pytest.mark.core
 
 
 def test_codecs_take_arrays_however_their_types_divide_them():

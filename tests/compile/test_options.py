@@ -15,7 +15,6 @@ from jaxmem._trace.export import export_flat
 from jaxmem.plans import Assignment, compiler_options
 from tests.shared import meshes, tiny_lm
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 LAYERS, WIDTH = 6, 1024
 HOST = jax.memory.Space.Host
 

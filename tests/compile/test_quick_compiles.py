@@ -11,8 +11,6 @@ from jaxmem._target.deviceless.compiler import Compiler
 from tests.shared import compilers, models
 from tests.shared.deviceless import result
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
-
 
 def test_the_program_and_its_bytes_are_the_same(optimized):
     step = models.build_with(lambda policy: models.scanned(policy, models.narrow))(None)

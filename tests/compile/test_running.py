@@ -17,7 +17,6 @@ from jaxmem._target.compile.timing import sample
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 SHAPE = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 
 

@@ -13,8 +13,6 @@ import pytest
 from jaxmem._core.bytes import parse_budget, show_bytes
 from jaxmem.errors import BudgetError
 
-pytestmark = pytest.mark.core
-
 READ = {
     "512": 512,
     "1KiB": 1024,

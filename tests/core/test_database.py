@@ -16,8 +16,6 @@ from jaxmem._core import database
 from jaxmem._core.database import Database, Timing
 from jaxmem.errors import JaxmemWarning
 
-pytestmark = pytest.mark.core
-
 ROOT = pathlib.Path(__file__).parents[2]
 TIMES = {f"piece {i}": Timing(1e-6 * (i + 1), 0.01 * i) for i in range(300)}
 RESULT = {"argument_bytes": 12, "temp_bytes": 34}

@@ -17,8 +17,6 @@ import pytest
 from jaxmem._core import database
 from jaxmem._core.database import Database, Timing
 
-pytestmark = pytest.mark.core
-
 TIMES = {"known": Timing(1.0)}
 NOBODY = 65534
 

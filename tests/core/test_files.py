@@ -9,8 +9,6 @@ import pytest
 
 from jaxmem._core.files import check_writable, read_json, write_json, write_whole
 
-pytestmark = pytest.mark.core
-
 FAULTS = ("os.replace", "os.fsync")
 
 

@@ -5,8 +5,6 @@ import pytest
 from jaxmem._core.groups import as_decided, divided, divisible, group_label, ranges, ungrouped
 from tests.shared.profiles import chain, profile
 
-pytestmark = pytest.mark.core
-
 
 def test_labels():
     assert group_label("block", 0, 6) == "block[0:6]"

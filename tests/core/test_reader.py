@@ -14,8 +14,6 @@ import pytest
 from jaxmem._core.reader import Broken, Count, Name, Reader, Valid, named, one_of
 from jaxmem.errors import PlanFileError
 
-pytestmark = pytest.mark.core
-
 
 class Colour(enum.StrEnum):
     RED = "red"

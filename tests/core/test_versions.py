@@ -4,8 +4,6 @@ import pytest
 
 from jaxmem._core.versions import installed, release
 
-pytestmark = pytest.mark.core
-
 
 @pytest.mark.parametrize(
     ("text", "numbers"),

@@ -7,8 +7,6 @@ import pytest
 from jaxmem._core.warn import warn
 from jaxmem.errors import JaxmemWarning
 
-pytestmark = pytest.mark.core
-
 DEEP = """
 from jaxmem._core.warn import warn
 

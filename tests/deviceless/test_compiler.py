@@ -17,6 +17,7 @@ from jaxmem._target.deviceless.process import child_environment
 from jaxmem._target.deviceless.wheels import install_command, require_wheels
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import StepError, TargetError
+from tests.shared import children
 from tests.shared.children import alive
 from tests.shared.deviceless import D, M, result, spec, submit
 
@@ -185,8 +186,7 @@ def test_the_plugins_complaint_about_a_missing_driver_is_dropped():
         "from jaxmem._core.quiet import quiet_plugin_noise as q; q(); import jax;"
         " print(jax.devices()[0].platform)"
     )
-    line, env = [sys.executable, "-c", script], parent_environment()
-    run = subprocess.run(line, env=env, capture_output=True, text=True, check=True)
+    run = children.python("-c", script, environment=parent_environment())
     assert run.stderr == ""
     assert run.stdout.strip() == jax.devices()[0].platform
 

@@ -18,6 +18,7 @@ from jaxmem._target.devices.tiles import tiled_bytes
 from jaxmem._trace.export import export_flat
 from jaxmem._trace.step import trace
 from jaxmem.errors import StepError, TargetError
+from tests.shared import models
 
 pytestmark = pytest.mark.jax_defaults  # 64-bit counters of loops are two numbers on a TPU
 
@@ -32,15 +33,7 @@ def layer(x_RD, w):
     return x_RD + jax.nn.gelu(up_RF) @ w["down"]
 
 
-def build(plan):
-    policy = jaxmem.remat_policy(plan)
-
-    def loss(w, x_RD):
-        run = jax.checkpoint(layer, policy=policy, prevent_cse=False)
-        y_RD, _ = jax.lax.scan(lambda x, w: (run(x, w), None), x_RD, w)
-        return (y_RD.astype(jnp.float32) ** 2).mean()
-
-    return lambda w, x_RD: jax.tree.map(lambda a, g: a - g, w, jax.grad(loss)(w, x_RD))
+build = models.build_in_float32(layer)
 
 
 def arguments(width=WIDTH, rows=ROWS, over=None, weights=WHOLE, batch=WHOLE):

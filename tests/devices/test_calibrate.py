@@ -12,8 +12,6 @@ from jaxmem._target.devices.target import Target
 from jaxmem._target.devices.tpus import TPUS
 from jaxmem.errors import TargetError
 
-pytestmark = pytest.mark.core
-
 RATES = {
     "copy": 4.3e12,
     "matmul_bfloat16": 790e12,

@@ -7,9 +7,6 @@ from jaxmem._target.devices.target import Target
 from jaxmem.errors import TargetError
 from jaxmem.plans import Target as PublicTarget
 
-pytestmark = pytest.mark.core
-
-
 FACTS = [("h200", "cuda"), ("v5e:4", "tpu"), ("local", "cpu")]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from jaxmem._target.hlo.transfers import misplaced
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+pytestmark = pytest.mark.jax_defaults
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 PAIR = (
     "HloModule f, input_output_alias={{ {aliases} }},"

@@ -4,8 +4,6 @@ import pytest
 
 from tests.shared.tpu_modules import MATRIX, TILES, P, Q, seconds
 
-pytestmark = pytest.mark.core
-
 
 def test_what_crosses_hides_if_it_may():
     gathered = f"f32[1024,512]{TILES}"

@@ -7,8 +7,6 @@ from jaxmem._target.hlo.roofline import TpuRates, tpu_costs
 from jaxmem._target.hlo.text import HloModule
 from tests.shared.tpu_modules import MATRIX, ON_CORE, RATES, TILES, P, Q, module, seconds
 
-pytestmark = pytest.mark.core
-
 ADD = f"ROOT %r = f32[256,512]{TILES} add(%p, %q)"
 
 

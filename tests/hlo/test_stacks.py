@@ -2,11 +2,8 @@
 
 import math
 
-import pytest
-
 from jaxmem._target.hlo.roofline import TpuRates, tpu_costs
 
-pytestmark = pytest.mark.core
 # Nothing but the device's memory takes time: a second a byte.
 BYTES = TpuRates(
     bandwidth=1.0, products=math.inf, vector=math.inf, ring=math.inf, neighbours=math.inf

@@ -4,8 +4,6 @@ import pytest
 
 from jaxmem._target.hlo.transfers import fault, transfers
 
-pytestmark = pytest.mark.core
-
 KNOWN = ', backend_config={"dynamic_slice_config":{"byte_offset":"0","byte_stride":"64"}}'
 # A loop of 5 turns that fetches a row of a stack beside a product, and puts it back after it.
 MODULE = """HloModule step

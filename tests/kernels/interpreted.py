@@ -1,7 +1,7 @@
 """Run by test_interpreted.py: every kernel, interpreted, beside its reference on hard values; a
 line of JSON a case.
 
-python -m tests.kernels.interpreted [some]
+python -m tests.shared.worker tests.kernels.interpreted [some]
 
 With `some`, each shape has one dtype.
 """
@@ -10,7 +10,6 @@ from tests.kernels import interpreter  # isort: skip  (before any kernel)
 
 import functools
 import json
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -113,15 +112,11 @@ def all_traffic() -> None:
     traffic("unpack_bits", (*codes, jnp.zeros((), bool), jnp.ones((), bool)), width=1024)
 
 
-def main() -> None:
+def main(which: str = "") -> None:
     all_traffic()
     for number, shape in enumerate(SHAPES):
         how = HOW[: 3 if shape in ((33, 3, 128), (5003,)) else 2]
-        for one in [HOW[number % 3]] if sys.argv[1:] == ["some"] else how:
+        for one in [HOW[number % 3]] if which == "some" else how:
             of_int4(shape, *one)
         for dtype in ("bool", "int32", "bfloat16"):
             of_bits(shape, dtype)
-
-
-if __name__ == "__main__":
-    main()

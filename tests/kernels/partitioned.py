@@ -1,12 +1,11 @@
 """Run by test_partitioned.py: codecs of tensors that eight GPUs share, compiled without a GPU; a
 line of JSON each.
 
-python -m tests.kernels.partitioned [every | awkward]
+python -m tests.shared.worker tests.kernels.partitioned [every | awkward]
 """
 
 import json
 import re
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -56,15 +55,15 @@ def collectives(text: str) -> list[int]:
     return found
 
 
-def main() -> None:
+def main(which: str = "") -> None:
     mesh = Mesh(np.array(deviceless.devices(count=8)).reshape(2, 4), ("data", "model"))
     for number, codec in enumerate(CODECS):
-        if sys.argv[1:] == ["awkward"]:
+        if which == "awkward":
             for shape, spec in AWKWARD.items():
                 report(codec, "awkward", shape, NamedSharding(mesh, spec))
         else:
             # A tensor's axes are divided alike for all codecs; what lies beside it is not.
-            every = number == 0 or sys.argv[1:] == ["every"]
+            every = number == 0 or which == "every"
             for name, spec in SPECS.items():
                 if every or name == "batch, width":
                     report(codec, name, SHAPE, NamedSharding(mesh, spec))
@@ -87,7 +86,3 @@ def report(codec, name: str, shape: tuple[int, ...], sharding: NamedSharding) ->
     row["kernels"] = len(re.findall(r"custom-call\(.*?triton_kernel_call", text))
     row["shard"] = int(np.prod(shape)) * dtype.itemsize // 8
     print(json.dumps(row), flush=True)
-
-
-if __name__ == "__main__":
-    main()

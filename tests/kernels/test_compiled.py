@@ -3,8 +3,6 @@ moves a tensor.
 """
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -16,8 +14,8 @@ KERNELS = 10
 
 def rows(folder, *capabilities: int) -> list[dict]:
     environment = children.finding_packages() | {"JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "tests.kernels.compiled", str(folder), *map(str, capabilities)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    line = "-m", "tests.kernels.compiled", folder, *capabilities
+    done = children.python(*line, environment=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -14,7 +14,6 @@ import jaxmem_kernels as jk
 from jaxmem_kernels import int4
 from tests.kernels import oracle
 
-pytestmark = pytest.mark.core
 few = settings(max_examples=40)
 SCALES = ("bfloat16", "float32")
 QUICK = "float32-bfloat16", "float64-float32"

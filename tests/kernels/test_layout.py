@@ -12,7 +12,6 @@ import jaxmem_kernels as jk
 from jaxmem_kernels import layout
 from tests.kernels import oracle
 
-pytestmark = pytest.mark.core
 SHAPES = [(0,), (1,), (7,), (64,), (130,), (3, 5), (0, 4), (4, 0), (2, 3, 8)]
 
 

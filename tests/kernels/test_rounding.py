@@ -10,8 +10,6 @@ import pytest
 import jaxmem_kernels as jk
 from jaxmem_kernels import rounding
 
-pytestmark = pytest.mark.core
-
 
 @pytest.mark.parametrize(("dtype", "digits"), [("bfloat16", 8), ("float32", 24), ("float32", 21)])
 @pytest.mark.parametrize("wide", ["float32", "float64"])

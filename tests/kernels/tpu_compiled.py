@@ -1,15 +1,17 @@
 """Run by test_tpu_compiled.py: every kernel compiled for TPUs that are not there; a line of JSON a
 program.
 
-    python -m tests.kernels.tpu_compiled TPU...   (such as v5e; of several, more shapes too)
-    python -m tests.kernels.tpu_compiled codes TPU   (what codes alone take, of every codec)
+    python -m tests.shared.worker tests.kernels.tpu_compiled TPU...
+    python -m tests.shared.worker tests.kernels.tpu_compiled codes TPU
+
+A TPU is such as v5e; of several, more shapes are compiled. With `codes`, the arrays of codes of
+every codec are compiled alone.
 """
 
 from tests.shared import tpus  # isort: skip  (before any device is asked for)
 
 import json
 import re
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -168,8 +170,7 @@ def typed(name: str) -> None:
         report("typed, a part that no kernel takes", exported(part))
 
 
-def main() -> None:
-    names = sys.argv[1:]
+def main(*names: str) -> None:
     grouped = CODECS[:-1]
     fit = lambda codec, shape: shape[-1] % codec.group == 0
     if names[0] == "codes":
@@ -193,7 +194,3 @@ def main() -> None:
         divided(*names)
         typed(*names)
     return None
-
-
-if __name__ == "__main__":
-    main()

@@ -24,7 +24,6 @@ from jaxmem._planner.placement.layer import (
 )
 from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, solve_placement
 
-pytestmark = pytest.mark.core
 MB = 1_000_000
 sizes = st.integers(0, 40)
 seconds = st.integers(1, 50).map(lambda n: n * 1e-3)

@@ -13,7 +13,6 @@ from jaxmem._planner.placement.search import PlacementSearch
 from jaxmem._planner.search.trial import Limits
 from jaxmem.errors import StepError
 
-pytestmark = pytest.mark.core
 MB = 1_000_000
 STATES = States(6, 40 * MB, 80 * MB, 20 * MB, 0, 200 * MB)
 POLICIES = (

@@ -8,7 +8,7 @@ import jaxmem
 from tests.shared.bad import mistakes, no_files, refusal
 from tests.shared.bad_plans import FILE, READERS, bad_plans, full
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+pytestmark = pytest.mark.jax_defaults
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,6 @@ from jaxmem.errors import PlanFileError
 from tests.shared import plans
 from tests.shared.plans import CODEC, WHY, other, plan
 
-pytestmark = pytest.mark.core
 MIB = 2**20
 WRITTEN = WrittenStep(7 * MIB, 0, 0.0135, Bytes(4 * MIB, 1 * MIB, 2 * MIB))
 

@@ -30,7 +30,6 @@ from jaxmem.errors import StepError
 from tests.shared import plans
 from tests.shared.timelines import OUTSIDE, timeline
 
-pytestmark = pytest.mark.core
 MB = 1_000_000
 
 

@@ -13,13 +13,9 @@ from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Choice
 from jaxmem._core.assignment import Assignment
 from tests.shared import models
 from tests.shared.compare import close
-from tests.shared.remat3 import both, compiled
+from tests.shared.remat3 import both, compiled, needed
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.todays_checkpoint,
-    pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="the option is refused before 0.12"),
-]
+pytestmark = [pytest.mark.core, pytest.mark.todays_checkpoint, needed]
 WIDTH = 16
 CODES = Choice("compress", "grouped_symmetric(group=16,scale=bfloat16)")
 

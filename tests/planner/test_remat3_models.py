@@ -16,14 +16,14 @@ from jaxmem.plans import Assignment
 from tests.shared.compare import close
 from tests.shared.foreign import maxtext, plain
 from tests.shared.foreign.size import Size
-from tests.shared.remat3 import both, compiled
+from tests.shared.remat3 import both, compiled, needed
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.standard_promotion,
     pytest.mark.todays_checkpoint,
     pytest.mark.filterwarnings("ignore:jaxmem. offload is left out"),
-    pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="the option is refused before 0.12"),
+    needed,
 ]
 ALL = steps.MODELS | {
     "MaxText's decoder": maxtext.decoder,

@@ -29,7 +29,6 @@ from jaxmem._trace.vary import as_mapped
 from jaxmem.errors import JaxmemWarning
 from tests.shared import mapped
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.todays_checkpoint]
 AXES = {"data": 2, "fsdp": 2}
 X = (jax.ShapeDtypeStruct(mapped.X, jnp.float32),)
 

@@ -35,7 +35,6 @@ from jaxmem._trace.step import trace
 from tests.shared import models
 from tests.shared.profiles import block
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.todays_checkpoint]
 QUIET, DISTURBED = BUSY / 2, 2 * BUSY
 
 
@@ -153,7 +152,6 @@ LOSSY, BITS = (
     Choice("compress", codec)
     for codec in ("grouped_symmetric(group=64,scale=bfloat16)", "bit_mask()")
 )
-AWAY = Choice("compress_offload", LOSSY.codec)
 
 
 def tagged(options, runs=1):

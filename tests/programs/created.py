@@ -1,15 +1,12 @@
 """Run by test_created.py on several CPU devices: states that are made a layer at a time, each
 device's part, beside the same states made whole and divided then.
 
-    python -m tests.programs.created AXES WAYS
+    python -m tests.shared.worker tests.programs.created AXES WAYS
 
 AXES is "auto" or "explicit", WAYS some keys of `WAYS` with commas between them. Prints, as JSON, an
 entry for each: how far the state is from the other, the arrays that lie otherwise, and where one
 step is made, how far its parameters are from the other's, and have moved.
 """
-
-import json
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -123,8 +120,4 @@ def main(axes: str, ways: str):
     shape = (2, jax.device_count() // 2)  # over the first axis states are copied
     mesh = jax.make_mesh(shape, ("copies", "data"), axis_types=(kind, kind))
     found = {way: compared(mesh, *WAYS[way]) for way in ways.split(",")}
-    print(json.dumps({"devices": jax.device_count(), "found": found}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {"devices": jax.device_count(), "found": found}

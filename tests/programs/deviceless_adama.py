@@ -1,11 +1,8 @@
 """Run by test_released_sharded.py in a compiler's environment: collectives of AdamA over GPUs that
 are not there, as JSON.
 
-python -m tests.programs.deviceless_adama DEVICES ...
+python -m tests.shared.worker tests.programs.deviceless_adama DEVICES ...
 """
-
-import json
-import sys
 
 import jax
 import numpy as np
@@ -32,16 +29,12 @@ def counts(mesh, n: int, divided: str) -> dict:
     return {kind: found[kind] + found[f"{kind}-start"] for kind in KINDS}
 
 
-def main():
+def main(*numbers):
     found = {}
-    for devices in map(int, sys.argv[1:]):
+    for devices in map(int, numbers):
         gpus = deviceless.devices(count=devices)
         mesh = Mesh(np.array(gpus), ("data",), axis_types=(AxisType.Auto,))
         for divided in ("nothing", "moments"):
             for n in (2, 8):
                 found[f"{devices} {divided} {n}"] = counts(mesh, n, divided)
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    return found

@@ -1,14 +1,12 @@
 """Run by test_streamed_sharded.py in a compiler's environment: what a ZeRO-3 step whose states
 stream moves, over GPUs that are not there, as JSON.
 
-python -m tests.programs.deviceless_zero3 GPU DEVICES PERSIST MICROBATCHES
+python -m tests.shared.worker tests.programs.deviceless_zero3 GPU DEVICES PERSIST MICROBATCHES
 
 Of one microbatch or two no loop is made, so that all loops are over layers.
 """
 
-import json
 import math
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +58,8 @@ def results_of(i):
     return i.results[len(i.operands) :] if i.opcode.endswith("-start") else i.results
 
 
-def main(gpu: str, devices: int, persist: int, n: int):
+def main(gpu: str, *numbers: str):
+    devices, persist, n = map(int, numbers)
     gpus = deviceless.devices(gpu, devices)
     mesh = Mesh(np.array(gpus), ("data",), axis_types=(AxisType.Auto,))
     tx = jaxmem.adama(1e-3, accumulation_steps=n, axis_name="data")
@@ -80,16 +79,10 @@ def main(gpu: str, devices: int, persist: int, n: int):
     call = jax.jit(step.data_parallel(mesh, "states"), donate_argnums=0)
     compiled = call.trace(*args).lower().compile()
     read = read_compiled(compiled, 0.0)
-    found = {
+    return {
         "host_bytes": read.host_bytes,
         "part": host_bytes(state) // devices,
         "fault": fault(read.transfers),
         "layer": sum(math.prod(a.shape[1:]) for a in jax.tree.leaves(shapes[0]["blocks"])),
         "collectives": collectives(compiled.as_text()),
     }
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    gpu, *numbers = sys.argv[1:]
-    main(gpu, *map(int, numbers))

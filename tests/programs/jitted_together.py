@@ -1,5 +1,5 @@
 """A step of `jaxmem.jit` in several processes:
-python -m tests.programs.jitted_together NUMBER COUNT PORT CACHE OTHER.
+python -m tests.shared.worker tests.programs.jitted_together NUMBER COUNT PORT CACHE OTHER.
 
 Each process prints, as JSON, what it got of three functions of one step: with empty caches, with a
 plan stored by process 0 alone, and with a plan stored in the other processes alone. Then come steps
@@ -8,9 +8,7 @@ without layers.
 
 import functools
 import hashlib
-import json
 import os
-import sys
 
 import jax
 
@@ -19,6 +17,7 @@ from jaxmem._planner import recall
 from jaxmem._planner.search.history import History
 from tests.programs.planned_together import arguments
 from tests.shared import meshes, models
+from tests.shared.mapped import stepping
 from tests.shared.programs import nbytes
 
 
@@ -34,9 +33,7 @@ def counted(owner, name: str, calls: list):
     setattr(owner, name, counting)
 
 
-def step(p, x):
-    value, gradient = jax.value_and_grad(models.scanned(None, models.narrow))(p, x)
-    return jax.tree.map(lambda w, g: w - 0.1 * g, p, gradient), value
+step = stepping(models.scanned(None, models.narrow))
 
 
 def without_layers(p, x):
@@ -70,7 +67,8 @@ def outcome(function, *args) -> str:
     return ""
 
 
-def main(number: int, *caches: str) -> dict:
+def main(number: str, count: str, port: str, *caches: str) -> dict:
+    meshes.join(int(number), int(count), int(port))
     calls = []
     make = recall.make_plan
     recall.make_plan = functools.wraps(make)(lambda *args, **options: make(*args, **options))
@@ -96,12 +94,6 @@ def main(number: int, *caches: str) -> dict:
     return found | {
         "want": want,
         "unplanned": unplanned("1GiB"),
-        "too large in one": unplanned("1GiB" if number == 0 else 10),
-        "too large in the first": unplanned("1GiB" if number else 10),
+        "too large in one": unplanned("1GiB" if number == "0" else 10),
+        "too large in the first": unplanned("1GiB" if number != "0" else 10),
     }
-
-
-if __name__ == "__main__":
-    number, count, port = map(int, sys.argv[1:4])
-    jax.distributed.initialize(f"localhost:{port}", count, number)
-    print(json.dumps(main(number, *sys.argv[4:])))

@@ -3,8 +3,6 @@ whose attention runs inside `jax.shard_map`, under plans for tags inside and out
 of the layers without a checkpoint.
 """
 
-import json
-import sys
 import warnings
 
 import jax
@@ -64,12 +62,10 @@ def errors(kind, axes, check) -> dict[str, float]:
         return found
 
 
-def main(names):
+def main(*names):
+    found = {}
     for name in names:
         kind, axes, check = name.split(":")
-        found = errors(getattr(mapped, kind), getattr(AxisType, axes), check == "checked")
-        print(json.dumps({name: found}))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+        kind, axis = getattr(mapped, kind), getattr(AxisType, axes)
+        found[name] = errors(kind, axis, check == "checked")
+    return found

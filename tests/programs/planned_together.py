@@ -1,5 +1,5 @@
 """Plans that several processes make of one step:
-python -m tests.programs.planned_together NUMBER COUNT PORT CACHE.
+python -m tests.shared.worker tests.programs.planned_together NUMBER COUNT PORT CACHE.
 
 Each process prints, as JSON, the plan that it got and what it compiled to, how often it searched,
 the loss of a step over all devices, and what became of plans that cannot be made.
@@ -7,9 +7,7 @@ the loss of a step over all devices, and what became of plans that cannot be mad
 
 import functools
 import hashlib
-import json
 import os
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +37,9 @@ def refused(build, *args, **asked) -> tuple[str, int | None]:
     return "", None
 
 
-def main(number: int) -> dict:
+def main(number: str, count: str, port: str, cache: str) -> dict:
+    meshes.join(int(number), int(count), int(port))
+    os.environ["XDG_CACHE_HOME"] = cache  # jaxmem's database lies there
     searches = []
     find_plan = planner.find_plan
     planner.find_plan = lambda *args: searches.append(1) or find_plan(*args)
@@ -50,7 +50,7 @@ def main(number: int) -> dict:
     infeasible = refused(build, *args, budget=100_000)
     budget = int(1.1 * (infeasible[1] or 0))
     plan = jaxmem.plan(build, *args, budget=budget, measure=0.1)
-    otherwise, _ = refused(wide if number else build, *args)
+    otherwise, _ = refused(wide if number != "0" else build, *args)
     _, want = build(None)(*arguments(mesh))
     text = plan.step.as_text()
     _, loss = plan.step(*args)
@@ -66,10 +66,3 @@ def main(number: int) -> dict:
         "measured": plan.notes,
         "devices": Target.parse("local").devices,
     }
-
-
-if __name__ == "__main__":
-    number, count, port = map(int, sys.argv[1:4])
-    os.environ["XDG_CACHE_HOME"] = sys.argv[4]  # jaxmem's database lies there
-    jax.distributed.initialize(f"localhost:{port}", count, number)
-    print(json.dumps(main(number)))

@@ -1,11 +1,9 @@
 """Run by test_placed_sharded.py on several CPU devices: plans that divide states over them, each
 trained beside one device's step with microbatches as many times larger, as JSON.
 
-python -m tests.programs.planned_zero BUDGET ...
+python -m tests.shared.worker tests.programs.planned_zero BUDGET ...
 """
 
-import json
-import sys
 import warnings
 
 import jax
@@ -60,7 +58,7 @@ def planned(budget: str):
     return plan, build(None).joined(state)[0], losses
 
 
-def main(budgets):
+def main(*budgets):
     warnings.simplefilter("ignore")
     want, losses = alone()
     found = {}
@@ -77,8 +75,4 @@ def main(budgets):
             "verified": verified.compiled_bytes,
             "text": str(plan),
         }
-    print(json.dumps({"devices": jax.device_count(), "found": found}))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    return {"devices": jax.device_count(), "found": found}

@@ -3,12 +3,10 @@ the mesh to be traced, on four CPUs. A line of JSON: the budget, the bytes of th
 planning thread makes, and how far the parameters after its step differ from those after the step of
 the plan before.
 
-    python -m tests.programs.rectified_on_mesh Explicit
+    python -m tests.shared.worker tests.programs.rectified_on_mesh Explicit
 """
 
 import functools
-import json
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +34,7 @@ def builder(explicit: bool):
     return functools.partial(outlier_layers.build, block=block)
 
 
-def main(kind: str) -> None:
+def main(kind: str) -> dict:
     mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType[kind],))
     build = builder(kind == "Explicit")
     put = lambda tree, spec: jax.device_put(
@@ -58,8 +56,4 @@ def main(kind: str) -> None:
         states = [f(first(), x)[0] for f in (plan.step, step)]
     rectifier._again.close()
     found = {"budget": plan.budget_bytes, "bytes": again.compiled_bytes}
-    print(json.dumps(found | {"far": farthest(*states)}))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return found | {"far": farthest(*states)}

@@ -1,11 +1,11 @@
 """A state that is saved over some devices and read over others, divided otherwise and in another
-memory: python -m tests.programs.resharded FOLDER [EVERY]. It needs 4 devices, and prints how many
-readings were compared: each way against every other, or every so many of them.
+memory. It needs 4 devices, and prints how many readings were compared: each way against every
+other, or every so many of them.
+
+    python -m tests.shared.worker tests.programs.resharded FOLDER [EVERY]
 """
 
-import json
 import pathlib
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ def same(got, want) -> None:
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
-def main(folder: str, every: str = "1") -> None:
+def main(folder: str, every: str = "1") -> dict:
     compared = 0
     for number, way in enumerate(WAYS):
         with Checkpoints(pathlib.Path(folder, str(number)), 1) as checkpoints:
@@ -69,8 +69,4 @@ def main(folder: str, every: str = "1") -> None:
                 same(found.state(jax.tree.map(shape, want)), want)
                 same(found.state(want), want)
                 compared += 2
-    print(json.dumps({"compared": compared, "ways": len(WAYS)}))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {"compared": compared, "ways": len(WAYS)}

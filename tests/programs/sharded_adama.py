@@ -1,15 +1,13 @@
 """Run by test_released_sharded.py: AdamA over the devices of this process, or of several, beside
 one device's.
 
-    python -m tests.programs.sharded_adama [some | PROCESS PROCESSES PORT]
+    python -m tests.shared.worker tests.programs.sharded_adama [some | PROCESS PROCESSES PORT]
 
 Prints, as JSON, the largest difference of parameters relative to the largest parameter, by what was
 tried; with `some`, each way to divide the states and each second moment once.
 """
 
 import functools
-import json
-import sys
 
 import jax
 import numpy as np
@@ -102,10 +100,10 @@ def summed_already(mesh) -> str:
     return ""
 
 
-def main():
-    some = sys.argv[1:] == ["some"]
-    if len(sys.argv) > 2:
-        meshes.join(*map(int, sys.argv[1:]))
+def main(*arguments):
+    some = arguments == ("some",)
+    if len(arguments) > 1:
+        meshes.join(*map(int, arguments))
     mesh = meshes.line()
     devices = jax.device_count()
     size = 2 * N * devices
@@ -155,8 +153,4 @@ def main():
             found[f"transformation, {checked}, row"] = worst(got, of_rows)
     if not several:
         assert "each device's own gradient" in summed_already(mesh)
-    print(json.dumps({"devices": devices, "found": found}))
-
-
-if __name__ == "__main__":
-    main()
+    return {"devices": devices, "found": found}

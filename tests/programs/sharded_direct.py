@@ -3,7 +3,6 @@ are from one device's, as JSON; and what `placed_on_mesh.py` finds.
 """
 
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -65,8 +64,4 @@ def main():
         label = f"{name} {clip and clip[0]} {divided} {persist}"
         found[label] = {"far": farthest(got, alone(name, clip)), "places": places}
     placed = placed_on_mesh.found(mesh)
-    print(json.dumps({"devices": jax.device_count(), "found": found, "placed": placed}))
-
-
-if __name__ == "__main__":
-    main()
+    return {"devices": jax.device_count(), "found": found, "placed": placed}

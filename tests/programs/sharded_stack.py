@@ -2,9 +2,6 @@
 mesh beside those of a scan, unsharded.
 """
 
-import json
-import sys
-
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
@@ -83,7 +80,7 @@ def per_device(loss, gradient):
     return outside, jax.shard_map(inside, mesh=mesh, check_vma=False, **specs)
 
 
-def main():
+def main(*names):
     shift = jnp.linspace(0.0, 0.3, 16)
     place = lambda a, spec: jax.device_put(a, NamedSharding(mesh, spec))
     whole = (place(weights, P()), place(shift, P()), place(x, P("data")))
@@ -92,7 +89,7 @@ def main():
         *whole[1:],
     )  # as FSDP would
     found = {}
-    for name in sys.argv[1:]:
+    for name in names:
         plan = PLANS[name]
         gradient = jax.grad(stacked(plan), (0, 1, 2))
         want = jax.jit(gradient)(weights, shift, x)
@@ -106,8 +103,4 @@ def main():
         outside, inside = per_device(stacked(plan), folded(plan))
         found[f"{name} shard_map"] = relative(jax.jit(outside)(*whole), want)
         found[f"{name} shard_map, folded"] = relative(jax.jit(inside)(*whole), want[:2])
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    return found

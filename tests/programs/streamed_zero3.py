@@ -1,15 +1,12 @@
 """Run by test_streamed_sharded.py on several CPU devices: how far a ZeRO-3 step with states in host
 memory is from the resident one, as JSON.
 
-python -m tests.programs.streamed_zero3 [meshes]
+python -m tests.shared.worker tests.programs.streamed_zero3 [meshes]
 
 Also how far a split state in device memory, whose moments alone are divided over one of two axes,
 is from one that is not split. With "meshes" instead: over one of a mesh's two axes, and over an
 explicit one, beside a mesh of one axis.
 """
-
-import json
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -89,7 +86,9 @@ def over_meshes() -> dict:
     return found
 
 
-def main():
+def main(which: str = ""):
+    if which == "meshes":
+        return over_meshes()
     mesh = meshes.line()
     want, _ = train(mesh, LAYERS)
     found = {}
@@ -102,8 +101,4 @@ def main():
     found["by layer"] = farthest(by_layer, want)
     streamed, resident = (train(mesh, k, moment="row")[0] for k in (1, LAYERS))
     found["row"] = farthest(streamed, resident)
-    print(json.dumps(found | {"moments": of_divided_moments()}))
-
-
-if __name__ == "__main__":
-    print(json.dumps(over_meshes())) if sys.argv[1:] == ["meshes"] else main()
+    return found | {"moments": of_divided_moments()}

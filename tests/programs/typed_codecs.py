@@ -1,10 +1,8 @@
 """Run by test_typed_codecs.py: codecs of arrays that four CPUs share, whose types say how. A line
 of JSON: what differs from the same on one device, or fails; and a plan of a step on such a mesh.
 
-    python -m tests.programs.typed_codecs
+    python -m tests.shared.worker tests.programs.typed_codecs
 """
-
-import json
 
 import jax
 import jax.numpy as jnp
@@ -83,12 +81,8 @@ def planned(mesh) -> dict:
     return {"errors": errors, "before": [row.bytes_before for row in plan.rows]}
 
 
-def main() -> None:
+def main() -> dict:
     mesh = jax.make_mesh((2, 2), ("a", "b"))  # explicit, as JAX makes them
     with jax.set_mesh(mesh):
         found = [said for case in CASES if (said := wrong(mesh, *case))]
-        print(json.dumps({"wrong": found, **planned(mesh)}))
-
-
-if __name__ == "__main__":
-    main()
+        return {"wrong": found, **planned(mesh)}

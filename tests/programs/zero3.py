@@ -1,7 +1,8 @@
 """Run by test_zero3.py on several CPU devices, of this process or of several:
 ZeRO-3 with the layers' states in host memory, beside the same with resident states.
 
-    python -m tests.programs.zero3 MODEL MICROBATCHES STEPS PERSISTS FOLDER [PROCESS PROCESSES PORT]
+    python -m tests.shared.worker tests.programs.zero3 MODEL MICROBATCHES STEPS PERSISTS FOLDER
+        [PROCESS PROCESSES PORT]
 
 MODEL is "lm", "gpt" or "llama"; PERSISTS are numbers with commas between them, the number of layers
 first for the resident state. Writes each trained state into FOLDER, and prints, as JSON, how far it
@@ -9,9 +10,7 @@ is from the resident one, and from the same split in device memory.
 """
 
 import functools
-import json
 import pathlib
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -94,32 +93,26 @@ def created(mesh, persist: int) -> float:
     return farthest(here, step.init(make()))
 
 
-def main(kind: str, n: int, steps: int, persists: list[int], folder: str, *processes: int):
+def main(kind: str, n: str, steps: str, persists: str, folder: str, *processes: str):
     if processes:
-        meshes.join(*processes)
+        meshes.join(*map(int, processes))
     mesh = meshes.line()
     save = lambda name, state: np.savez(
         pathlib.Path(folder, f"{name}-{jax.process_index()}.npz"), *jax.tree.leaves(state)
     )
-    first = jax.tree.map(np.asarray, model(kind, n)[1]())
+    first = jax.tree.map(np.asarray, model(kind, int(n))[1]())
     found, trained, losses = {}, {}, {}
-    for persist in persists:
-        trained[persist], losses[persist], places = train(mesh, kind, n, steps, persist)
+    for persist in map(int, persists.split(",")):
+        trained[persist], losses[persist], places = train(mesh, kind, int(n), int(steps), persist)
         save(persist, trained[persist])
         found[persist] = {"places": places, "moved": nearest(trained[persist][0], first)}
         if processes:
             found[persist]["created"] = created(mesh, persist)
         elif persist < LAYERS:  # the same split, all of it in device memory
-            same, *_ = train(mesh, kind, n, steps, persist, resident=True)
+            same, *_ = train(mesh, kind, int(n), int(steps), persist, resident=True)
             found[persist]["same"] = farthest(trained[persist], same)
         if LAYERS in trained:
             apart = np.abs(np.array(losses[persist]) / losses[LAYERS] - 1).max()
             far = farthest(trained[persist], trained[LAYERS])
             found[persist]["far"] = max(far, float(apart))
-    print(json.dumps({"devices": jax.device_count(), "found": found}))
-
-
-if __name__ == "__main__":
-    kind, n, steps, persists, folder, *processes = sys.argv[1:]
-    numbers = [*map(int, persists.split(","))]
-    main(kind, int(n), int(steps), numbers, folder, *map(int, processes))
+    return {"devices": jax.device_count(), "found": found}

@@ -17,9 +17,6 @@ from jaxmem._train.rectifier.counts import Outliers, counted, greatest
 from jaxmem._train.rectifier.decide import Room, overflows, rooms, rooms_of, without_room
 from jaxmem._train.rectifier.track import outliers_of
 
-pytestmark = [pytest.mark.core]
-
-
 # Few shapes, each of which is compiled: of one channel, of too few for an outlier, and of more.
 SHAPES = st.tuples(st.sampled_from([1, 5]), st.sampled_from([1, 2, 10, 11, 60]))
 

@@ -13,8 +13,6 @@ from jaxmem.errors import StepError
 from tests.shared import outlier_layers as layers
 from tests.shared.outlier_layers import batch, build, loss_of, oracle, parameters, same, tracked
 
-pytestmark = pytest.mark.core
-
 
 def test_counts_are_those_of_the_tensors():
     p, x = parameters(), batch()

@@ -11,8 +11,6 @@ from jaxmem.errors import StepError
 from tests.shared import outlier_layers as layers
 from tests.shared.outlier_layers import batch, build, loss_of, oracle, parameters, tracked
 
-pytestmark = pytest.mark.core
-
 
 def test_a_gradient_of_each_example_has_tensors_of_its_own():
     def of(plan):

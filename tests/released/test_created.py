@@ -14,7 +14,6 @@ from tests.programs.created import WAYS
 from tests.shared import children, tiny_lm
 from tests.shared.marks import slow
 
-pytestmark = pytest.mark.jax_defaults
 ALL = tuple(WAYS)
 # The last bit of numbers below 1, which XLA:CPU may round otherwise where it makes a layer's parts.
 BIT = 1e-7

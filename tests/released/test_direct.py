@@ -23,10 +23,6 @@ from tests.shared.streamed import (
     train,
 )  # fmt: skip
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.jax_defaults,
-]
 STEPS = 20
 
 

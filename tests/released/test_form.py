@@ -18,12 +18,9 @@ from jaxmem._model.states.layout import Stacks
 from jaxmem._target.devices import support
 from jaxmem.errors import OptimizerError, StackError, TargetError
 from tests.shared import meshes, tiny_lm
+from tests.shared.refused import refused
 from tests.shared.streamed import apart
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.jax_defaults,
-]
 LAYERS = 4
 
 
@@ -91,27 +88,18 @@ SHORT = r"`state\[1\].nu\['blocks'\]\['down'\]` has shape \(2, 16, 8\)"
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda p, m: p, "`state` is dict; expected the pair"),
-        (lambda p, m: (p, (m,)), r"`state\[1\]` is tuple; expected AdamAState"),
-        (
-            lambda p, m: (p, state(2, 6)[1]),
-            r"\.mu\['blocks'\].* has .*\(6, 16, 8\); .*\(4, 16, 8\)",
-        ),
-        (lambda p, m: (p, state(2, width=16)[1]), r"\.mu\['blocks'\].* has shape \(4, 32, 16\)"),
-        (lambda p, m: (p, m._replace(nu=m.nu | {"blocks": m.nu["blocks"].parts[0]})), SHORT),
-        (
-            lambda p, m: (p, m._replace(mu={"blocks": m.mu["blocks"]})),
-            r"\.mu` has \['blocks'\].*'up'",
-        ),
-        (lambda p, m: (p, m._replace(nu=m.nu | {"blocks": uneven(m.nu["blocks"])})), "disagree"),
-    ],
+@refused(
+    OptimizerError,
+    (lambda p, m: p, "`state` is dict; expected the pair"),
+    (lambda p, m: (p, (m,)), r"`state\[1\]` is tuple; expected AdamAState"),
+    (lambda p, m: (p, state(2, 6)[1]), r"\.mu\['blocks'\].* has .*\(6, 16, 8\); .*\(4, 16, 8\)"),
+    (lambda p, m: (p, state(2, width=16)[1]), r"\.mu\['blocks'\].* has shape \(4, 32, 16\)"),
+    (lambda p, m: (p, m._replace(nu=m.nu | {"blocks": m.nu["blocks"].parts[0]})), SHORT),
+    (lambda p, m: (p, m._replace(mu={"blocks": m.mu["blocks"]})), r"\.mu` has \['blocks'\].*'up'"),
+    (lambda p, m: (p, m._replace(nu=m.nu | {"blocks": uneven(m.nu["blocks"])})), "disagree"),
 )
-def test_moments_of_another_model_are_refused(change, said, way):
-    with pytest.raises(OptimizerError, match=said):
-        WAYS[way](released(), change(*state(2)))
+def test_moments_of_another_model_are_refused(change, way):
+    WAYS[way](released(), change(*state(2)))
 
 
 def uneven(layers):
@@ -192,20 +180,17 @@ def one_number(i):
     return {"w": i * 1.0}
 
 
-@pytest.mark.parametrize(
-    ("outer", "layer", "count", "match"),
-    [
-        ([1.0], one_number, 2, "`outer` is list and `layer` function; expected a dict"),
-        ({"blocks": 1.0}, one_number, 2, r"`outer` is \['blocks'\] .* without 'blocks'"),
-        ({"a": 1.0}, None, 2, "`layer` NoneType; expected .* a function"),
-        ({"a": 1.0}, one_number, 0, "`count` is 0; expected .* at least 1"),
-        ({"a": 1.0}, one_number, 2.0, "`count` is 2.0; expected"),
-        ({"a": 1.0}, lambda i: {"n": i}, 2, r"`params\['blocks'\]\['n'\]` is int32"),
-    ],
+@refused(
+    OptimizerError,
+    ([1.0], one_number, 2, "`outer` is list and `layer` function; expected a dict"),
+    ({"blocks": 1.0}, one_number, 2, r"`outer` is \['blocks'\] .* without 'blocks'"),
+    ({"a": 1.0}, None, 2, "`layer` NoneType; expected .* a function"),
+    ({"a": 1.0}, one_number, 0, "`count` is 0; expected .* at least 1"),
+    ({"a": 1.0}, one_number, 2.0, "`count` is 2.0; expected"),
+    ({"a": 1.0}, lambda i: {"n": i}, 2, r"`params\['blocks'\]\['n'\]` is int32"),
 )
-def test_what_cannot_be_created_says_what_is_expected(outer, layer, count, match):
-    with pytest.raises(OptimizerError, match=match):
-        released().create(outer, layer, count)
+def test_what_cannot_be_created_says_what_is_expected(outer, layer, count):
+    released().create(outer, layer, count)
 
 
 GPU: Any = types.SimpleNamespace(platform="gpu")  # as JAX names its platform

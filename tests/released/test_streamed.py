@@ -28,12 +28,6 @@ from tests.shared.streamed import (
     train,
 )  # fmt: skip
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.jax_defaults,
-]
-
-
 grouped = Assignment(
     {
         "block[0:2]": {"in": Choice("recompute"), "up": Choice("recompute")},

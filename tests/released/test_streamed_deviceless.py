@@ -22,7 +22,6 @@ from tests.shared import meshes, tiny_lm
 from tests.shared.marks import slow
 from tests.shared.streamed import host_bytes
 
-pytestmark = pytest.mark.jax_defaults
 LAYERS, WIDTH = 6, 256
 # Of the bytes that are fetched in loops, those that a product runs beside: older schedulers let the
 # backward wait for what it fetches.

@@ -8,8 +8,6 @@ from jaxmem._target.deviceless.process import child_environment
 from tests.shared import children
 from tests.shared.marks import slow
 
-pytestmark = pytest.mark.jax_defaults
-
 
 @pytest.fixture(scope="module")
 def eight():

@@ -9,8 +9,6 @@ from jaxmem._result.plan.rows import Measured
 from jaxmem.cli import main
 from tests.shared.report_pages import HOSTILE, MIB, made, page_of, page_of_plan, row, write_run
 
-pytestmark = pytest.mark.core
-
 
 def test_a_run_with_everything(tmp_path):
     run = write_run(

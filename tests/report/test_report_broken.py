@@ -15,7 +15,6 @@ from jaxmem._train.report.report import report_runs as report
 from jaxmem.errors import PlanFileError
 from tests.shared.report_pages import made, page_of, row, write_run
 
-pytestmark = pytest.mark.core
 COUNTED = Outliers(1, "block", "up", 10, (1,), (4.0,), ((2,),)).to_json() | {"counts": ["x"]}
 
 

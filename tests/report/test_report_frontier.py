@@ -10,8 +10,6 @@ from jaxmem._result.frontier import Cell, Frontier
 from jaxmem._result.svg import axis, bytes_axis, padded
 from tests.shared.report_pages import HOSTILE, MIB, checked, made
 
-pytestmark = pytest.mark.core
-
 
 def found(tokens: int | None = 100, **changes) -> Frontier:
     """Two sizes and three budgets. The smallest budget fits no size."""

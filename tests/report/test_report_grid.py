@@ -3,8 +3,6 @@
 import dataclasses
 import re
 
-import pytest
-
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, UNTAGGED, Action
 from jaxmem._result.action_styles import LOOKS
 from jaxmem._result.plan.rows import Point
@@ -12,7 +10,6 @@ from jaxmem._train.report.tensors import curve_grid, runs_grid
 from jaxmem._train.runs.run import Run
 from tests.shared.report_pages import MIB, made, page_of, page_of_plan, row, write_run
 
-pytestmark = pytest.mark.core
 UP, GELU = row(KEEP, "up"), row(RECOMPUTE, "gelu")
 
 

@@ -13,8 +13,6 @@ from jaxmem._train.report.memory import live_figure
 from tests.shared.explanations import MIB, made_explanation, made_live
 from tests.shared.report_pages import HOSTILE, made, page_of, page_of_plan, write_run
 
-pytestmark = pytest.mark.core
-
 
 def areas(figure: str) -> list[tuple[str, list[tuple[float, float]]]]:
     """Of each area its colour and its staircase, as (where it begins, its height) in percent."""

@@ -4,14 +4,10 @@ hostile text is text.
 
 import re
 
-import pytest
-
 from jaxmem._train.rectifier.counts import Outliers
 from jaxmem._train.report.outliers import decided, outlier_maps
 from jaxmem._train.runs.run import Run
 from tests.shared.report_pages import HOSTILE, page_of, write_run
-
-pytestmark = pytest.mark.core
 
 
 def seen(step, places, channels=10, tag="up", block="block"):

@@ -2,15 +2,12 @@
 
 import re
 
-import pytest
-
 from jaxmem._core.bytes import show_bytes
 from jaxmem._model.states.places import HOST, Places
 from jaxmem._train.report.timeline import places_figure
 from tests.shared.report_pages import made, page_of, write_run
 from tests.shared.timelines import timeline
 
-pytestmark = pytest.mark.core
 PLACES = Places(24, 6, 6, 6, HOST)
 
 

@@ -7,8 +7,6 @@ from jaxmem.errors import JaxmemWarning, RunError
 from jaxmem.runs import best, newest, record, train
 from tests.shared.training import Stop, checkpoints, unfinished
 
-pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
-
 EVERY = {1: 5.0, 2: 4.0, 3: 1.0, 4: float("nan"), 5: 3.0, 6: 2.0, 7: 1.0, 8: 6.0}
 RARE = {3: 5.0, 6: 2.0, 9: 3.0}
 

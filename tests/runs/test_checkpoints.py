@@ -13,8 +13,6 @@ import jaxmem
 from jaxmem._train.checkpoints.checkpoints import Checkpoints
 from jaxmem.errors import JaxmemWarning, RunError
 
-pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
-
 
 def everything():
     """A state of all that states are made of."""

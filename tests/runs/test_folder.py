@@ -21,8 +21,6 @@ from tests.shared.children import finding_packages
 from tests.shared.report_pages import made
 from tests.shared.training import unfinished
 
-pytestmark = pytest.mark.core
-
 
 def write(out, *losses, overwrite=False, plan=None, **summary):
     with runs.record(out, overwrite=overwrite) as run:

@@ -9,8 +9,6 @@ from jaxmem.runs import record, train
 from tests.programs import durable_run
 from tests.shared.training import checkpoints, fails_at, rows, run, unfinished, worse
 
-pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
-
 
 def left_out(out):
     return [row["step"] for row in rows(out) if row.get("skipped")]

@@ -10,8 +10,6 @@ from jaxmem.runs import record, train
 from tests.programs import durable_run
 from tests.shared.training import fails_at, run
 
-pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
-
 
 @pytest.mark.parametrize(("name", "value"), [("keep", 0), ("save_every", -1), ("not_finite", 0)])
 def test_wrong_arguments_are_refused(tmp_path, name, value):

@@ -14,8 +14,6 @@ from jaxmem._train.checkpoints.checkpoints import Checkpoints
 from jaxmem.errors import RunError
 from tests.shared.outlier_layers import LAYERS, block, parameters
 
-pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
-
 PLACES = {
     "resident": None,
     "streamed": {"persist": 0},

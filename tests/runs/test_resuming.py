@@ -10,8 +10,6 @@ from jaxmem.runs import record, train
 from tests.programs import durable_run
 from tests.shared.training import Stop, checkpoints, fails_at, rows, run, unfinished
 
-pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
-
 
 @pytest.mark.quick("2", "8")
 @pytest.mark.parametrize("at", [2, 3, 5, 8])

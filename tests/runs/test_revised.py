@@ -15,8 +15,6 @@ from jaxmem.runs import Rectifier
 from tests.shared import rectified
 from tests.shared.rectified import ASKED, build, capacities, data, lines, parameters, rectifier, run
 
-pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
-
 
 def swaps(out):
     return [row for row in lines(out, "decisions.jsonl") if row.get("event") == "swap"]

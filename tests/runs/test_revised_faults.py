@@ -15,8 +15,7 @@ from jaxmem.errors import BudgetError, JaxmemWarning, StepError
 from jaxmem.runs import Rectifier
 from tests.shared import rectified
 from tests.shared.rectified import ASKED, build, capacities, data, lines, parameters, rectifier, run
-
-pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
+from tests.shared.refused import refused
 
 
 def with_room(plan, capacity):
@@ -185,19 +184,16 @@ def test_planning_ends_with_the_training(plan):
     revising.close()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"codec": "int4"}, "got codec=; expected what `jaxmem.plan` chooses from: .*codecs"),
-        ({"budget": 3}, "got budget="),
-        ({"measure": 3.0}, "got measure="),
-        ({"every": True}, "`every` is True"),
-        ({"every": 0}, "`every` is 0; expected a number of steps"),
-    ],
+@refused(
+    StepError,
+    ({"codec": "int4"}, "got codec=; expected what `jaxmem.plan` chooses from: .*codecs"),
+    ({"budget": 3}, "got budget="),
+    ({"measure": 3.0}, "got measure="),
+    ({"every": True}, "`every` is True"),
+    ({"every": 0}, "`every` is 0; expected a number of steps"),
 )
-def test_arguments_that_are_not_a_rectifiers(plan, wrong, message):
-    with pytest.raises(StepError, match=message):
-        rectifier(plan, **wrong)
+def test_arguments_that_are_not_a_rectifiers(wrong, plan):
+    rectifier(plan, **wrong)
 
 
 def test_what_is_no_plan_or_step_is_refused(plan):

@@ -5,8 +5,6 @@ import pytest
 from tests.shared import children
 from tests.shared.marks import slow
 
-pytestmark = pytest.mark.core
-
 
 @pytest.mark.parametrize("kind", ["Explicit", slow("Auto")])
 def test_the_planning_thread_sees_a_mesh_that_was_set_after_the_rectifier_was_made(kind):

@@ -11,8 +11,6 @@ from jaxmem._train.runs.rows import StepMeter
 from jaxmem.errors import RunError
 from jaxmem.runs import record, train
 
-pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
-
 
 def trained(out, **given):
     step = lambda state, batch: (state + 1, {"loss": state})

@@ -17,8 +17,6 @@ from tests.programs import durable_run
 from tests.shared import children
 from tests.shared.training import checkpoints, rows, run, unfinished
 
-pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
-
 
 def killed(number, *steps):
     """Batches; for each of `steps` this process gets a signal as the step's batch is read."""

@@ -6,8 +6,6 @@ import pytest
 
 from tests.shared.training import alike, rows, stopped
 
-pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
-
 
 def test_states_lie_where_they_did(tmp_path):
     host = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")

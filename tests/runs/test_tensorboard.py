@@ -12,8 +12,6 @@ from jaxmem.errors import RunError
 from tests.programs import durable_run
 from tests.shared.training import Stop, unfinished, worse
 
-pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
-
 
 def events(folder):
     """The events of all files in TensorBoard's order, a file's records behind each other."""

@@ -10,7 +10,7 @@ from jaxmem._planner.search.compile import CompiledStep, StepCompiler
 from jaxmem.errors import StepError
 from tests.shared import models
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+pytestmark = pytest.mark.jax_defaults
 KEPT, NOTHING = {"block": {UNTAGGED: KEEP}}, {"block": {}}
 ARGS, build = models.shapes(), models.build_with(models.scanned)
 

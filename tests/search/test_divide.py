@@ -18,7 +18,6 @@ from jaxmem._planner.solve.solve import solve
 from tests.shared import profiles
 from tests.shared.profiles import block, chain, flat, options, oracle, prices, profile
 
-pytestmark = pytest.mark.core
 few = hypothesis.settings(
     max_examples=25, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
 )

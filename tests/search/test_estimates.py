@@ -25,7 +25,6 @@ from jaxmem._target.devices.target import Target
 from jaxmem.errors import SolverError
 from tests.shared.profiles import chain, profile
 
-pytestmark = pytest.mark.core
 MADE = profile(chain(layers=4, runs=4))
 NOTHING = {"block": {}}
 BACKEND = types.SimpleNamespace(stops_at_buffers=False)

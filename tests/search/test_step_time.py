@@ -17,7 +17,6 @@ from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
 from tests.shared.profiles import INT4, chain, profile
 
-pytestmark = pytest.mark.core
 MADE = dataclasses.replace(profile(chain(runs=10), link=100.0), uncertainty=0.5)
 EVERYTHING = {UNTAGGED: KEEP}
 

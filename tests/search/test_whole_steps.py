@@ -29,7 +29,6 @@ from jaxmem.errors import SolverError, StepError
 from tests.shared import profiles, searches
 from tests.shared.profiles import block, profile
 
-pytestmark = pytest.mark.core
 STATIC, OUTSIDE = 1000, 100.0  # bytes of arguments, and seconds of what no block holds
 
 

@@ -9,8 +9,6 @@ import pytest
 from examples.stacks.openpi_shape import init
 from examples.stacks.openpi_sizes import WAYS
 
-pytestmark = pytest.mark.jax_defaults
-
 
 @pytest.mark.parametrize(("way", "gigabytes"), [("full", 51.8), ("lora", 11.3)])
 def test_bytes_of_the_state(way, gigabytes):

@@ -13,11 +13,10 @@ from examples.stacks.training import Training, farthest, nbytes, observed
 from jaxmem.plans import LOSSLESS, Assignment
 from tests.shared.shapes.table import SHAPES
 
-pytestmark = [
-    pytest.mark.jax_defaults,
-    # Tunix does not donate the model, and its step returns all of it.
-    pytest.mark.filterwarnings("ignore:plan. the step replaces:jaxmem.errors.JaxmemWarning"),
-]
+# Tunix does not donate the model, and its step returns all of it.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:plan. the step replaces:jaxmem.errors.JaxmemWarning"
+)
 # Their programs are small, since a scan holds their layers once.
 PLANNED = ("AXLearn", "simply")
 # jaxlib before 0.11.1 undoes the checkpoints of layers in a Python loop on a CPU.

@@ -12,6 +12,7 @@ import time
 
 import jax
 
+WORKER = "tests.shared.worker"
 # Versions with XLA's earlier emitters compile in half of the time with them.
 EMITTERS = " --xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""
 
@@ -36,13 +37,24 @@ def as_users_have(environment: dict[str, str]) -> dict[str, str]:
     return {k: v for k, v in environment.items() if k != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
 
 
+def python(*line, environment: dict[str, str] | None = None, check: bool = True):
+    """Runs Python with the arguments `line` to its end, and returns the `CompletedProcess`.
+
+    environment: by default, this process's environment with its import paths.
+    check: whether an exit code other than 0 is an error.
+    """
+    command = [sys.executable, *map(str, line)]
+    environment = environment or finding_packages()
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=check)
+
+
 class Worker:
     """A process that imports JAX once, and runs one program after another."""
 
     def __init__(self, environment: dict[str, str]):
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`end` closes it)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.shared.worker"],
+            [sys.executable, "-m", WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -58,7 +70,7 @@ class Worker:
         self._errors.close()
 
     def run(self, environment: dict[str, str], module: str, *arguments) -> str:
-        """Returns the output of `python -m module` with these arguments."""
+        """Returns the output of a module with these arguments."""
         program = {"module": module, "arguments": [*map(str, arguments)]}
         text = json.dumps(program | {"environment": environment})
         print(text, file=self._process.stdin, flush=True)
@@ -128,10 +140,11 @@ def two(environment: dict[str, str], seconds: float, *program, each=((), ())) ->
       the coordinator's port, and its own arguments in `each`.
     """
     port = free_port()
+    line = lambda number, own: map(str, (*program, number, len(each), port, *own))
     with tempfile.TemporaryFile("w+") as errors:
         running = [
             subprocess.Popen(
-                [sys.executable, "-m", *map(str, (*program, number, len(each), port, *own))],
+                [sys.executable, "-m", WORKER, *line(number, own)],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,

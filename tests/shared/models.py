@@ -112,6 +112,21 @@ def build_of(block, loop=scanned):
     return build_with(lambda policy: loop(policy, block))
 
 
+def build_in_float32(layer):
+    """build(plan) -> step(w, x) -> w, for `layer(x, w)` in a scan, and a loss in float32."""
+
+    def build(plan):
+        run = jax.checkpoint(layer, policy=jaxmem.remat_policy(plan), prevent_cse=False)
+
+        def loss(w, x):
+            y, _ = jax.lax.scan(lambda x, w: (run(x, w), None), x, w)
+            return (y.astype(jnp.float32) ** 2).mean()
+
+        return lambda w, x: jax.tree.map(lambda a, g: a - g, w, jax.grad(loss)(w, x))
+
+    return build
+
+
 def build_with(loss_of, microbatches: int = 1):
     """build(plan) -> step(p, x) -> (p, loss), a plain gradient step."""
 

@@ -1,11 +1,16 @@
 """JAX's next checkpoint, for one test: the options `jax_remat3` and `jax_custom_vjp3`."""
 
+import jax
+import pytest
+
 from jaxmem._core.database import Database
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 from tests.shared import options as jax_options
 
+REASON = "the option is refused before 0.12"
+needed = pytest.mark.skipif(jax.__version_info__ < (0, 12), reason=REASON)
 NEXT = ("jax_remat3", "jax_custom_vjp3")
 
 

@@ -1,5 +1,11 @@
-"""Runs programs of `tests/` one after another in a process that has imported JAX once:
-`python -m tests.shared.worker`, started by tests/shared/children.py.
+"""Runs programs of `tests/`, whose function `main` takes the arguments as text. What it returns is
+printed as JSON.
+
+    python -m tests.shared.worker MODULE ARGUMENT ...
+    python -m tests.shared.worker
+
+Without a module, the process imports JAX once and runs one program after another;
+tests/shared/children.py starts it.
 
 A line of JSON on standard input is a program: its module, its arguments and its environment. The
 answer is a line on standard output: what the program printed, or the traceback of its error.
@@ -16,16 +22,22 @@ import traceback
 import jax
 
 
+def run(module: str, *arguments: str) -> None:
+    """Executes a module anew, and prints what its `main` returns."""
+    found = runpy.run_module(module)["main"](*arguments)
+    if found is not None:
+        print(json.dumps(found))
+
+
 def answer(module: str, arguments: list[str], environment: dict[str, str]) -> dict[str, str]:
-    """Runs a program as `python -m` does, and then resets the numerics that the program set."""
+    """Runs a program, and then resets the numerics that the program set."""
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = [module, *arguments]
     numerics = jax.config.jax_enable_x64
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            runpy.run_module(module, run_name="__main__")
+            run(module, *arguments)
     except BaseException:
         return {"error": traceback.format_exc()}
     finally:
@@ -40,4 +52,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(*sys.argv[1:]) if sys.argv[1:] else main()

@@ -12,7 +12,6 @@ from jaxmem._planner.solve.additive import Additive
 from jaxmem.errors import SolverError, TagError
 from tests.shared.profiles import INT4, block, profile
 
-pytestmark = pytest.mark.core
 MiB = 2**20
 SIZES = {"a": 100 * MiB, "b": 40 * MiB, "c": 4 * MiB, "d": 1024}
 CHOICES = (RECOMPUTE, KEEP, INT4, OFFLOAD)

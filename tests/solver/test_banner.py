@@ -1,11 +1,6 @@
 """What the solver prints by itself is not among a command's output."""
 
-import subprocess
-import sys
-
-import pytest
-
-pytestmark = pytest.mark.core
+from tests.shared import children
 
 # The first solver of a process prints, as highspy 1.16 does, before any option reaches it.
 PROGRAM = """
@@ -36,14 +31,11 @@ print(x.value())
 
 
 def test_a_solver_prints_no_banner():
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "2.0\n"
+    assert children.python("-c", PROGRAM).stdout == "2.0\n"
 
 
 def test_a_process_without_standard_output_solves():
     closed = "import os\nos.close(1)\n" + PROGRAM.replace(
         "print(x.value())", "assert x.value() == 2"
     )
-    subprocess.run([sys.executable, "-c", closed], check=True)
+    children.python("-c", closed)

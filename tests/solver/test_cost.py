@@ -15,7 +15,6 @@ from jaxmem.errors import SolverError, TagError
 from tests.shared import profiles
 from tests.shared.profiles import INT4, INT8, block, chain, flat, nested, oracle, profile
 
-pytestmark = pytest.mark.core
 INT4_OFFLOAD = Choice("compress_offload", "int4")
 few = hypothesis.settings(
     max_examples=100, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)

@@ -10,7 +10,7 @@ import pytest
 import jaxmem
 from jaxmem._core.assignment import Assignment
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+pytestmark = pytest.mark.jax_defaults
 PLANS = {
     "everything": None,
     "nothing": Assignment.nothing(),

@@ -14,10 +14,7 @@ from tests.released.test_streamed import grouped
 from tests.shared import tiny_lm
 from tests.shared.streamed import LAYERS, apart, close, parameters, tokens
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.jax_defaults,
-]
+pytestmark = pytest.mark.jax_defaults
 
 
 def loss(layers, **how):

@@ -4,12 +4,10 @@ import re
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax.experimental import io_callback
 
 import jaxmem
 
-pytestmark = pytest.mark.core
 LAYERS, WIDE, NARROW = 3, 35, 33
 
 

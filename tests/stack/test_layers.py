@@ -12,7 +12,6 @@ from flax import nnx
 import jaxmem
 from jaxmem import layers
 
-pytestmark = pytest.mark.standard_promotion
 L, B, D = 3, 2, 4
 X = np.linspace(-1.0, 1.0, B * D, dtype=np.float32).reshape(B, D)
 KEY = jax.random.key(1)

@@ -14,7 +14,7 @@ from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._trace.export import export_flat
 from tests.shared import tiny_lm
 
-pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
+pytestmark = pytest.mark.standard_promotion
 rng = np.random.default_rng(0)
 
 

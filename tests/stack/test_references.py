@@ -12,7 +12,7 @@ from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._trace.export import export_flat
 from jaxmem.plans import Assignment
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+pytestmark = pytest.mark.jax_defaults
 LAYERS, BATCH, WIDTH = 12, 64, 128
 FIRST, SECOND = np.float32(0.9), np.float32(0.99)  # decay rates
 

@@ -16,9 +16,6 @@ from jaxmem._core.assignment import Assignment
 from tests.shared import models
 from tests.shared.marks import slow
 
-pytestmark = pytest.mark.core
-
-
 ACTIONS = ("keep", "recompute", "offload", "compress")
 
 

@@ -33,7 +33,7 @@ def offloading(test):
 @functools.cache
 def offloaded() -> str:
     environment = child_environment(children.finding_packages())
-    return children.text(environment, "tests.programs.offloaded_stack")
+    return children.printed(environment, "tests.programs.offloaded_stack")
 
 
 def folding_step(plan):

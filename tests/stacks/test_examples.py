@@ -9,12 +9,6 @@ import sys
 
 import pytest
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.jax_defaults,
-    pytest.mark.timeout(3600),
-    pytest.mark.filterwarnings("default"),
-]
 PACKAGES = {
     "equimo": "equimo",
     "gemma": "kauldron",

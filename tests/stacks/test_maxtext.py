@@ -20,12 +20,6 @@ from jaxmem.errors import BudgetError, StepError
 sys.path.insert(0, os.path.dirname(__file__))  # a package of MaxText's is called `tests` too
 from maxtext_step import MaxTextStep, maxtext_step
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.jax_defaults,
-    pytest.mark.timeout(3600),
-    pytest.mark.filterwarnings("default"),
-]
 POLICIES = (
     "full", "save_qkv_proj", "save_out_proj", "minimal", "minimal_with_context",
     "qkv_proj_offloaded", "minimal_offloaded",

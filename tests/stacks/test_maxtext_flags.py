@@ -26,12 +26,6 @@ from tests.shared import plans
 sys.path.insert(0, os.path.dirname(__file__))  # a package of MaxText's is called `tests` too
 from maxtext_step import maxtext_step, settings
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.jax_defaults,
-    pytest.mark.timeout(3600),
-    pytest.mark.filterwarnings("default"),
-]
 SMALL = (
     "internal_compile=True", "internal_compile_num_devices=1", "max_target_length=256",
     "vocab_size=512",

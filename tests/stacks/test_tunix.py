@@ -4,17 +4,9 @@ import functools
 
 import jax
 import numpy as np
-import pytest
 from flax import nnx
 
 from examples.stacks.tunix import planned, train
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.jax_defaults,
-    pytest.mark.timeout(3600),
-    pytest.mark.filterwarnings("default"),
-]
 
 
 def test_tunixs_loop_trains_under_a_plan():

@@ -17,7 +17,6 @@ from jaxmem._target.deviceless.compiler import Compiler
 from tests.shared.deviceless import result
 from tests.shared.marks import slow
 
-pytestmark = pytest.mark.jax_defaults
 LAYERS = 6
 
 

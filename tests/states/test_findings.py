@@ -2,13 +2,9 @@
 a newer release does otherwise, and its message says what may then be made simpler.
 """
 
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import (
     Mesh,
     NamedSharding,
@@ -23,7 +19,6 @@ from tests.released.test_streamed_deviceless import STACK, X
 from tests.shared import children
 from tests.shared.deviceless import result
 
-pytestmark = pytest.mark.jax_defaults
 LAYERS, WIDTH, _ = STACK.shape
 
 
@@ -116,14 +111,8 @@ print(float(stack.sum()))
 
 
 def test_memory_that_is_not_pinned_ends_the_process_on_a_cpu():
-    run = lambda kind: subprocess.run(
-        [sys.executable, "-c", UNPINNED, kind],
-        env=children.with_cpus(1),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    how = {"environment": children.with_cpus(1), "check": False}
+    run = lambda kind: children.python("-c", UNPINNED, kind, **how)
     pinned = run("pinned_host")
     assert (pinned.returncode, pinned.stdout) == (0, "24.0\n"), pinned.stderr[-2000:]
     unpinned = run("unpinned_host")

@@ -18,10 +18,7 @@ from jaxmem._model.states.layout import Copied, Stacks, buffers_of, parts_of
 from jaxmem._model.states.places import Places
 from tests.shared import tiny_lm
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.jax_defaults,
-]
+pytestmark = pytest.mark.core
 LAYERS = 4
 
 

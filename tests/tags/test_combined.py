@@ -26,7 +26,6 @@ from tests.shared import compare, models
 from tests.shared.audit import audit
 from tests.shared.programs import nbytes
 
-pytestmark = pytest.mark.core
 both = jax.checkpoint_policies.save_from_both_policies
 only = jax.checkpoint_policies.save_only_these_names
 dots = jax.checkpoint_policies.dots_saveable

@@ -18,8 +18,8 @@ from jaxmem._model.tags.policy import groups_of
 from jaxmem.errors import TagError
 from jaxmem.plans import Assignment
 from tests.auto.steps import blocks_in
+from tests.shared.refused import refused
 
-pytestmark = pytest.mark.core
 INT4 = Choice(Action.COMPRESS, "grouped_symmetric(group=64,scale=bfloat16)")
 GROUPED = {"block[0:1]": {"up": KEEP}, "block[1:3]": {"up": INT4}}
 
@@ -51,13 +51,16 @@ def test_everything_kept_is_one_policy_however_it_is_said():
     assert len({tuple(groups_of(plan, "block", 2).items()) for plan in said}) == 1
 
 
+def refused_by_both(plan, message):
+    for read in (jaxmem.remat_policy, lambda plan: groups_of(plan, "block", 3)):
+        with pytest.raises(TagError, match=message):
+            read(plan)
+
+
 def test_a_block_that_nobody_named_is_an_error_for_a_policy_and_for_a_stack():
     plan = Assignment({"encoder": {"up": KEEP}, "decoder[0:2]": {}, "decoder[2:3]": {}})
     message = "the assignment knows no block 'block'; it was made for 'encoder', 'decoder'"
-    with pytest.raises(TagError, match=message):
-        jaxmem.remat_policy(plan)
-    with pytest.raises(TagError, match=message):
-        groups_of(plan, "block", 3)
+    refused_by_both(plan, message)
     assert jaxmem.remat_policy(Assignment.nothing(), block="any").choices == ()
 
 
@@ -70,11 +73,7 @@ def test_a_policy_cannot_be_of_groups():
     "plan", [{"block": {}}, "plan.json", Assignment, object(), {"up": KEEP}, 3, lambda block: {}]
 )
 def test_what_decides_nothing_is_refused_by_both(plan):
-    message = "`plan` is .*; expected a jaxmem.Plan"
-    with pytest.raises(TagError, match=message):
-        jaxmem.remat_policy(plan)
-    with pytest.raises(TagError, match=message):
-        groups_of(plan, "block", 3)
+    refused_by_both(plan, "`plan` is .*; expected a jaxmem.Plan")
 
 
 def test_choices_may_be_names_of_actions():
@@ -84,21 +83,18 @@ def test_choices_may_be_names_of_actions():
     assert plan.groups("block") == ()
 
 
-@pytest.mark.parametrize(
-    ("actions", "message"),
-    [
-        ({"block": {"up": "compress"}}, r"got 'compress' for tag 'up' of block 'block' \(.*codec"),
-        ({"block": {"up": "kept"}}, "got 'kept' for tag 'up'"),
-        ({"block": {"up": None}}, "got None for tag 'up'"),
-        ({"block": {3: "up"}}, "got 'up' for tag 3"),
-        ({"block": "keep"}, "got 'keep' for block 'block'"),
-        ({1: {}}, "for block 1"),
-        ([("block", {})], "`actions` is "),
-    ],
+@refused(
+    TagError,
+    ({"block": {"up": "compress"}}, r"got 'compress' for tag 'up' of block 'block' \(.*codec"),
+    ({"block": {"up": "kept"}}, "got 'kept' for tag 'up'"),
+    ({"block": {"up": None}}, "got None for tag 'up'"),
+    ({"block": {3: "up"}}, "got 'up' for tag 3"),
+    ({"block": "keep"}, "got 'keep' for block 'block'"),
+    ({1: {}}, "for block 1"),
+    ([("block", {})], "`actions` is "),
 )
-def test_what_assigns_nothing_is_told(actions, message):
-    with pytest.raises(TagError, match=message):
-        Assignment(actions)
+def test_what_assigns_nothing_is_told(actions):
+    Assignment(actions)
 
 
 def test_a_layer_of_a_python_loop_has_the_policy_of_its_group():

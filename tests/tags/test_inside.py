@@ -15,7 +15,6 @@ from jaxmem._core.assignment import Assignment
 from jaxmem.errors import TagError
 from tests.shared.compare import close, farthest
 
-pytestmark = pytest.mark.core
 INT4 = Choice("compress", "grouped_symmetric(group=64,scale=bfloat16)")
 BITS = Choice("compress", "bit_mask()")
 LOSSLESS = ("keep", "recompute", "offload")

@@ -20,7 +20,6 @@ from jaxmem.errors import TagError
 from tests.shared import models
 from tests.shared.compare import farthest
 
-pytestmark = pytest.mark.core
 RULES = partial_eval.partial_eval_jaxpr_custom_rules
 words = jax.checkpoint_policies
 OFFLOADING = words.save_and_offload_only_these_names(

@@ -22,14 +22,10 @@ from jaxmem.errors import TagError
 from tests.shared import models, outlier_layers
 from tests.shared.compare import close
 from tests.shared.outlier_layers import tracked
-from tests.shared.remat3 import both, options
+from tests.shared.remat3 import both, needed, options
 from tests.tags import test_tag
 
-pytestmark = [
-    pytest.mark.core,
-    pytest.mark.todays_checkpoint,
-    pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="the option is refused before 0.12"),
-]
+pytestmark = [pytest.mark.todays_checkpoint, needed]
 ACTIONS = ("keep", "recompute", "offload", "compress", "compress_offload")
 each_action = pytest.mark.parametrize("action", ACTIONS)
 SAVE = jax.checkpoint_policies.save_only_these_names

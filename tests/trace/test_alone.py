@@ -10,7 +10,7 @@ import pytest
 
 from jaxmem._trace.alone import Alone
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+pytestmark = pytest.mark.jax_defaults
 
 
 def parameters():

@@ -18,7 +18,7 @@ from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning
 from tests.shared import models, tiny_lm
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+pytestmark = pytest.mark.jax_defaults
 S, P = jax.ShapeDtypeStruct, PartitionSpec
 
 

@@ -2,13 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax.experimental import pallas as pl
 
 from jaxmem._target.hlo.kernels import kernel_flops
 from jaxmem._trace.jaxpr import matmul_flops
-
-pytestmark = pytest.mark.core
 
 ROWS, DEPTH, COLUMNS = 256, 64, 128
 X = jnp.zeros((ROWS, DEPTH), jnp.float32)

@@ -3,13 +3,10 @@
 import importlib
 import sys
 
-import pytest
 from jax.extend.core import Primitive
 
 from jaxmem._core.versions import installed, release
 from jaxmem._trace import primitives
-
-pytestmark = pytest.mark.core
 
 JAX = release(installed("jax") or "0")
 # Names that the installed JAX may lack, and whether it has them.

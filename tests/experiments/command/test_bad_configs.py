@@ -11,8 +11,6 @@ from experiments.command.load import FOLDER, load
 from tests.shared import bad_configs as bad
 from tests.shared.bad import mistakes, no_files, refusal
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
-
 FILE = "mine.toml"
 SCHEMAS = dict(zip(bad.PROGRAMS, (train.Config, train_glue.GlueConfig, train_images.ImageConfig)))
 

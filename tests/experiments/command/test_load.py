@@ -7,8 +7,6 @@ import pytest
 from experiments.command.load import load, parse_override
 from experiments.errors import InputError
 
-pytestmark = pytest.mark.core
-
 
 def test_mistakes_of_several_keys_are_told_at_once():
     """Each by its key, its value and its source. tests/experiments/command/test_wrong.py and

@@ -9,8 +9,6 @@ from experiments import plan, train, train_glue, train_images
 from experiments.gpu_check import __main__ as gpu_check
 from jaxmem import runs
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
-
 FILES = {
     "binary.toml": b"\xff\xfe\x00",
     "empty.toml": b"",

@@ -12,8 +12,6 @@ from experiments.data import cifar
 from experiments.data import images as image_data
 from experiments.errors import InputError
 
-pytestmark = pytest.mark.jax_defaults
-
 
 class Names:
     """A function that a pickle names, and calls."""

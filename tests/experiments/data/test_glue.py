@@ -14,8 +14,6 @@ from experiments.data.tokens import CLS, PAD, SEP
 from experiments.errors import InputError
 from experiments.running.glue_metrics import measure
 
-pytestmark = pytest.mark.jax_defaults
-
 MNLI = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse"
     "\tsentence1_parse\tsentence2_parse\tsentence1\tsentence2"

@@ -7,8 +7,6 @@ from PIL import Image
 from experiments.data import images as image_data
 from experiments.errors import InputError
 
-pytestmark = pytest.mark.jax_defaults
-
 
 @pytest.fixture
 def imagenet(tmp_path):

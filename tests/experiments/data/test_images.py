@@ -1,11 +1,8 @@
 """Images: their configs, and batches, which are a function of seed and step; digits."""
 
 import numpy as np
-import pytest
 
 from experiments.data import images as image_data
-
-pytestmark = pytest.mark.jax_defaults
 
 
 def test_digits_are_the_default():

@@ -8,7 +8,7 @@ from experiments.gpu_check import __main__ as command
 from experiments.gpu_check.parts import correctness, memory, prediction, quality, times
 from experiments.gpu_check.settings import Settings
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("child_paths")]
+pytestmark = pytest.mark.usefixtures("child_paths")
 
 
 PLANS = ("everything", "recompute")

@@ -16,7 +16,7 @@ from experiments.gpu_check.runner import run_part
 from experiments.gpu_check.settings import Settings
 from tests.shared.children import alive
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("child_paths")]
+pytestmark = pytest.mark.usefixtures("child_paths")
 
 PART = """
 import os, pathlib, time

@@ -15,7 +15,6 @@ from experiments.models import bert
 from experiments.steps.step import abstract, make_loss
 from tests.experiments.states import first_state, tokens
 
-pytestmark = pytest.mark.jax_defaults
 MICRO = (
     "model.kind=bert", "model.vocab=300", "model.layers=2", "model.width=32", "train.batch=4",
     "train.sequence=20", "train.loss_chunk=4", "model.dropout=0.0", "model.attention_dropout=0.0",

@@ -20,8 +20,6 @@ from experiments.steps.optimizer import learning_rate, matrices, optimizer
 from experiments.steps.step import abstract, init_state, make_loss, make_step
 from tests.experiments.states import first_state, tags, tokens
 
-pytestmark = pytest.mark.jax_defaults
-
 SMALL = "model.layers=2", "model.width=32"
 MICRO = (*SMALL, "train.batch=4", "train.sequence=16", "train.loss_chunk=4")
 DROPS = ("model.dropout=0.2", "model.attention_dropout=0.2")

@@ -21,8 +21,6 @@ from tests.experiments.states import first_state, tags, tokens
 from tests.shared import llama_oracle
 from tests.shared.compare import close
 
-pytestmark = pytest.mark.jax_defaults
-
 MICRO = (
     "model.layers=2", "model.width=32", "model.hidden=40", "train.batch=2", "train.sequence=12",
     "train.loss_chunk=4",

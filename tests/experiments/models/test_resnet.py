@@ -15,8 +15,6 @@ from experiments.command.load import load
 from experiments.config.images import ImageConfig, Model
 from experiments.models import resnet
 
-pytestmark = pytest.mark.jax_defaults
-
 
 def convolutions(*arguments):
     """The results of the convolutions of a function, in order of their first call."""

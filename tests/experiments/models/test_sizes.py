@@ -9,7 +9,7 @@ import pytest
 from experiments.command.load import FOLDER, load
 from experiments.steps.step import abstract
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
+pytestmark = pytest.mark.core
 
 PUBLISHED = {
     "gpt_117m": 124_439_808,

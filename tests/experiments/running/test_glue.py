@@ -23,7 +23,6 @@ from experiments.running.glue import GLUE, glue_experiment
 from experiments.running.planning import Ready
 from tests.experiments.states import first_state, read_run
 
-pytestmark = pytest.mark.jax_defaults
 TINY = (
     "model.layers=2", "model.width=16", "model.heads=2", "model.vocab=260", "model.dtype=float32",
     "model.dropout=0.0", "model.attention_dropout=0.0", "plan.budget=none", "train.batch=16",

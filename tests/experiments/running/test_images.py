@@ -5,7 +5,6 @@ import functools
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from experiments import train_images
 from experiments.models import resnet
@@ -13,7 +12,6 @@ from experiments.running.images import IMAGES
 from experiments.steps.images import State, optimizer
 from tests.experiments.states import parameters, read_run
 
-pytestmark = pytest.mark.jax_defaults
 SMALL = (
     "model.depth=14", "model.width=4", "train.batch=16", "train.steps=3", "train.eval_batches=2",
     "optimizer.warmup=0",

@@ -26,8 +26,6 @@ from tests.experiments.states import first_state, saved_by_policy, tokens
 from tests.shared.compare import close
 from tests.shared.marks import slow
 
-pytestmark = pytest.mark.jax_defaults
-
 MICRO = (
     "model.layers=5", "model.width=32", "model.heads=2", "model.dropout=0.1",
     "model.attention_dropout=0.1", "train.batch=4", "train.sequence=32", "train.loss_chunk=8",

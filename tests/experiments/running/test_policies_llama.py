@@ -2,13 +2,9 @@
 
 import functools
 
-import pytest
-
 from experiments.command.load import load
 from experiments.running import policies as baselines
 from tests.experiments.states import saved_by_policy
-
-pytestmark = pytest.mark.jax_defaults
 
 
 def test_tags_of_other_models_are_theirs():

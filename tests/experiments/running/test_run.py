@@ -15,7 +15,7 @@ from experiments.running.run import Experiment, run
 from jaxmem import runs
 from jaxmem.runs import Interrupted
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
+pytestmark = pytest.mark.core
 CONFIG = load("gpt_nano", ["train.steps=3", "train.log_every=2"])
 
 

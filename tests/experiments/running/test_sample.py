@@ -9,8 +9,6 @@ from experiments.command.load import load
 from experiments.running.sample import sample
 from experiments.steps.step import first_state
 
-pytestmark = pytest.mark.jax_defaults
-
 LINE = "0123456789\n"
 SMALL = (
     "model.layers=2", "model.width=32", "train.sequence=8", "train.loss_chunk=8", "train.batch=8",

@@ -18,7 +18,6 @@ from tests.experiments.states import read_run, user_numerics
 from tests.shared.marks import slow
 from tests.shared.streamed import host_bytes
 
-pytestmark = pytest.mark.jax_defaults
 MISREADS = pytest.mark.skipif(
     host_loop_fault(Target.parse("h200")) is not None,
     reason="jaxlib reads host stacks wrongly on GPUs",

@@ -2,8 +2,6 @@
 
 import dataclasses
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,9 +12,7 @@ from experiments.command.load import load
 from experiments.running import planning
 from experiments.running.text import TEXT
 from tests.experiments.states import read_run, user_numerics
-from tests.shared.children import finding_packages
-
-pytestmark = pytest.mark.jax_defaults
+from tests.shared import children
 
 MICRO = (
     "model.layers=2", "model.width=32", "model.heads=2", "model.dropout=0.1",
@@ -158,10 +154,8 @@ def test_planning_alone_writes_a_plan_and_prints_it(text, tmp_path, capsys):
 
 
 def test_a_command_line_fails_without_a_traceback(tmp_path):
-    line = ["gpt_nano", "model.widht=4", "--out", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "experiments.train", *line]
-    paths = finding_packages()  # whether or not the packages are installed
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=paths)
+    line = "gpt_nano", "model.widht=4", "--out", tmp_path / "out"
+    done = children.python("-m", "experiments.train", *line, check=False)
     assert done.returncode == 2
     assert "did you mean model.width?" in done.stderr
     assert "Traceback" not in done.stderr

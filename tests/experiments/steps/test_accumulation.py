@@ -14,7 +14,6 @@ from experiments.steps.step import make_loss, make_step
 from tests.experiments.states import first_state as init_state
 from tests.shared.marks import slow
 
-pytestmark = pytest.mark.jax_defaults
 SMALL = (
     "model.layers=2", "model.width=32", "train.batch=8", "train.sequence=16", "train.loss_chunk=4",
     "train.microbatches=4", "train.steps=20", "optimizer.warmup=0",

@@ -19,7 +19,6 @@ from tests.experiments.states import parameters
 from tests.shared import adama_oracle
 from tests.shared.marks import slow
 
-pytestmark = pytest.mark.jax_defaults
 SMALL = (
     "model.depth=14", "model.width=4", "train.batch=16", "train.steps=20", "train.eval_batches=2",
     "optimizer.warmup=0", "optimizer.learning_rate=0.01", "optimizer.final_ratio=0.1",

@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 import jaxmem
 from jaxmem.errors import BudgetError, JaxmemWarning
 from tests.shared import models
+from tests.shared.mapped import stepping
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
 TARGET = "a100-80gb:4"  # its times are computed, and are in proportion to bytes
@@ -42,13 +43,7 @@ def jitted(plan):
 def mapped(plan, mesh=MESH):
     loss = LOSS(jaxmem.remat_policy(plan))
     one = lambda p, x: jax.lax.pmean(loss(p, x), "data")
-    whole = jax.shard_map(one, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
-
-    def step(p, x):
-        value, gradient = jax.value_and_grad(whole)(p, x)
-        return jax.tree.map(lambda w, g: w - 0.1 * g, p, gradient), value
-
-    return step
+    return stepping(jax.shard_map(one, mesh=mesh, in_specs=(P(), P("data")), out_specs=P()))
 
 
 WAYS = {

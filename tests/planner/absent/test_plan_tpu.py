@@ -15,7 +15,7 @@ from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.protocol import Pricing
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
-from tests.shared import plans
+from tests.shared import models, plans
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.slow]
 
@@ -36,15 +36,7 @@ def layer(x_RD, w):
 SIZES = {"up": (WIDTH, 1024), "half": (1024, 256), "odd": (256, 200), "back": (200, WIDTH)}
 
 
-def build(plan):
-    policy = jaxmem.remat_policy(plan)
-
-    def loss(w, x_RD):
-        run = jax.checkpoint(layer, policy=policy, prevent_cse=False)
-        y_RD, _ = jax.lax.scan(lambda x, w: (run(x, w), None), x_RD, w)
-        return (y_RD.astype(jnp.float32) ** 2).mean()
-
-    return lambda w, x_RD: jax.tree.map(lambda a, g: a - g, w, jax.grad(loss)(w, x_RD))
+build = models.build_in_float32(layer)
 
 
 def arguments(rows=ROWS):

@@ -9,7 +9,7 @@ from jaxmem._target.compile import backend
 from tests.shared import models
 
 used = pytest.mark.usefixtures("measured_times", "own_database")
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults, used]
+pytestmark = used
 build = models.build_of(models.narrow)
 
 

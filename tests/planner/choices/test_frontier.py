@@ -19,7 +19,6 @@ from jaxmem.errors import BudgetError, PlanFileError, StepError, TargetError
 from jaxmem.plans import frontier
 from tests.shared import models, plans, tiny_lm
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.core]
 KIB = 2**10
 BATCHES = (256, 512, 1024)
 BUDGETS = ("600KiB", "1MiB", "2MiB", "6MiB")

@@ -9,7 +9,6 @@ import jaxmem
 from jaxmem._target.compile.backend import Local
 from tests.shared import models
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
 SHAPES = models.shapes(4, 64, 8, 128)
 build = models.build_of(models.block)
 CLOCKS = {"the least is fastest": lambda size: size, "the most is fastest": lambda size: 1 / size}

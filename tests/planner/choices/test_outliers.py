@@ -9,8 +9,6 @@ from jaxmem._train.rectifier.decide import rooms_of
 from jaxmem.errors import TagError
 from tests.shared.outlier_layers import batch, build, parameters
 
-pytestmark = pytest.mark.core
-
 
 @pytest.fixture(scope="module")
 def args():

@@ -5,7 +5,6 @@ import re
 from fractions import Fraction
 
 import hypothesis
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +22,6 @@ from jaxmem._target.compiled.compiled import Compiled
 from tests.shared import searches as stubs
 from tests.shared.profiles import INT4, chain, profile
 
-pytestmark = pytest.mark.core
 CHECKS = list(hypothesis.HealthCheck)
 few = hypothesis.settings(max_examples=15, deadline=None, suppress_health_check=CHECKS)
 NEGATIVE = re.compile(r"-\s?[\d.]+ ?(B|KiB|MiB|GiB|TiB|bytes)\b")

@@ -17,7 +17,6 @@ from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._planner.solve.solve import solve
 from tests.shared.profiles import block, chain, deep, flat, oracle, prices, profile
 
-pytestmark = pytest.mark.core
 LAYERS = 3
 
 

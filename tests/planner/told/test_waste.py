@@ -20,7 +20,7 @@ from tests.shared import models
 from tests.shared.audit import audit
 from tests.shared.deviceless import spec
 
-pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
+pytestmark = pytest.mark.jax_defaults
 LAYERS, WIDTH, HEADS = 4, 32, 4
 WIDTHS = {"qkv": (WIDTH, 96), "out": (WIDTH, WIDTH), "up": (WIDTH, 128), "down": (128, WIDTH)}
 SHAPES = {name: spec(LAYERS, *sizes) for name, sizes in WIDTHS.items()}, spec(2, 16, WIDTH)
