@@ -319,8 +319,8 @@ def resnet_of(way: str, n: int, *overrides: str) -> ImageConfig:
     return load("resnet50_digits", [*SMALL_RESNET, *own, *overrides], ImageConfig)
 
 
-def config_of(model: str, beta2: str, way: str, n: int, seed: str):
-    common = f"optimizer.{beta2}".replace(" ", "="), f"train.{seed}".replace(" ", "=")
+def config_of(model: str, beta2: str, way: str, n: int, seed: str, *more: str):
+    common = f"optimizer.{beta2}".replace(" ", "="), f"train.{seed}".replace(" ", "="), *more
     if model == "ResNet":
         return resnet_of(way, n, *common)
     folded = f"train.microbatches={n}", f"optimizer.second_moment={way}", *FOLDS

@@ -21,6 +21,7 @@ _MOVED = {  # until version 0.3
     "LOSSLESS": "plans",
     "Target": "plans",
     "compress_residuals": "ops",
+    "install": "plans",
     "softmax": "ops",
 }
 

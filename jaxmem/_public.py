@@ -12,9 +12,9 @@ from jaxmem import plans as plans
 from jaxmem import runs as runs
 from jaxmem._model.auto.auto import auto as auto
 from jaxmem._model.loop.stack import stack as stack
-from jaxmem._model.tags.policy import install as install
 from jaxmem._model.tags.policy import remat_policy as remat_policy
 from jaxmem._model.tags.tag import tag as tag
+from jaxmem._optim.adama.eight_bits import quantized as quantized
 from jaxmem._optim.adama.transform import adama as adama
 from jaxmem._optim.adama.transform import adamaw_a as adamaw_a
 from jaxmem._optim.adama.transform import scale_by_adama as scale_by_adama

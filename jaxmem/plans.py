@@ -11,6 +11,7 @@ from jaxmem._core.actions import Choice as Choice
 from jaxmem._core.assignment import Assignment as Assignment
 from jaxmem._core.bytes import parse_budget as parse_budget
 from jaxmem._core.progress import progress as progress
+from jaxmem._model.tags.policy import install as install
 from jaxmem._planner.frontier import frontier as frontier
 from jaxmem._planner.user_assignments import Estimate as Estimate
 from jaxmem._planner.user_assignments import estimate as estimate

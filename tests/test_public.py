@@ -14,6 +14,7 @@ MOVED = {
     "LOSSLESS": "jaxmem.plans",
     "Target": "jaxmem.plans",
     "compress_residuals": "jaxmem.ops",
+    "install": "jaxmem.plans",
     "softmax": "jaxmem.ops",
 }
 

@@ -55,7 +55,8 @@ class Train(Section):
 class Optimizer(Section):
     """The rate rises over `warmup` steps, then falls as a cosine to `final_ratio` of its peak at
     the last step. `name`: AdamW; Lion, without `epsilon`; or SGD with the momentum `beta1`.
-    `second_moment`: the argument of `jaxmem.adama`, for folded microbatches.
+    `second_moment`: the argument of `jaxmem.adama`, for folded microbatches. `moments`: how the
+    optimizer's moments are stored, "int8" in 8 bits a value.
     """
 
     name: Literal["adamw", "lion", "sgd"] = "adamw"
@@ -67,6 +68,7 @@ class Optimizer(Section):
     epsilon: Positive = 1e-8
     weight_decay: NonNegative = 0.0
     second_moment: Literal["squares", "row"] = "squares"
+    moments: Literal["float", "int8"] = "float"
 
 
 def refuse_folding(optimizer: Optimizer, way: str) -> None:

@@ -55,7 +55,8 @@ def sgd(config: Trained) -> optax.GradientTransformation:
 
 def named(config: Trained) -> optax.GradientTransformation:
     """Returns the optimizer `optimizer.name`, for whole gradients."""
-    return {"adamw": adamw, "lion": lion, "sgd": sgd}[config.optimizer.name](config)
+    tx = {"adamw": adamw, "lion": lion, "sgd": sgd}[config.optimizer.name](config)
+    return jaxmem.quantized(tx) if config.optimizer.moments == "int8" else tx
 
 
 def adama(config: Trained, axis_name: str | None = None):
@@ -71,6 +72,7 @@ def adama(config: Trained, axis_name: str | None = None):
         accumulation_steps=config.train.microbatches,
         axis_name=axis_name,
         second_moment=o.second_moment,
+        moments=o.moments,
     )
 
 

@@ -284,6 +284,8 @@ OTHERS = {
     "a ratio of rows": lambda: jaxmem.adama(
         0.01, eps=1e-3, accumulation_steps=2, second_moment="row"
     ),
+    "8 bits": lambda: jaxmem.adama(0.01, eps=1e-3, accumulation_steps=2, moments="int8"),
+    "optax in 8 bits": lambda: jaxmem.quantized(optax.adamw(0.01, eps=1e-3)),
     "a mask": lambda: optax.chain(
         optax.masked(optax.add_decayed_weights(0.1), MASK), optax.sgd(0.1, momentum=0.9)
     ),
@@ -303,6 +305,17 @@ def test_layers_of_a_python_loop_are_clipped_as_optax_clips(clip, persist):
     want, _ = trained(plain_step(tx, loss), (params, tx.init(params)), args, 3)
     close(jax.device_get(got[0]), jax.device_get(want[0]))
     assert metrics["skipped_layers"].shape == (LAYERS,)
+
+
+@pytest.mark.parametrize("tx", [name for name in OTHERS if "8 bits" in name])
+def test_layers_of_a_python_loop_with_moments_in_8_bits_stream_as_resident_layers(tx):
+    loss, params, args = model("converted in a loop")
+    step = jaxmem.released_step(OTHERS[tx](), loss)
+    state, bound = step.init(params, *args), step.of(params, *args)
+    split = bound.split(jax.tree.map(jnp.copy, state), 1, outer_moments="pinned_host")
+    assert {a.dtype.name for a in jax.tree.leaves(split[1])} >= {"int8", "uint8"}
+    got, want = (trained(step, s, args, 3)[0] for s in (split, state))
+    close(*(jax.tree.map(np.asarray, jax.device_get(s)) for s in (got, want)), 1e-11)
 
 
 @pytest.mark.parametrize("clip", [("component", 0.1), ("norm", 0.1)])

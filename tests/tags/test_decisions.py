@@ -150,7 +150,7 @@ def test_a_library_that_looks_policies_up_by_name_is_planned():
     w, x = jnp.full((6, 8, 8), 0.1), jnp.ones((16, 8))
 
     def build(plan):
-        jaxmem.install(plan)
+        jaxmem.plans.install(plan)
         return lambda w, x: jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w, x))
 
     whole = jaxmem.plan(build, w, x, budget="1GiB")
@@ -163,9 +163,9 @@ def test_a_library_that_looks_policies_up_by_name_is_planned():
 
 
 def test_a_name_holds_the_latest_plan():
-    first = jaxmem.install(None, "planned")
+    first = jaxmem.plans.install(None, "planned")
     assert jax.checkpoint_policies.planned == first == jaxmem.remat_policy(None)
-    second = jaxmem.install(PLAN, "planned")
+    second = jaxmem.plans.install(PLAN, "planned")
     assert jax.checkpoint_policies.planned == second == jaxmem.remat_policy(PLAN)
     assert blocks_in(
         jax.grad(functools.partial(loss, name="planned")), jnp.ones((2, 4, 4)), jnp.ones(4)
@@ -176,7 +176,7 @@ def test_a_name_holds_the_latest_plan():
 def test_names_that_are_refused(name):
     before = jax.checkpoint_policies.dots_saveable
     with pytest.raises(TagError, match="`name` is"):
-        jaxmem.install(PLAN, name)
+        jaxmem.plans.install(PLAN, name)
     assert jax.checkpoint_policies.dots_saveable is before
 
 

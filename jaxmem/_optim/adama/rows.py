@@ -184,9 +184,9 @@ class Position:
         values = math.prod(whole[axes:]) % 2**32
         number = self._numbers(part[axes:], whole[axes:])[None, None]
         number = number + group[:, :, None] * jnp.uint32(values)
-        of_step = _mixed(jnp.asarray(self.step).astype(jnp.uint32) + jnp.uint32(0x9E3779B9))
-        mixed = _mixed(number * jnp.uint32(0x9E3779B1) + of_step)
-        signs = jnp.where(mixed >> 31 == 0, 1, -1)
+        of_step = mixed(jnp.asarray(self.step).astype(jnp.uint32) + jnp.uint32(0x9E3779B9))
+        hashed = mixed(number * jnp.uint32(0x9E3779B1) + of_step)
+        signs = jnp.where(hashed >> 31 == 0, 1, -1)
         return signs.reshape(*before, count // piece, *part[axes:])
 
     def _numbers(self, part: tuple[int, ...], whole: tuple[int, ...], apart: int = 1):
@@ -209,7 +209,7 @@ def _is_explicit(a) -> bool:
     return any(axes is not None for axes in jax.typeof(a).sharding.spec)
 
 
-def _mixed(h):
+def mixed(h):
     """Returns a hash of 32 bits whose highest bit depends on all 32 bits (the last steps of
     MurmurHash3).
     """

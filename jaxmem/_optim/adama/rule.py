@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from jaxmem._optim.adama import ratio, rows
+from jaxmem._optim.adama.eight_bits import coded, decoded, recoded, scaled, shapes
 from jaxmem._trace.vary import axes_of, is_checked, varying
 from jaxmem.errors import OptimizerError
 
@@ -22,6 +23,7 @@ def _known(value) -> bool:
 
 
 SECOND_MOMENTS = ("squares", "row")
+STORED = ("float", "int8")
 
 
 class Moments(NamedTuple):
@@ -52,6 +54,7 @@ class Rule:
     learning_rate: a number or a schedule; None means that updates are not scaled.
     weight_decay: the rate of weight decay, relative to the learning rate; None means no decay.
     mask: the weights that decay, as for `optax.adamw`; None means all weights.
+    moments: one of STORED: how mu and nu are stored.
     """
 
     b1: Any
@@ -66,8 +69,19 @@ class Rule:
     learning_rate: Any = None
     weight_decay: Any = None
     mask: Any = None
+    moments: str = "float"
 
     def __post_init__(self):
+        if self.moments not in STORED:
+            raise OptimizerError(
+                f"adama: `moments` is {self.moments!r}; expected 'float', the dtypes of the"
+                " parameters, or 'int8', 8 bits a value"
+            )
+        if self.moments == "int8" and self.mu_dtype is not None:
+            raise OptimizerError(
+                f"adama: `mu_dtype` is {self.mu_dtype!r} and `moments` is 'int8'; expected one of"
+                " them"
+            )
         if self.second_moment not in SECOND_MOMENTS:
             raise OptimizerError(
                 f"adama: `second_moment` is {self.second_moment!r}; expected 'squares', the sum of"
@@ -109,6 +123,7 @@ class Rule:
         """
         self.check_rows(moments)
         mu = moments.mu
+        mu = shapes(mu)
         if jax.tree.structure(gradient) != jax.tree.structure(mu):
             raise OptimizerError(
                 f"adama: `updates` is {jax.tree.structure(gradient)}, and the state was made for"
@@ -171,6 +186,8 @@ class Rule:
         moments = Moments(
             optax.tree.zeros_like(params, dtype=self.mu_dtype), optax.tree.zeros_like(params)
         )
+        if self.moments == "int8":
+            moments = Moments(coded(moments.mu, signed=True), coded(moments.nu, signed=False))
         if self.second_moment != "row":
             return moments
         square, sketch = rows.empty(params, rows.real), rows.empty(params, rows.wide)
@@ -181,21 +198,23 @@ class Rule:
         then on.
         """
         (b1, b2), moments = self.decays, varying(moments, self.axis_name)
-        mu = jax.tree.map(lambda m: b1 * m, moments.mu)
-        return moments._replace(mu=mu, nu=jax.tree.map(lambda v: b2 * v, moments.nu))
+        return moments._replace(mu=scaled(moments.mu, b1), nu=scaled(moments.nu, b2))
 
-    def fold(self, moments: Moments, gradient, sums: Callable) -> Moments:
+    def fold(self, moments: Moments, gradient, sums: Callable, number) -> Moments:
         """Folds a microbatch's mean gradient into the moments, and returns the moments. nu
         accumulates the sum of the microbatches' squares, not the square of their sum (AdamA,
         Algorithm 1).
 
         sums: `sums(like)` returns the signed sum of each row of the gradient, in a tree like the
           moments' sketch.
+        number: the number of the microbatch over all minibatches, int32, from which the random bits
+          of moments in 8 bits are made.
         """
         share = lambda a: a if self.single else a / self.accumulation_steps
         g = jax.tree.map(share, gradient)
-        mu = jax.tree.map(lambda g, m: (1 - self.b1) * g + m, g, moments.mu)
-        nu = jax.tree.map(lambda g, v: (1 - self.b2) * rows.square(g) + v, g, moments.nu)
+        mu = jax.tree.map(lambda g, m: (1 - self.b1) * g + m, g, decoded(moments.mu))
+        nu = jax.tree.map(lambda g, v: (1 - self.b2) * rows.square(g) + v, g, decoded(moments.nu))
+        mu, nu = recoded((moments.mu, moments.nu), (mu, nu), number)
         if moments.sketch is None:
             return Moments(mu, nu)
         # The signs in a row are random and independent, so that the expectation of the squared
@@ -205,15 +224,18 @@ class Rule:
         sketch = jax.tree.map(added, moments.sketch, sums(moments.sketch))
         return Moments(mu, nu, moments.square, sketch)
 
-    def reduced(self, moments: Moments) -> Moments:
+    def reduced(self, moments: Moments, count) -> Moments:
         """Returns the moments after a minibatch, equal on all devices of `axis_name`: the mean of
         mu and of the rows' sums, and the sum of nu divided by devices² (AdamA §3.3).
         """
         if self.axis_name is None:
             return moments
         squared = jax.lax.axis_size(self.axis_name) ** 2
-        mu, sketch = jax.lax.pmean((moments.mu, moments.sketch), self.axis_name)
-        nu = jax.tree.map(lambda v: v / squared, jax.lax.psum(moments.nu, self.axis_name))
+        own = decoded(moments)
+        mu, sketch = jax.lax.pmean((own.mu, own.sketch), self.axis_name)
+        nu = jax.tree.map(lambda v: v / squared, jax.lax.psum(own.nu, self.axis_name))
+        # The random bits are equal on all devices.
+        mu, nu = recoded((moments.mu, moments.nu), (mu, nu), -1 - count)
         square = moments.square  # equal on all devices; `pmax` makes a checked type say so
         if is_checked(self.axis_name):
             square = jax.lax.pmax(square, self.axis_name)
@@ -233,11 +255,11 @@ class Rule:
           or a tuple with a boolean for each leaf. None means that this is unknown.
         """
         if moments.square is None:
-            return moments, moments.nu
+            return moments, decoded(moments.nu)
         devices = 1
         if whole is None and self.axis_name is not None:
             devices = jax.lax.axis_size(self.axis_name)
-        nu, structure = jax.tree.flatten(moments.nu)
+        nu, structure = jax.tree.flatten(decoded(moments.nu))
         sketch = jax.tree.leaves(moments.sketch)
         square, scaled = ratio.scaled(
             nu,
@@ -284,7 +306,7 @@ class Rule:
         params: the parameters; only weight decay reads them.
         gradient: the minibatch's gradient; only Nesterov's update reads it.
         """
-        done = optax.safe_increment(count)
+        mu, done = decoded(mu), optax.safe_increment(count)
         m_hat, v_hat = (
             optax.tree.bias_correction(mu, self.b1, done),
             optax.tree.bias_correction(nu, self.b2, done),

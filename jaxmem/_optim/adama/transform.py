@@ -114,7 +114,8 @@ class AdamA(optax.GradientTransformationExtraArgs):
         """
         self.rule.check_rows(state.moments)
         sums = functools.partial(Position(state.count).sums, gradient)
-        folded = self.rule.fold(state.moments, gradient, sums)
+        number = _number(self.rule, state)
+        folded = self.rule.fold(state.moments, gradient, sums, number)
         return with_moments(state._replace(folded=state.folded + 1), folded)
 
     def finish(
@@ -152,6 +153,11 @@ def _init(rule: Rule, params) -> State:
     return RowState(zero(), zero(), *moments)
 
 
+def _number(rule: Rule, state: State):
+    """The number of the current microbatch over all minibatches."""
+    return state.count * rule.accumulation_steps + state.folded
+
+
 def _finish(
     rule: Rule, state: State, params, gradient=None, stacked: tuple[bool, ...] | None = None
 ) -> tuple[Any, Any]:
@@ -159,7 +165,9 @@ def _finish(
 
     stacked: for each array, whether its first axis is the axis of layers; None means unknown.
     """
-    moments, nu = rule.settled(rule.reduced(state.moments), state.count, stacked=stacked)
+    moments, nu = rule.settled(
+        rule.reduced(state.moments, state.count), state.count, stacked=stacked
+    )
     updates = rule.updates(moments.mu, nu, state.count, params, gradient)
     counted = state._replace(
         count=optax.safe_increment(state.count), folded=jnp.zeros_like(state.folded)
@@ -177,7 +185,7 @@ def _update(rule: Rule, updates, state: State, params=None, **_):
         now = varying(state.moments, rule.axis_name)
         begun = jax.tree.map(lambda new, old: jnp.where(state.folded == 0, new, old), begun, now)
     sums = functools.partial(Position(state.count).sums, updates)
-    moments = rule.fold(begun, updates, sums)
+    moments = rule.fold(begun, updates, sums, _number(rule, state))
     folded = with_moments(state._replace(folded=state.folded + 1), moments)
     whole = (
         None
@@ -220,6 +228,7 @@ def scale_by_adama(
     accumulation_steps: int = 1,
     axis_name: str | None = None,
     second_moment: Literal["squares", "row"] = "squares",
+    moments: Literal["float", "int8"] = "float",
 ) -> AdamA:
     """Makes an optax transformation: `optax.scale_by_adam` with several microbatches per update.
 
@@ -243,6 +252,10 @@ def scale_by_adama(
       row are summed with random signs. The signed sum adds up over microbatches, and the
       expectation of its square is the squared norm of the row's mean gradient. "row" stores 8 bytes
       per row. A row runs along an array's last axis. A short row extends over the preceding axes.
+    moments: how mu and nu are stored. "float" stores them in the dtypes of the parameters. "int8"
+      stores one byte a value and a float32 scale for each row of the last axis, with stochastic,
+      unbiased rounding after each fold (`jaxmem.quantized` documents the error). Devices cannot
+      divide such moments (ZeRO).
 
     `update` takes each microbatch's mean gradient, and returns zeros before the minibatch's last
     microbatch. With one microbatch, the rule is Adam. Transformations after this one in an
@@ -250,12 +263,13 @@ def scale_by_adama(
     or `adamaw_a`.
 
     Raises OptimizerError for `accumulation_steps` below 1, `b1` or `b2` outside [0, 1), an unknown
-    `second_moment`, and `nesterov` with several microbatches. `update` raises OptimizerError for
-    gradients whose tree or shapes differ from the state's, and for a state of another
-    `second_moment`.
+    `second_moment` or `moments`, and `nesterov` with several microbatches. `update` raises
+    OptimizerError for gradients whose tree or shapes differ from the state's, and for a state of
+    another `second_moment`.
     """
-    moments = b1, b2, eps, eps_root, mu_dtype
-    return AdamA.of(Rule(*moments, nesterov, accumulation_steps, axis_name, second_moment))
+    numbers = b1, b2, eps, eps_root, mu_dtype
+    rule = Rule(*numbers, nesterov, accumulation_steps, axis_name, second_moment, moments=moments)
+    return AdamA.of(rule)
 
 
 def adama(
@@ -270,6 +284,7 @@ def adama(
     accumulation_steps: int = 1,
     axis_name: str | None = None,
     second_moment: Literal["squares", "row"] = "squares",
+    moments: Literal["float", "int8"] = "float",
 ) -> AdamA:
     """Makes an optax transformation: `optax.adam` with several microbatches per update.
 
@@ -277,13 +292,13 @@ def adama(
     moments, so that no buffer accumulates gradients (AdamA, Algorithm 1).
 
     learning_rate: a number, or a schedule, which receives the number of finished minibatches.
-    b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name, second_moment: as for
-      `scale_by_adama`.
+    b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name, second_moment,
+      moments: as for `scale_by_adama`.
 
     Raises OptimizerError as `scale_by_adama` does.
     """
-    moments = b1, b2, eps, eps_root, mu_dtype
-    rule = Rule(*moments, nesterov, accumulation_steps, axis_name, second_moment)
+    numbers = b1, b2, eps, eps_root, mu_dtype
+    rule = Rule(*numbers, nesterov, accumulation_steps, axis_name, second_moment, moments=moments)
     return AdamA.of(dataclasses.replace(rule, learning_rate=learning_rate))
 
 
@@ -301,6 +316,7 @@ def adamaw_a(
     accumulation_steps: int = 1,
     axis_name: str | None = None,
     second_moment: Literal["squares", "row"] = "squares",
+    moments: Literal["float", "int8"] = "float",
 ) -> AdamA:
     """Makes an optax transformation: `optax.adamw` with several microbatches per update.
 
@@ -308,8 +324,8 @@ def adamaw_a(
     moments, so that no buffer accumulates gradients (AdamA, Algorithm 1). `update` needs `params`.
 
     learning_rate: a number, or a schedule, which receives the number of finished minibatches.
-    b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name, second_moment: as for
-      `scale_by_adama`.
+    b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name, second_moment,
+      moments: as for `scale_by_adama`.
     weight_decay: the rate of weight decay. Weights decay once per minibatch, by this rate times the
       learning rate.
     mask: a tree of booleans like the parameters, or a function from the parameters to such a tree.
@@ -317,8 +333,8 @@ def adamaw_a(
 
     Raises OptimizerError as `scale_by_adama` does, and if `update` receives no `params`.
     """
-    moments = b1, b2, eps, eps_root, mu_dtype
-    rule = Rule(*moments, nesterov, accumulation_steps, axis_name, second_moment)
+    numbers = b1, b2, eps, eps_root, mu_dtype
+    rule = Rule(*numbers, nesterov, accumulation_steps, axis_name, second_moment, moments=moments)
     return AdamA.of(
         dataclasses.replace(rule, learning_rate=learning_rate, weight_decay=weight_decay, mask=mask)
     )

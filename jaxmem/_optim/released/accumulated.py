@@ -39,6 +39,7 @@ from jaxmem._model.states import layout
 from jaxmem._model.states.layout import joined_shapes, masters_of, one_layer, parts_of, read_of
 from jaxmem._model.states.layout import like as as_layers
 from jaxmem._model.states.store import brought, streams
+from jaxmem._optim.adama.eight_bits import shapes
 from jaxmem._optim.adama.rule import Moments, Rule
 from jaxmem._optim.adama.transform import AdamA, AdamAState, RowState, State
 from jaxmem._optim.released.backward import backward
@@ -71,6 +72,17 @@ class Accumulated:
         placement.
         """
         state: Any = self.tx.init(params)
+        if self.tx.rule.moments == "int8":
+            # A layer's moments are coded as those of the layer alone: a scalar of each layer stays
+            # as it is.
+            start = jax.vmap(lambda layer: self.tx.rule.start(layer))
+            parts = [start(part) for part in masters_of(params[model.layers])]
+            coded = {
+                k: as_layers(params[model.layers], [getattr(p, k) for p in parts]) for k in MOVED
+            }
+            state = state._replace(
+                **{k: {**getattr(state, k), model.layers: tree} for k, tree in coded.items()}
+            )
         if isinstance(state, AdamAState):
             return state
         # A stack of scalars has a row for each layer, as all other stacks have.
@@ -118,6 +130,14 @@ class Accumulated:
 
     def specs(self, model: Model, params, parts, divided: str) -> State:
         everything = PartitionSpec()
+        if self.tx.rule.moments == "int8":
+            if divided != "nothing":
+                raise OptimizerError(
+                    f"specs: `divided` is {divided!r}, and the moments are stored in 8 bits, whose"
+                    " rows have one scale each; expected 'nothing', or adama(..., moments='float')"
+                )
+            state = jax.eval_shape(functools.partial(self.init, model), params)
+            return jax.tree.map(lambda _: everything, state)
         everywhere = jax.tree.map(lambda _: everything, params)
         moments = dict(everywhere if divided == "nothing" else parts)
         layers = moments[model.layers]
@@ -144,7 +164,7 @@ class Accumulated:
         # Divided moments are recognised by their shapes; the state stores no layout.
         zero1 = any(
             a.shape != b.shape
-            for a, b in zip(model.masters(like), jax.tree.leaves(old.mu), strict=True)
+            for a, b in zip(model.masters(like), jax.tree.leaves(shapes(old.mu)), strict=True)
         )
         # The mean gradient over devices is folded into divided moments, which are never reduced. So
         # nu must not start as a multiple of itself, as it does if the devices' moments are summed.
@@ -159,13 +179,13 @@ class Accumulated:
         def fold_of(i, update=None):
             # The first fold of a minibatch also decays the moments, which saves a pass over them.
             b1, b2 = (jnp.where(i == first, b, 1.0) for b in begin)
-            use = Accumulation(rule, old.count, (b1, b2), update, mean_over)
+            use = Accumulation(rule, old.count, (b1, b2), update, mean_over, number=i)
             return Fold(use, clip, mean_over=mean_over)
 
         if by_layer or streams((params, old)):
             # Each device updates its own parts. Whole parameters with divided moments, or moments
             # that are reduced first, would be copied between host and device once more.
-            parts = zip(model.masters(params), jax.tree.leaves(old.mu), strict=True)
+            parts = zip(model.masters(params), jax.tree.leaves(shapes(old.mu)), strict=True)
             several = rule.axis_name and jax.lax.axis_size(rule.axis_name) > 1
             if several and not (zero1 and all(p.shape == m.shape for p, m in parts)):
                 raise OptimizerError(

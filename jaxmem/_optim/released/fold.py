@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._model.states.shards import scattered, total
+from jaxmem._optim.adama.eight_bits import is_coded, scaled, shapes
 from jaxmem._optim.adama.rows import Position
 from jaxmem._optim.adama.rule import Moments, Rule
 from jaxmem.errors import OptimizerError
@@ -215,6 +216,7 @@ class Accumulation:
     divided_over: the mesh axis over whose devices moments are divided. None: each device has whole
       moments.
     stacked: as for `Position`.
+    number: the number of the microbatch in its minibatch, over all devices.
     """
 
     rule: Rule
@@ -223,9 +225,10 @@ class Accumulation:
     update: Callable | None = None
     divided_over: str | None = None
     stacked: bool = False
+    number: Any = 0
 
     def like(self, state):
-        return state["nu"]
+        return shapes(state["nu"])
 
     def __call__(self, state, gradient):
         old = moments_in(state)
@@ -233,13 +236,18 @@ class Accumulation:
         # The factor is always `by`, since a gradient that is not finite was replaced by zeros. It
         # is an array, since XLA would multiply a layer by a number in a pass of its own.
         def decayed(tree, by):
-            one = lambda a, g: a * jnp.where(g == g, by, 1).astype(a.dtype)
-            return jax.tree.map(one, tree, gradient.arrays)
+            def one(a, g):
+                return (
+                    scaled(a, by) if is_coded(a) else a * jnp.where(g == g, by, 1).astype(a.dtype)
+                )
+
+            return jax.tree.map(one, tree, gradient.arrays, is_leaf=is_coded)
 
         mu, nu = map(decayed, (old.mu, old.nu), self.decays)
         position = Position(self.step, gradient.whole, self.divided_over, self.stacked)
         sums = functools.partial(gradient.sums, position)
-        new = self.rule.fold(old._replace(mu=mu, nu=nu), gradient.arrays, sums)
+        number = self.step * self.rule.accumulation_steps + self.number
+        new = self.rule.fold(old._replace(mu=mu, nu=nu), gradient.arrays, sums, number)
         new = jax.tree.map(lambda a, b: a.astype(b.dtype), new, old)
         if self.update is None:
             return entries(new)

@@ -18,6 +18,7 @@ from jaxmem._model.auto.divide import DividedLoss, divided_loss
 from jaxmem._model.auto.segments import PythonLoops, SegmentedLoss
 from jaxmem._model.states.layout import is_stacks, joined_shapes, one_layer
 from jaxmem._model.tags.implementation import todays_checkpoint
+from jaxmem._optim.adama.eight_bits import is_coded
 from jaxmem._optim.adama.transform import AdamA
 from jaxmem._optim.released.accumulated import Accumulated, microbatches
 from jaxmem._optim.released.direct import Direct
@@ -162,7 +163,7 @@ class _Form:
 
     def inner(self, tree) -> dict[str, Any]:
         """Returns a tree like the parameters in the form of a `ReleasedStep`."""
-        leaves = jax.tree.leaves(tree, is_leaf=is_stacks)
+        leaves = jax.tree.leaves(tree, is_leaf=lambda a: is_stacks(a) or is_coded(a))
         others = [a for i, a in enumerate(leaves) if i not in self.layers]
         return {OUTER: others, LAYERS: _together([leaves[i] for i in self.layers])}
 
@@ -212,7 +213,7 @@ def bound(made, args: tuple) -> Any:
 
 def _together(leaves: Sequence) -> Any:
     """Returns the layers' leaves as one list, or as the `Stacks` of lists of a split state."""
-    return jax.tree.map(lambda *each: [*each], *leaves)
+    return jax.tree.map(lambda *each: [*each], *leaves, is_leaf=is_coded)
 
 
 def _apart(layers, count: int) -> list:

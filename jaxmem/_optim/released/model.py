@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._model.states.layout import joined_shapes, length, like, masters_of, one_layer, parts_of
+from jaxmem._optim.adama.eight_bits import is_coded
 from jaxmem._optim.released.fold import TALLIES, Clip
 from jaxmem.errors import OptimizerError
 
@@ -82,7 +83,8 @@ class Model:
         moments: by name, dicts like the parameters, with as many stacks of layers.
         """
         stacks, tally = parts_of(params[self.layers]), self.tally(params)
-        outer = zip(*(jax.tree.leaves(self.outer(tree)) for tree in moments.values()))
+        leaves = lambda tree: jax.tree.leaves(self.outer(tree), is_leaf=is_coded)
+        outer = zip(*map(leaves, moments.values()))
         layers = zip(*(parts_of(tree[self.layers]) for tree in moments.values()))
         named = lambda values: dict(zip(moments, values, strict=True))
         return (

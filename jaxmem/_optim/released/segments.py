@@ -12,6 +12,7 @@ begin when the segment before begins: otherwise XLA could fetch all layers first
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from jaxmem._model.loop.layer import Residuals, forward
 from jaxmem._model.loop.pullback import pulled
 from jaxmem._model.states import layout, room
 from jaxmem._model.states.store import brought, returned, streams
+from jaxmem._optim.adama.eight_bits import is_coded
 from jaxmem._optim.adama.transform import AdamA
 from jaxmem._optim.released.accumulated import MOVED, microbatches
 from jaxmem._optim.released.direct import Update, proved
@@ -138,12 +140,18 @@ class SegmentedStep:
         """
         if not isinstance(self.tx, AdamA):
             return self._alone.owners
-        count = len(jax.tree.leaves(self.shapes))
-        numbers = self.shapes, range(count)
-        tree = jax.tree.unflatten(jax.tree.structure(numbers[0]), numbers[1])
-        nothing = jax.tree.map(lambda _: -1, state)
-        owners = jax.tree.leaves(nothing._replace(**dict.fromkeys(MOVED, tree)))
-        return [None if i < 0 else i for i in owners]
+        # The two arrays of a moment in 8 bits belong to one parameter.
+
+        def each(moment):
+            number = next(numbers)
+            return jax.tree.map(lambda _: number, moment)
+
+        owners = jax.tree.map(lambda _: -1, state)
+        for name in MOVED:
+            numbers = itertools.count()
+            moments = jax.tree.map(each, getattr(state, name), is_leaf=is_coded)
+            owners = owners._replace(**{name: moments})
+        return [None if i < 0 else i for i in jax.tree.leaves(owners)]
 
     def _tally(self) -> dict[str, Any]:
         dtypes = [a.dtype for a in jax.tree.leaves(self.shapes)]
@@ -188,7 +196,8 @@ class SegmentedStep:
             of_branch = lambda is_set, branch: jax.tree.map(lambda _: is_set, branch)
             mask = jax.tree.leaves(jax.tree.map(of_branch, mask, self.shapes))
         rule.check_rows(old.moments)
-        moments = {k: jax.tree.leaves(tree) for k, tree in entries(old.moments).items()}
+        leaves_of = lambda tree: jax.tree.leaves(tree, is_leaf=is_coded)
+        moments = {k: leaves_of(tree) for k, tree in entries(old.moments).items()}
         states = [
             {k: [of_leaves[i] for i in c] for k, of_leaves in moments.items()} | self._tally()
             for c in self.components
@@ -205,7 +214,7 @@ class SegmentedStep:
         def folds(i, *, last: bool) -> list[Fold]:
             decays = (jnp.where(i == 0, rule.b1, 1.0), jnp.where(i == 0, rule.b2, 1.0))
             update = updating if last else lambda component: None
-            use = lambda c: Accumulation(rule, old.count, decays, update(c), stacked=True)
+            use = lambda c: Accumulation(rule, old.count, decays, update(c), stacked=True, number=i)
             return [Fold(use(c), self.clip) for c in self.components]
 
         def one(states, indexed):

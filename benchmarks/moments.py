@@ -1,0 +1,104 @@
+"""Adam's moments in 8 bits: final losses, and the bytes and the time of an update.
+
+    python -m benchmarks.moments [RESULT ...]
+
+`moments_losses`: final losses with moments in 8 bits against moments in float32, of the small GPT,
+BERT and ResNet of `adama_convergence`, beta2 0.95 and 0.999, three seeds. With one microbatch the
+optimizer is AdamW, and AdamW under `jaxmem.quantized`. With 8 microbatches it is AdamA with the row
+ratio, and the same with moments="int8". The spread is the largest final loss minus the smallest,
+over the seeds of float32 moments with as many microbatches; a difference is of means.
+
+`moments_update`: one update of AdamW by four arrays of 4 million parameters. On this CPU: seconds
+of `jaxmem.quantized` over those of float32 moments, in turns. For an H200, compiled without
+hardware: temporary bytes, and XLA's estimate of the seconds.
+"""
+
+import itertools
+import statistics
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import jaxmem
+from benchmarks.adama import BETAS, SEEDS, train
+from benchmarks.shared.devices import compiled
+from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.timing import clock_and_cores, in_turns
+
+MODELS = "GPT", "BERT", "ResNet"
+NUMBERS = 1, 8
+STORED = "float", "int8"
+CASES = [
+    (model, f"beta2 {beta}", f"N={n}", stored, f"seed {seed}")
+    for seed, beta, n, model, stored in itertools.product(SEEDS, BETAS, NUMBERS, MODELS, STORED)
+]
+
+
+def trained(model: str, beta2: str, number: str, stored: str, seed: str) -> float:
+    n = int(number.removeprefix("N="))
+    how = "Adam" if n == 1 else "row"
+    return train(model, beta2, how, n, seed, f"optimizer.moments={stored}")["final"]
+
+
+def of_losses(report: Report) -> dict:
+    found = {}
+    for model, beta, n in itertools.product(MODELS, BETAS, NUMBERS):
+        name = f"{model}, beta2 {beta}, N={n}"
+        finals = {
+            stored: [report[f"{name}, {stored}, seed {seed}"] for seed in SEEDS]
+            for stored in STORED
+        }
+        spread = max(finals["float"]) - min(finals["float"])
+        difference = statistics.fmean(finals["int8"]) - statistics.fmean(finals["float"])
+        found[name] = {"spread": spread, "int8": difference, "within": difference <= spread}
+    within = sum(row["within"] for row in found.values())
+    return {"within the spread": f"{within} of {len(found)}"} | found
+
+
+OPTIMIZERS = {
+    "float32": lambda: optax.adamw(1e-3),
+    "int8": lambda: jaxmem.quantized(optax.adamw(1e-3)),
+}
+SHAPES = {f"weight {i}": (1024, 4096) for i in range(4)}
+ROUNDS = 15
+
+
+def updates(report: Report) -> None:
+    make = lambda value: {k: jnp.full(shape, value) for k, shape in SHAPES.items()}
+    steps, states = {}, {}
+    for name, optimizer in OPTIMIZERS.items():
+        tx = optimizer()
+
+        def step(state, gradient, tx=tx):
+            params, moments = state
+            changes, moments = tx.update(gradient, moments, params)
+            return (optax.apply_updates(params, changes), moments), {}
+
+        states[name] = make(0.5), tx.init(make(0.5))
+        jitted = jax.jit(step, donate_argnums=0)
+        found = compiled(
+            "h200", jitted.trace(*jax.eval_shape(lambda *a: a, states[name], make(0.1)))
+        )
+        size = sum(a.size for a in states[name][0].values())
+        report.add(
+            name,
+            {
+                "state bytes a parameter": sum(a.nbytes for a in jax.tree.leaves(states[name][1]))
+                / size,
+                "seconds, h200, XLA's estimate": found.xla_seconds,
+                "temporary bytes a parameter, h200": found.temp_bytes / size,
+            },
+        )
+        steps[name] = jitted
+    seconds = in_turns([steps], ROUNDS, states, make(0.1))
+    report.add("int8 to float32, this CPU", clock_and_cores(seconds, "int8", "float32"))
+
+
+RESULTS = {
+    "moments_losses": Benchmark(CASES, row=trained, summary=of_losses),
+    "moments_update": Benchmark(run=updates),
+}
+
+if __name__ == "__main__":
+    measure("moments", RESULTS)

@@ -1,0 +1,225 @@
+"""Moments in 8 bits: one byte a value, and one float32 scale for each row of the last axis.
+
+A code is the upper bits of a small floating-point number, so that coding is a few integer
+operations: with y the magnitude in units of the row's scale, the number is y + c, and the code
+counts its upper bits from those of c. Codes have distances of 1/16 to 1/8 of y + c, where c is
+1.7e-5 for signed values, and 2.6e-10 for second moments, which are not negative. So codes are dense
+where values are small. A code of equal steps is the alternative: it rounds the many small second
+moments of a row to zero or to one value, and a GPT then ends at a higher loss. A logarithmic code
+is as good as this one, and needs a logarithm and an exponential for each value.
+
+The range of first moments is the range of the roots of second moments. With fewer octaves and one
+more digit, the rounding error of a first moment far below its row's largest was many times the root
+of its second moment, and the loss of one of three GPTs jumped.
+
+Blocks of 256 values of the last axis were the first choice. XLA:CPU divides for the index of the
+block's scale, value by value. Rows may be long, since codes are relative.
+
+Rounding is stochastic and unbiased: the expectation of a stored value is the value. Second moments
+with b2 = 0.999 change by 0.1 % a step, which is less than half a step of any 8-bit code. Rounded to
+nearest, they would never change. The random bits are a hash of the position and of the microbatch's
+number, as the signs of the row ratio are. They need no key in the state. A second moment above zero
+is never stored as zero, since an update divides by its root.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxmem._optim.adama.rows import mixed
+from jaxmem.errors import OptimizerError
+from jaxmem_kernels.rounding import greatest
+
+_MANTISSA = 3  # bits
+_CUT = 23 - _MANTISSA  # the lower bits of a float32 that a code does not have
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["codes", "scales"],
+    meta_fields=["dtype"],
+)
+@dataclasses.dataclass(frozen=True)
+class EightBits:
+    """An array in 8 bits a value.
+
+    codes: uint8 of the array's shape for values that are not negative, else int8.
+    scales: float32 (*shape[:-1], 1), the unit of each row. The highest code is the row's largest
+      magnitude, which is 1 − c units.
+    dtype: the name of the array's dtype.
+    """
+
+    codes: Any
+    scales: Any
+    dtype: str
+
+    @staticmethod
+    def of(x, signed: bool, noise=None) -> "EightBits":
+        """Codes an array of at least one axis.
+
+        x: the array, floating-point.
+        signed: whether values may be negative.
+        noise: uint32 of the array's shape, the random bits of stochastic rounding. None rounds
+          down, which is exact for zeros.
+
+        If y is a magnitude divided by its row's largest, the error is less than (y + 1.8e-5) / 8 of
+        the largest if signed, and (y + 2.7e-10) / 8 if not.
+        """
+        form = _Form.of(signed)
+        wide = x.astype(jnp.float32)
+        scales = greatest(wide, (wide.ndim - 1,))[..., None] / (1 - form.least)
+        y = jnp.abs(wide) / jnp.where(scales > 0, scales, 1)
+        bits = jax.lax.bitcast_convert_type(jnp.minimum(y + form.least, 1), jnp.uint32)
+        if noise is not None:
+            # Within an octave codes have equal distances: random bits below the cut carry into the
+            # code with the probability of the part that is cut off.
+            bits = bits + (noise & jnp.uint32((1 << _CUT) - 1))
+        code = (bits >> _CUT).astype(jnp.int32) - form.first
+        if signed:
+            code = jnp.where(wide < 0, -code, code).astype(jnp.int8)
+        else:
+            code = jnp.maximum(code, (wide > 0).astype(jnp.int32)).astype(jnp.uint8)
+        return EightBits(code, scales, jnp.dtype(x.dtype).name)
+
+    @property
+    def decoded(self):
+        """The array."""
+        form = _Form.of(self.codes.dtype == jnp.int8)
+        code = self.codes.astype(jnp.int32)
+        bits = (jnp.abs(code) + form.first).astype(jnp.uint32) << _CUT
+        y = jax.lax.bitcast_convert_type(bits, jnp.float32) - form.least
+        return (jnp.where(code < 0, -y, y) * self.scales).astype(self.dtype)
+
+    def replaced(self, x, noise) -> "EightBits":
+        """Codes another array in the form of this one."""
+        return EightBits.of(x, self.codes.dtype == jnp.int8, noise)
+
+
+class _Form(NamedTuple):
+    """The numbers whose upper bits are codes.
+
+    first: the upper bits of the number of code 0. The number of the highest code is 1.
+    """
+
+    first: int
+
+    @staticmethod
+    def of(signed: bool) -> "_Form":
+        return _Form((127 << _MANTISSA) - (127 if signed else 255))
+
+    @property
+    def least(self) -> np.float32:
+        """The number of code 0."""
+        return np.uint32(self.first << _CUT).view(np.float32)
+
+
+def noise_of(shape: tuple[int, ...], step, number: int):
+    """Returns random bits, uint32 of this shape: a hash of each position, of the step, and of the
+    array's number.
+    """
+    seed = mixed(jnp.asarray(step).astype(jnp.uint32) * jnp.uint32(0x9E3779B1) + jnp.uint32(number))
+    position = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    once = mixed(position * jnp.uint32(0x85EBCA77) + seed)
+    return once ^ once >> 16
+
+
+def is_coded(a) -> bool:
+    return isinstance(a, EightBits)
+
+
+def coded(tree, signed: bool):
+    """Codes a tree's floating-point arrays of at least one axis."""
+    return jax.tree.map(lambda a: EightBits.of(a, signed) if _can_code(a) else a, tree)
+
+
+def _can_code(a) -> bool:
+    return jnp.ndim(a) > 0 and jnp.issubdtype(jnp.result_type(a), jnp.floating)
+
+
+def decoded(tree):
+    """Returns a tree with its coded arrays decoded."""
+    return jax.tree.map(lambda a: a.decoded if is_coded(a) else a, tree, is_leaf=is_coded)
+
+
+def recoded(old, new, number):
+    """Codes the arrays of the tree `new` that are coded in `old`, a tree of the same structure.
+
+    number: int32, from which the random bits of the rounding are made.
+    """
+    leaves, structure = jax.tree.flatten(old, is_leaf=is_coded)
+    pairs = enumerate(zip(leaves, structure.flatten_up_to(new), strict=True))
+    code = lambda i, a, b: a.replaced(b, noise_of(b.shape, number, i)) if is_coded(a) else b
+    return structure.unflatten([code(i, a, b) for i, (a, b) in pairs])
+
+
+def scaled(tree, by):
+    """Multiplies the arrays of a tree by a factor of at least 0. Codes remain."""
+    one = lambda a: dataclasses.replace(a, scales=by * a.scales) if is_coded(a) else by * a
+    return jax.tree.map(one, tree, is_leaf=is_coded)
+
+
+def shapes(tree):
+    """Returns the shapes and dtypes of a tree's decoded arrays."""
+    one = lambda a: jax.ShapeDtypeStruct(a.codes.shape, a.dtype) if is_coded(a) else a
+    return jax.tree.map(one, tree, is_leaf=is_coded)
+
+
+class QuantizedState(NamedTuple):
+    """The state of `quantized`.
+
+    count: number of updates, int32, from which the random bits of the rounding are made.
+    inner: the state of the wrapped transformation, with arrays as `EightBits`.
+    """
+
+    count: Any
+    inner: Any
+
+
+def quantized(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Returns an optax transformation that stores the state of `tx` in 8 bits a value.
+
+    Adam's moments take 2 bytes a parameter in place of 8, and 8 bytes a row. Each update decodes
+    the moments, calls `tx`, and codes the new moments. In `jaxmem.released_step`, the decoded
+    moments of one layer exist at once. For AdamA, use `jaxmem.adama(..., moments="int8")`.
+
+    tx: a transformation whose state is moments: `optax.adam`, `optax.adamw`, `optax.lion`, or
+      another with trees like the parameters. Second moments are recognised by optax's name `nu`.
+
+    A value x is stored relative to the largest magnitude s of its row along the last axis. Rounding
+    is stochastic and unbiased. The error is less than (|x| + 1.8e-5 s) / 8 for first moments, and
+    (x + 2.7e-10 s) / 8 for second moments. Arrays without an axis, integers and complex numbers are
+    stored as they are.
+
+    Raises OptimizerError if `tx` is no optax transformation, or is AdamA.
+    """
+    if not isinstance(tx, optax.GradientTransformation):
+        raise OptimizerError(
+            f"quantized: `tx` is {type(tx).__name__}; expected an optax transformation, such as"
+            " optax.adamw(1e-3)"
+        )
+    if hasattr(tx, "rule"):
+        raise OptimizerError(
+            "quantized: `tx` is AdamA; expected jaxmem.adama(..., moments='int8'), or an optax"
+            " transformation: a released step folds microbatches into the moments that it stores"
+        )
+    inner = optax.with_extra_args_support(tx)
+
+    def init(params):
+        # Optax's second moments, which are not negative, are called `nu`.
+        signed = lambda path: not any(getattr(key, "name", "") == "nu" for key in path)
+        code = lambda path, a: coded(a, signed(path))
+        state = jax.tree_util.tree_map_with_path(code, inner.init(params))
+        return QuantizedState(jnp.zeros((), jnp.int32), state)
+
+    def update(updates, state, params=None, **extra):
+        count = optax.safe_increment(state.count)
+        updates, new = inner.update(updates, decoded(state.inner), params, **extra)
+        return updates, QuantizedState(count, recoded(state.inner, new, state.count))
+
+    return optax.GradientTransformationExtraArgs(init, update)
