@@ -71,6 +71,12 @@ def test_what_is_decoded_is_coded_alike_again():
     np.testing.assert_array_equal(again.codes, once.codes)
 
 
+def test_a_row_with_a_value_that_is_not_a_number_is_none():
+    x = jnp.ones((2, 8)).at[0, 3].set(jnp.nan)
+    got = np.isnan(EightBits.of(x, True, noise_of(x.shape, 1, 0)).decoded)
+    assert got.all(1).tolist() == [True, False]
+
+
 def test_random_bits_do_not_follow_position_or_number():
     bits = [np.asarray(noise_of((1 << 14,), n, i) >> 12) for n in range(4) for i in range(3)]
     assert np.abs(np.corrcoef(bits) - np.eye(len(bits))).max() < 0.04

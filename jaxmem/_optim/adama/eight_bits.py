@@ -34,7 +34,6 @@ import optax
 
 from jaxmem._optim.adama.rows import mixed
 from jaxmem.errors import OptimizerError
-from jaxmem_kernels.rounding import greatest
 
 _MANTISSA = 3  # bits
 _CUT = 23 - _MANTISSA  # the lower bits of a float32 that a code does not have
@@ -73,8 +72,13 @@ class EightBits:
         """
         form = _Form.of(signed)
         wide = x.astype(jnp.float32)
-        scales = greatest(wide, (wide.ndim - 1,))[..., None] / (1 - form.least)
-        y = jnp.abs(wide) / jnp.where(scales > 0, scales, 1)
+        magnitude = jnp.abs(wide)
+        # The bits of numbers of at least 0 have the order of the numbers, and those of NaN are the
+        # largest: a row with a NaN is NaN.
+        largest = jax.lax.bitcast_convert_type(magnitude, jnp.uint32)
+        largest = jnp.max(largest, -1, keepdims=True, initial=0)
+        scales = jax.lax.bitcast_convert_type(largest, jnp.float32) / (1 - form.least)
+        y = magnitude / jnp.where(scales > 0, scales, 1)
         bits = jax.lax.bitcast_convert_type(jnp.minimum(y + form.least, 1), jnp.uint32)
         if noise is not None:
             # Within an octave codes have equal distances: random bits below the cut carry into the
