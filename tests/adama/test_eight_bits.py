@@ -149,6 +149,28 @@ def test_adama_trains_as_with_float_moments(n, second_moment):
     assert state.mu["scale"].dtype == state.nu["scale"].dtype
 
 
+def test_bfloat16_parameters_are_rounded_stochastically():
+    """An update of a tenth of the distance between two bfloat16 numbers is not lost on average."""
+    params = {"w": jnp.full((64, 64), 1.5, jnp.bfloat16), "n": jnp.ones(3)}
+    rate = 0.1 * 2.0**-7
+    tx = jaxmem.quantized(optax.sgd(rate, momentum=0.0))
+    gradient = jax.tree.map(jnp.ones_like, params)
+
+    @jax.jit
+    def step(params, state):
+        updates, state = tx.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = tx.init(params)
+    for _ in range(20):
+        params, state = step(params, state)
+    assert params["w"].dtype == jnp.bfloat16
+    mean = params["w"].astype(jnp.float32).mean()
+    # The standard error of the mean: 20 roundings of variance 0.09 units, over 64² values.
+    assert mean == pytest.approx(1.5 - 20 * rate, abs=6 * (20 * 0.09) ** 0.5 * 2.0**-7 / 64)
+    np.testing.assert_allclose(params["n"], 1 - 20 * rate, rtol=1e-6)
+
+
 def test_decays_change_no_code():
     tx = jaxmem.scale_by_adama(0.9, 0.99, accumulation_steps=2, moments="int8")
     _, params, _ = regression()

@@ -51,7 +51,8 @@ class EightBits:
     codes: uint8 of the array's shape for values that are not negative, else int8.
     scales: float32 (*shape[:-1], 1), the unit of each row. The highest code is the row's largest
       magnitude, which is 1 − c units.
-    dtype: the name of the array's dtype.
+    dtype: the dtype of the decoded array, float32 at least: in bfloat16, the change of a second
+      moment in one step would be rounded away.
     """
 
     codes: Any
@@ -89,7 +90,7 @@ class EightBits:
             code = jnp.where(wide < 0, -code, code).astype(jnp.int8)
         else:
             code = jnp.maximum(code, (wide > 0).astype(jnp.int32)).astype(jnp.uint8)
-        return EightBits(code, scales, jnp.dtype(x.dtype).name)
+        return EightBits(code, scales, jnp.promote_types(x.dtype, jnp.float32).name)
 
     @property
     def decoded(self):
@@ -127,7 +128,8 @@ def noise_of(shape: tuple[int, ...], step, number: int):
     """Returns random bits, uint32 of this shape: a hash of each position, of the step, and of the
     array's number.
     """
-    seed = mixed(jnp.asarray(step).astype(jnp.uint32) * jnp.uint32(0x9E3779B1) + jnp.uint32(number))
+    salt = jnp.uint32(number % 2**32)
+    seed = mixed(jnp.asarray(step).astype(jnp.uint32) * jnp.uint32(0x9E3779B1) + salt)
     position = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     once = mixed(position * jnp.uint32(0x85EBCA77) + seed)
     return once ^ once >> 16
@@ -174,6 +176,26 @@ def shapes(tree):
     return jax.tree.map(one, tree, is_leaf=is_coded)
 
 
+def _rounded(updates, params, number):
+    """Changes the updates of bfloat16 parameters so that the updated parameters are bfloat16
+    numbers, rounded stochastically. Other updates remain.
+    """
+
+    def one(i, update, a):
+        if jnp.result_type(a) != jnp.bfloat16:
+            return update
+        wide = jnp.asarray(a).astype(jnp.float32)
+        bits = jax.lax.bitcast_convert_type(wide + update.astype(jnp.float32), jnp.uint32)
+        bits = bits + (noise_of(bits.shape, number, -1 - i) & jnp.uint32(0xFFFF))
+        # The upper half of a float32 is a bfloat16.
+        new = jax.lax.bitcast_convert_type(bits & jnp.uint32(0xFFFF0000), jnp.float32)
+        return new - wide
+
+    leaves, structure = jax.tree.flatten(updates)
+    pairs = enumerate(zip(leaves, structure.flatten_up_to(params), strict=True))
+    return structure.unflatten([one(i, update, a) for i, (update, a) in pairs])
+
+
 class QuantizedState(NamedTuple):
     """The state of `quantized`.
 
@@ -200,6 +222,10 @@ def quantized(tx: optax.GradientTransformation) -> optax.GradientTransformationE
     (x + 2.7e-10 s) / 8 for second moments. Arrays without an axis, integers and complex numbers are
     stored as they are.
 
+    If `update` receives the parameters, parameters in bfloat16 are rounded stochastically too: the
+    updates are float32, and `optax.apply_updates` adds them exactly. So bfloat16 parameters need no
+    float32 copy. Transformations after `quantized` in a chain would undo this.
+
     Raises OptimizerError if `tx` is no optax transformation, or is AdamA.
     """
     if not isinstance(tx, optax.GradientTransformation):
@@ -224,6 +250,8 @@ def quantized(tx: optax.GradientTransformation) -> optax.GradientTransformationE
     def update(updates, state, params=None, **extra):
         count = optax.safe_increment(state.count)
         updates, new = inner.update(updates, decoded(state.inner), params, **extra)
+        if params is not None:
+            updates = _rounded(updates, params, state.count)
         return updates, QuantizedState(count, recoded(state.inner, new, state.count))
 
     return optax.GradientTransformationExtraArgs(init, update)
