@@ -107,8 +107,12 @@ class SegmentedStep:
         states = [memory(i, False) for i in self._owners(state[1])]
         pairs = [*zip(leaves, params), *zip(old, states)]
         device = room.device_of(state)
-        wanted = room.nbytes([a for a, kind in pairs if kind == layout.HOST])
-        room.check_pool(device, wanted)
+        far = [a for a, kind in pairs if kind == layout.HOST]
+        room.check_pool(device, room.nbytes(far))
+        if room.has_host_memory(device):  # a CPU has one memory
+            kind_of = lambda a: getattr(a.sharding, "memory_kind", None)
+            there = [a for a in far if kind_of(a) == layout.HOST]
+            room.check_free(room.nbytes(far) - room.nbytes(there))
         shared = layout.sharing(state)
         moved = [_moved(a, kind, id(a) not in shared) for a, kind in pairs]
         layout.delete_unless_in(moved, shared)
@@ -140,9 +144,8 @@ class SegmentedStep:
         """
         if not isinstance(self.tx, AdamA):
             return self._alone.owners
-        # The two arrays of a moment in 8 bits belong to one parameter.
 
-        def each(moment):
+        def each(moment):  # the two arrays of a moment in 8 bits belong to one parameter
             number = next(numbers)
             return jax.tree.map(lambda _: number, moment)
 
