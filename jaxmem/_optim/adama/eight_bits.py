@@ -71,21 +71,20 @@ class EightBits:
         If y is a magnitude divided by its row's largest, the error is less than (y + 1.8e-5) / 8 of
         the largest if signed, and (y + 2.7e-10) / 8 if not.
         """
-        form = _Form.of(signed)
         wide = x.astype(jnp.float32)
         magnitude = jnp.abs(wide)
         # The bits of numbers of at least 0 have the order of the numbers, and those of NaN are the
         # largest: a row with a NaN is NaN.
         largest = jax.lax.bitcast_convert_type(magnitude, jnp.uint32)
         largest = jnp.max(largest, -1, keepdims=True, initial=0)
-        scales = jax.lax.bitcast_convert_type(largest, jnp.float32) / (1 - form.least)
+        scales = jax.lax.bitcast_convert_type(largest, jnp.float32) / (1 - _least(signed))
         y = magnitude / jnp.where(scales > 0, scales, 1)
-        bits = jax.lax.bitcast_convert_type(jnp.minimum(y + form.least, 1), jnp.uint32)
+        bits = jax.lax.bitcast_convert_type(jnp.minimum(y + _least(signed), 1), jnp.uint32)
         if noise is not None:
             # Within an octave codes have equal distances: random bits below the cut carry into the
             # code with the probability of the part that is cut off.
             bits = bits + (noise & jnp.uint32((1 << _CUT) - 1))
-        code = (bits >> _CUT).astype(jnp.int32) - form.first
+        code = (bits >> _CUT).astype(jnp.int32) - _first(signed)
         if signed:
             code = jnp.where(wide < 0, -code, code).astype(jnp.int8)
         else:
@@ -95,10 +94,10 @@ class EightBits:
     @property
     def decoded(self):
         """The array."""
-        form = _Form.of(self.codes.dtype == jnp.int8)
+        signed = self.codes.dtype == jnp.int8
         code = self.codes.astype(jnp.int32)
-        bits = (jnp.abs(code) + form.first).astype(jnp.uint32) << _CUT
-        y = jax.lax.bitcast_convert_type(bits, jnp.float32) - form.least
+        bits = (jnp.abs(code) + _first(signed)).astype(jnp.uint32) << _CUT
+        y = jax.lax.bitcast_convert_type(bits, jnp.float32) - _least(signed)
         return (jnp.where(code < 0, -y, y) * self.scales).astype(self.dtype)
 
     def replaced(self, x, noise) -> "EightBits":
@@ -106,22 +105,14 @@ class EightBits:
         return EightBits.of(x, self.codes.dtype == jnp.int8, noise)
 
 
-class _Form(NamedTuple):
-    """The numbers whose upper bits are codes.
+def _first(signed: bool) -> int:
+    """The upper bits of the number of code 0. The number of the highest code is 1."""
+    return (127 << _MANTISSA) - (127 if signed else 255)
 
-    first: the upper bits of the number of code 0. The number of the highest code is 1.
-    """
 
-    first: int
-
-    @staticmethod
-    def of(signed: bool) -> "_Form":
-        return _Form((127 << _MANTISSA) - (127 if signed else 255))
-
-    @property
-    def least(self) -> np.float32:
-        """The number of code 0."""
-        return np.uint32(self.first << _CUT).view(np.float32)
+def _least(signed: bool) -> np.float32:
+    """The number of code 0."""
+    return np.uint32(_first(signed) << _CUT).view(np.float32)
 
 
 def noise_of(shape: tuple[int, ...], step, number: int):
