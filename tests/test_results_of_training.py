@@ -69,6 +69,25 @@ def test_the_largest_model():
     assert quotes(answer("Largest BERT"), ours, whole, ours_divided, divided)
 
 
+def test_losses_with_moments_in_8_bits():
+    page, summary = dict(PAGE["Moments in 8 bits"]), dict(result("moments_losses")["summary"])
+    within = summary.pop("within the spread")
+    assert page.keys() == summary.keys()
+    for name, cells in page.items():
+        assert quotes(" ".join(cells), summary[name]["spread"], summary[name]["int8"]), name
+    assert f"in {within} cases" in answer("moments in 8 bits")
+
+
+def test_an_update_with_moments_in_8_bits():
+    page = PAGE["Time of an update with moments in 8 bits"]
+    found = result("moments_update")["results"]
+    ratio = found["int8 to float32, this CPU"]
+    seconds = [found[name]["seconds, h200, XLA's estimate"] for name in ("int8", "float32")]
+    times = *(ratio[k]["median"] for k in ("clock", "cores")), seconds[0] / seconds[1]
+    assert quotes(" ".join(page["8 bits"]), found["int8"]["state bytes a parameter"], *times)
+    assert quotes(page["float32"][0], found["float32"]["state bytes a parameter"])
+
+
 def test_time_of_adama():
     page, ratios = PAGE["AdamA: time"], result("adama_time")["results"]
     models = ("gpt_nano", "width 512")
