@@ -242,7 +242,6 @@ def adam():
     "converted in a loop",
     "checkpoints in two loops",
     "NNX, a list",
-    "GPT-2",
 )
 def test_ten_steps_are_those_of_the_plain_step(name):
     loss, params, args = model(name)
