@@ -8,9 +8,10 @@ optimizer is AdamW, and AdamW under `jaxmem.quantized`. With 8 microbatches it i
 ratio, and the same with moments="int8". The spread is the largest final loss minus the smallest,
 over the seeds of float32 moments with as many microbatches; a difference is of means.
 
-`moments_update`: one update of AdamW by four arrays of 4 million parameters. On this CPU: seconds
-of `jaxmem.quantized` over those of float32 moments, in turns. For an H200, compiled without
-hardware: temporary bytes, and XLA's estimate of the seconds.
+`moments_update`: one update of AdamW by four arrays of 4 million parameters. On this CPU: the
+seconds of an update with `jaxmem.quantized` divided by the seconds of an update with float32
+moments, in turns. For an H200, compiled without hardware: temporary bytes, and XLA's estimate of
+the seconds.
 """
 
 import itertools

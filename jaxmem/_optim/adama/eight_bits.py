@@ -1,12 +1,12 @@
 """Moments in 8 bits: one byte a value, and one float32 scale for each row of the last axis.
 
 A code is the upper bits of a small floating-point number, so that coding is a few integer
-operations: with y the magnitude in units of the row's scale, the number is y + c, and the code
-counts its upper bits from those of c. Codes have distances of 1/16 to 1/8 of y + c, where c is
-1.7e-5 for signed values, and 2.6e-10 for second moments, which are not negative. So codes are dense
-where values are small. A code of equal steps is the alternative: it rounds the many small second
-moments of a row to zero or to one value, and a GPT then ends at a higher loss. A logarithmic code
-is as good as this one, and needs a logarithm and an exponential for each value.
+operations: with y the magnitude in units of the row's scale, the number is y + c, and the code is
+the upper bits of y + c minus the upper bits of c. Neighbouring codes differ by 1/16 to 1/8 of
+y + c, where c is 1.7e-5 for signed values, and 2.6e-10 for second moments, which are not negative.
+So codes are dense where values are small. A code of equal steps is the alternative: it rounds the
+many small second moments of a row to zero or to one value, and a GPT then ends at a higher loss. A
+logarithmic code is as good as this one, and needs a logarithm and an exponential for each value.
 
 The range of first moments is the range of the roots of second moments. With fewer octaves and one
 more digit, the rounding error of a first moment far below its row's largest was many times the root
@@ -73,8 +73,8 @@ class EightBits:
         """
         wide = x.astype(jnp.float32)
         magnitude = jnp.abs(wide)
-        # The bits of numbers of at least 0 have the order of the numbers, and those of NaN are the
-        # largest: a row with a NaN is NaN.
+        # The bits of numbers of at least 0 have the order of the numbers, and the bits of NaN are
+        # the largest bits: a row with a NaN is NaN.
         largest = jax.lax.bitcast_convert_type(magnitude, jnp.uint32)
         largest = jnp.max(largest, -1, keepdims=True, initial=0)
         scales = jax.lax.bitcast_convert_type(largest, jnp.float32) / (1 - _least(signed))

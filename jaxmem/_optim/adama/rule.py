@@ -281,8 +281,8 @@ class Rule:
         return moments._replace(square=square, sketch=empty), nu
 
     def applied(self, params, moments: Moments, count, whole=None, stacked=None):
-        """Returns the parameters and the moments after a minibatch. The arguments are those of
-        `settled` and `updates`.
+        """Returns the parameters and the moments after a minibatch. `settled` and `updates`
+        document the arguments.
         """
         moments, nu = self.settled(moments, count, whole, stacked)
         return optax.apply_updates(params, self.updates(moments.mu, nu, count, params)), moments

@@ -73,8 +73,8 @@ class Accumulated:
         """
         state: Any = self.tx.init(params)
         if self.tx.rule.moments == "int8":
-            # A layer's moments are coded as those of the layer alone: a scalar of each layer stays
-            # as it is.
+            # Moments are coded layer by layer: a parameter with one scalar for each layer keeps its
+            # moments in its dtype.
             start = jax.vmap(lambda layer: self.tx.rule.start(layer))
             parts = [start(part) for part in masters_of(params[model.layers])]
             coded = {

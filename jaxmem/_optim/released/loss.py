@@ -115,7 +115,7 @@ class LossStep:
 
     def _divided(self, form: "_Form", rest: tuple) -> DividedLoss | SegmentedLoss:
         """Divides the trace of the loss for parameters of `form`, at the layers with most FLOPs:
-        those of a scan, or those of Python loops.
+        the iterations of a scan, or the layers of Python loops.
         """
         with todays_checkpoint():
             closed = jax.make_jaxpr(self.loss)(form.shapes, *rest)

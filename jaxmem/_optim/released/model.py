@@ -4,7 +4,7 @@ step.
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -109,10 +109,7 @@ class Model:
 
     def tally(self, params) -> Callable[..., dict[str, Any]]:
         """Returns a function of a shape that makes the tallies of a component, at 0."""
-        leaves = jax.tree.leaves(parts_of(params[self.layers]))
-        # For complex parameters, the dtype of their parts: squared norms are real.
-        wide = jnp.finfo(jnp.promote_types(jnp.float32, jnp.result_type(*leaves))).dtype
-        return lambda *shape: {name: jnp.zeros(shape, wide) for name in TALLIES}
+        return tally_of(jax.tree.leaves(parts_of(params[self.layers])))
 
     def one_layer(self, params):
         """Returns the shapes of the parameters of a model with one layer."""
@@ -128,6 +125,16 @@ class Model:
         whole = jax.tree.unflatten(jax.tree.structure(self.outer(params)), [c[name] for c in outer])
         stacks = like(params[self.layers], [m[name] for m in layers])
         return {k: stacks if k == self.layers else whole[k] for k in params}
+
+
+def tally_of(leaves: Sequence) -> Callable[..., dict[str, Any]]:
+    """Returns a function of a shape that makes the tallies of a component, at 0.
+
+    leaves: the parameters whose gradients the tallies count.
+    """
+    # For complex parameters, the dtype of their parts: squared norms are real.
+    wide = jnp.finfo(jnp.promote_types(jnp.float32, jnp.result_type(*leaves))).dtype
+    return lambda *shape: {name: jnp.zeros(shape, wide) for name in TALLIES}
 
 
 def metrics_of(

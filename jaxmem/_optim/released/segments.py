@@ -5,10 +5,10 @@ A component is the parameters that one layer alone reads, or one other array. Th
 array that several segments read, such as tied embeddings, is the sum of their gradients. It is
 complete when the first of these segments has run backward.
 
-The tensors of a segment are saved as those of a stack's layer (`_model/loop/layer.py`): parameters,
-and casts and views of parameters, are read again in the backward. So the parameters of a layer in
-host memory are on the device in the layer's forward and in its backward. A barrier lets a fetch
-begin when the segment before begins: otherwise XLA could fetch all layers first.
+A segment saves tensors as a layer of a stack does (`_model/loop/layer.py`): parameters, and casts
+and views of parameters, are read again in the backward. So the parameters of a layer in host memory
+are on the device in the layer's forward and in its backward. A barrier lets a fetch begin when the
+segment before begins: otherwise XLA could fetch all layers first.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from jaxmem._optim.released.accumulated import MOVED, microbatches
 from jaxmem._optim.released.direct import Update, proved
 from jaxmem._optim.released.fold import TALLIES, Accumulation, Clip, Fold, entries, squared
 from jaxmem._optim.released.form import check_untraced
-from jaxmem._optim.released.model import metrics_of
+from jaxmem._optim.released.model import metrics_of, tally_of
 from jaxmem._optim.released.placement import places_of
 from jaxmem._trace.alone import Alone
 from jaxmem._trace.vary import zeros
@@ -157,9 +157,7 @@ class SegmentedStep:
         return [None if i < 0 else i for i in jax.tree.leaves(owners)]
 
     def _tally(self) -> dict[str, Any]:
-        dtypes = [a.dtype for a in jax.tree.leaves(self.shapes)]
-        wide = jnp.finfo(jnp.promote_types(jnp.float32, jnp.result_type(*dtypes))).dtype
-        return {name: jnp.zeros((), wide) for name in TALLIES}
+        return tally_of(jax.tree.leaves(self.shapes))()
 
     def _metrics(self, states: States, losses):
         count = len(self.loss.owned)
