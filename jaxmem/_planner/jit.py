@@ -22,6 +22,8 @@ from jaxmem._core.bytes import parse_budget, show_bytes
 from jaxmem._core.progress import LOG, reported
 from jaxmem._core.warn import warn
 from jaxmem._model.auto.auto import auto
+from jaxmem._optim.released.loss import LossStep, bound
+from jaxmem._optim.released.step import ReleasedStep
 from jaxmem._planner.explain.explain import explain
 from jaxmem._planner.recall import plan_or_recall
 from jaxmem._planner.search.compile import StepCompiler
@@ -37,8 +39,8 @@ from jaxmem._trace.signature import Adapted, Signature, is_traced
 from jaxmem.errors import BudgetError, NoLayersError, StepError
 
 # The options of `jaxmem.plan` that `jit` takes, and those that need a plan's own arguments.
-PLANNING = ("host_budget", "actions", "codecs", "outliers", "measure", "fresh")
-ELSEWHERE = ("target", "decide", "microbatches", "batch", "sizes")
+PLANNING = ("host_budget", "actions", "codecs", "outliers", "measure", "fresh", "decide")
+ELSEWHERE = ("target", "microbatches", "batch", "sizes")
 LESS = 0.9  # the share of its bytes that a step which ran out of memory may take
 RETRIES = 3  # plans after a step ran out of memory
 
@@ -59,19 +61,24 @@ def jit(step: Callable | None = None, budget=None, **options):
     Inside another function that JAX traces, such as a library's own jit, the step is planned for
     the shapes of its arguments there, for one device.
 
-    step: a function of arrays, of Flax NNX modules (as for `nnx.jit`) or of Equinox modules (as for
-      `eqx.filter_jit`), or a function that `jax.jit` or `nnx.jit` made, which keeps its donation
-      and shardings, or a function of `eqx.filter_jit` without donation. None returns a decorator.
+    step: a step of `jaxmem.released_step`; a function of arrays, of Flax NNX modules (as for
+      `nnx.jit`) or of Equinox modules (as for `eqx.filter_jit`); a function that `jax.jit` or
+      `nnx.jit` made, which keeps its donation and shardings; or a function of `eqx.filter_jit`
+      without donation. None returns a decorator.
     budget: bytes of the whole step on one device: a number, a text such as "12GiB", or a share of
       the device's usable memory such as "90%". None means all usable memory.
     options: `host_budget`, `actions`, `codecs`, `outliers`, `measure` and `fresh` are options of
-      `jaxmem.plan`. All others are options of `jax.jit` or `nnx.jit`, such as `donate_argnums`,
+      `jaxmem.plan`. `decide` is an option for a released step: with ("actions", "states"), the plan
+      also decides which layers' states are stored in host memory, and the first call moves them
+      there. All others are options of `jax.jit` or `nnx.jit`, such as `donate_argnums`,
       `static_argnames` and `out_shardings`. For Equinox modules, `donate_argnums` is the only
-      option: every leaf that is no array is static.
+      option: every leaf that is no array is static. A released step takes no options of jit: its
+      state is donated.
 
     Returns a `PlannedFunction`: it is called like the step, and has `plan`, `explain`, `trace` and
-    `lower`. While jaxmem plans, a terminal shows the progress. Afterwards one line summarizes the
-    plan. Both go through the logger "jaxmem".
+    `lower`. For a released step, it also has `init` and `joined`. While jaxmem plans, a terminal
+    shows the progress. Afterwards one line summarizes the plan. Both go through the logger
+    "jaxmem".
 
     Raises StepError if `step` is not callable, for options of a step that is jitted already, for a
     step of `eqx.filter_jit` that donates, and for options of `jaxmem.plan` that need other
@@ -97,6 +104,18 @@ def jit(step: Callable | None = None, budget=None, **options):
             " jaxmem.jit(function, donate_argnums=0)"
         )
     planning = {name: options.pop(name) for name in PLANNING if name in options}
+    if isinstance(step, LossStep | ReleasedStep):
+        if options:
+            raise StepError(
+                f"jit: `step` is a released step, and got the option `{next(iter(options))}`;"
+                " expected none of jit's: the state is donated, and the step takes arrays alone"
+            )
+        return PlannedRelease(step, {"budget": budget} | planning, {})
+    if "decide" in planning:
+        raise StepError(
+            f"jit: `decide` is {planning['decide']!r}, and `step` is {type(step).__name__};"
+            " expected what jaxmem.released_step returns, whose states a plan can place"
+        )
     if options and hasattr(step, "trace"):
         raise StepError(
             f"jit: `step` is jitted already, and got the option `{next(iter(options))}`; expected"
@@ -113,12 +132,14 @@ class Compilation:
     plan: what was decided; None for a step in which jaxmem finds no layer.
     run: the executable, called like the step without its static arguments.
     shapes: the values of all arguments, with shapes in place of arrays.
+    placed: moves the positional arguments to the memories that the plan chose.
     """
 
     build: Callable
     plan: Plan | None
     run: Callable
     shapes: tuple
+    placed: Callable[[tuple], tuple] = lambda args: args
 
 
 class PlannedFunction:
@@ -133,6 +154,7 @@ class PlannedFunction:
         self._last: Compilation | None = None
         self._last_key: Any = None
         self._lock = threading.Lock()
+        self._build = self._under_plans(step)
 
     def __call__(self, *args, **kwargs):
         # An executable does not see static arguments, so that each call looks its executable up.
@@ -195,8 +217,7 @@ class PlannedFunction:
     def _stage(self, args: tuple, kwargs: dict):
         """The jitted step under the plan for these arguments."""
         plan = self._compilation(args, kwargs, self._signature.key(args, kwargs)).plan
-        step = self._step if plan is None else auto(self._step)(plan)
-        return self._jitted(step, args, kwargs)
+        return self._jitted(self._step if plan is None else self._build(plan), args, kwargs)
 
     def _called(self, args: tuple, kwargs: dict):
         """Looks the executable up, after the step is planned if it is new, and runs it."""
@@ -205,18 +226,18 @@ class PlannedFunction:
         key = self._signature.key(args, kwargs)
         latest = self._compilation(args, kwargs, key)
         self._last, self._last_key = latest, key
-        dynamic = self._signature.dynamic(args, kwargs)
-        if key in self._ran:
-            return latest.run(*dynamic[0], **dynamic[1])
-        for _ in range(RETRIES):
+        for _ in range(0 if key in self._ran else RETRIES):
+            args = latest.placed(args)
+            dynamic, named = self._signature.dynamic(args, kwargs)
             try:
-                result = jax.block_until_ready(latest.run(*dynamic[0], **dynamic[1]))
+                result = jax.block_until_ready(latest.run(*dynamic, **named))
                 self._ran.add(key)
                 return result
             except jax.errors.JaxRuntimeError as error:
                 latest = self._smaller(latest, error, args, kwargs)
                 self._last = self._known[key] = latest
-        return latest.run(*dynamic[0], **dynamic[1])
+        dynamic, named = self._signature.dynamic(latest.placed(args), kwargs)
+        return latest.run(*dynamic, **named)
 
     def _smaller(self, latest: Compilation, error: Exception, args, kwargs) -> Compilation:
         """The step planned for less memory than a plan under which it ran out of memory. Raises the
@@ -262,7 +283,8 @@ class PlannedFunction:
             with ThreadPoolExecutor(1) as thread:  # a trace belongs to its thread
                 latest = thread.submit(planned).result()
             self._last, self._last_key = latest, key
-        return auto(self._step, latest.plan)(*args, **kwargs)
+        step = self._step if latest.plan is None else self._build(latest.plan)
+        return step(*args, **kwargs)
 
     def _compilation(self, args: tuple, kwargs: dict, key) -> Compilation:
         with self._lock:
@@ -276,8 +298,7 @@ class PlannedFunction:
         changed: options of planning that take the place of the user's.
         """
         values, called = self._signature.positional(args, kwargs)
-        build = auto(self._step)
-        jitted = lambda plan: called(self._jitted(build(plan), args, kwargs))
+        jitted = self._builder(args, kwargs, called)
         start = time.perf_counter()
         with reported():
             try:
@@ -291,7 +312,16 @@ class PlannedFunction:
                 "%s", _summary(name, plan, time.perf_counter() - start), extra={"summary": True}
             )
         self._check_no_static(plan.step, values)
-        return Compilation(jitted, plan, plan.step, self._signature.shapes(values))
+        place = lambda args: args if plan.places is None else (plan.place(args[0]), *args[1:])
+        return Compilation(jitted, plan, plan.step, self._signature.shapes(values), place)
+
+    def _under_plans(self, step: Callable) -> Callable[[Plan], Callable]:
+        """Returns a function of a plan that returns the step under the plan."""
+        return auto(step)
+
+    def _builder(self, args: tuple, kwargs: dict, called: Callable) -> Callable:
+        """Returns the `build` of `jaxmem.plan` for these arguments."""
+        return lambda plan: called(self._jitted(self._build(plan), args, kwargs))
 
     def _check_no_static(self, executable, values: tuple) -> None:
         """Raises StepError if a jitted step has static arguments, since the executable is called
@@ -338,6 +368,41 @@ class PlannedFunction:
         return jitted_for(self._signature.dynamic(args, kwargs), step, **self._options)
 
 
+class PlannedRelease(PlannedFunction):
+    """A released step that jaxmem plans at its first call; made by `jaxmem.jit`.
+
+    If the plan decides the places of states, a call moves the states that are stored elsewhere. The
+    originals are deleted.
+    """
+
+    def __call__(self, state, batch, key=None):
+        return super().__call__(state, batch, *(() if key is None else (key,)))
+
+    def init(self, params, *batch):
+        """Makes the first state, in device memory: `init` of the released step, with its
+        arguments and errors.
+        """
+        return self._step.init(params, *batch)
+
+    def joined(self, state):
+        """Joins the stacks of a state that a plan moved, as `ReleasedStep.joined`: a form for
+        checkpoints that no plan changes.
+
+        Raises StepError before the first call, and the errors of `ReleasedStep.joined`.
+        """
+        latest, _ = self._decided()
+        return bound(self._step, latest.shapes).joined(state)
+
+    def _under_plans(self, step):
+        return step.with_plan
+
+    def _builder(self, args: tuple, kwargs: dict, called: Callable) -> Callable:
+        return self._build
+
+    def _jitted(self, step: Callable, args: tuple, kwargs: dict):
+        return jax.jit(step, donate_argnums=0)
+
+
 def _summary(name: str, plan: Plan, seconds: float) -> str:
     """What was decided, in one line."""
     size = f"{show_bytes(plan.compiled_bytes)} of {show_bytes(plan.budget_bytes)}"
@@ -347,6 +412,9 @@ def _summary(name: str, plan: Plan, seconds: float) -> str:
     for choices in plan.actions.values():
         for choice in choices.values():
             counts[choice.action.value] = counts.get(choice.action.value, 0) + 1
+    if plan.places is not None and plan.places.persist < plan.places.layers:
+        moved = plan.places.layers - plan.places.persist
+        counts[f"of {plan.places.layers} layers' states in host memory"] = moved
     decided = ", ".join(f"{n} {action}" for action, n in counts.items())
     slower = plan.predicted_seconds / plan.baseline_seconds - 1
     return (

@@ -20,7 +20,7 @@ from jaxmem._planner.multi_process import by_the_first
 from jaxmem._planner.plan import plan as make_plan
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.history import History
-from jaxmem._planner.verify import compiled_under
+from jaxmem._planner.verify import compiled_under, verify
 from jaxmem._result.plan import file
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
@@ -52,11 +52,15 @@ def plan_or_recall(build, *args, options: dict[str, Any], changed: dict[str, Any
         if not anew and (text := history.recall_plan(key)) is not None:
             try:
                 LOG.info("compiling the step under its stored plan")
-                return compiled_under(file.read(Plan, json.loads(text), "the stored plan"), steps)
+                plan = file.read(Plan, json.loads(text), "the stored plan")
+                places_states = plan.places is not None
+                return verify(plan, build, *args) if places_states else compiled_under(plan, steps)
             except (JaxmemError, ValueError) as error:
                 LOG.info("the stored plan is made anew: %s", error)
     # A trace with today's checkpoint does not run under the option `jax_remat3`.
-    is_traced = lambda plan: plan == nothing and not next_options()
+    # A released step whose states are placed is traced for other places.
+    again = next_options() or "states" in options.get("decide", ())
+    is_traced = lambda plan: plan == nothing and not again
     traced_once = lambda plan: AlreadyTraced(stage) if is_traced(plan) else build(plan)
     made = make_plan.__wrapped__(traced_once, *args, **options | changed)
     history.remember_plan(key, json.dumps(made.to_json()))

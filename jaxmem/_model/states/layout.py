@@ -62,6 +62,11 @@ def is_stacks(a) -> bool:
     return isinstance(a, Stacks)
 
 
+def is_split(a) -> bool:
+    """Whether the layers' arrays are divided among several stacks, or have copies."""
+    return isinstance(a, Stacks | Copied)
+
+
 def parts_of(layers) -> tuple[Any, ...]:
     """Returns the stacks of `layers`. A tree that is not a `Stacks` is one stack."""
     return layers.parts if isinstance(layers, Stacks) else (layers,)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from jaxmem._model.loop.arguments import lengths_of
-from jaxmem._model.states.layout import Copied, Stacks, joined_shapes, length, masters_of, parts_of
+from jaxmem._model.states.layout import is_split, joined_shapes, length, masters_of, parts_of
 from jaxmem._model.states.store import streams
 from jaxmem._optim.released.fold import Clip, entries
 from jaxmem._optim.released.model import Model
@@ -55,12 +55,11 @@ def check_new(model: Model, params) -> None:
     host memory. Raises StackError if the layers' parameters are not stacked.
     """
     layers, name = params[model.layers], f"params[{model.layers!r}]"
-    of_split = lambda a: isinstance(a, Stacks | Copied)
-    is_split = any(map(of_split, jax.tree.leaves(layers, is_leaf=of_split)))
+    already = any(map(is_split, jax.tree.leaves(layers, is_leaf=is_split)))
     there = [path for path, a in jax.tree.leaves_with_path(params) if streams(a)]
-    if is_split or there:
+    if already or there:
         what = f"`{name}` is split already"
-        if not is_split:
+        if not already:
             what = f"`params{jax.tree_util.keystr(there[0])}` lies in host memory"
         raise OptimizerError(
             f"released_step: {what}; expected parameters in device memory, the layers' in one stack"

@@ -16,7 +16,7 @@ import optax
 
 from jaxmem._model.auto.divide import DividedLoss, divided_loss
 from jaxmem._model.auto.segments import PythonLoops, SegmentedLoss
-from jaxmem._model.states.layout import is_stacks, joined_shapes, one_layer
+from jaxmem._model.states.layout import is_split, joined_shapes, one_layer
 from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._optim.adama.eight_bits import is_coded
 from jaxmem._optim.adama.transform import AdamA
@@ -65,6 +65,10 @@ class LossStep:
         """
         bound = self.of(params, batch, key)
         return bound.put(None, bound.released.init(bound.get((params, None))[0]))
+
+    def with_plan(self, plan) -> "LossStep":
+        """Returns the step under another plan."""
+        return dataclasses.replace(self, plan=plan)
 
     def __call__(self, state, batch, key=None):
         check_is_pair(state)
@@ -145,7 +149,7 @@ class _Form:
 
         accumulates: whether the optimizer is AdamA, whose moments have the tree of the parameters.
         """
-        leaves, self._structure = jax.tree.flatten(params, is_leaf=is_stacks)
+        leaves, self._structure = jax.tree.flatten(params, is_leaf=is_split)
         self.shapes = jax.tree.unflatten(self._structure, map(_shape, leaves))
         self.layers: tuple[int, ...] = ()
         self._accumulates = accumulates
@@ -163,7 +167,7 @@ class _Form:
 
     def inner(self, tree) -> dict[str, Any]:
         """Returns a tree like the parameters in the form of a `ReleasedStep`."""
-        leaves = jax.tree.leaves(tree, is_leaf=lambda a: is_stacks(a) or is_coded(a))
+        leaves = jax.tree.leaves(tree, is_leaf=lambda a: is_split(a) or is_coded(a))
         others = [a for i, a in enumerate(leaves) if i not in self.layers]
         return {OUTER: others, LAYERS: _together([leaves[i] for i in self.layers])}
 
@@ -224,5 +228,5 @@ def _apart(layers, count: int) -> list:
 
 def _shape(a) -> jax.ShapeDtypeStruct:
     """The shape of a leaf; of a leaf in several memories, the shape of one stack."""
-    is_one = not is_stacks(a)
+    is_one = not is_split(a)
     return jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)) if is_one else joined_shapes(a)

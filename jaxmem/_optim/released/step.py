@@ -216,6 +216,10 @@ class ReleasedStep:
         """
         return Within(self, step, get, put)
 
+    def with_plan(self, plan) -> "ReleasedStep":
+        """Returns the step under another plan."""
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, plan=plan))
+
     def __call__(self, state, batch, key=None):
         check_pair(self.model, state)
         if self.optimizer.axis_name is None:  # in `shard_map`, a device may have parts of arrays
