@@ -39,7 +39,8 @@ class DividedLoss:
       arguments.
     block: `block(layer, x, *shared)` returns the next layer's input, and the values that the loop
       stacks. `layer` are the slices of the layers' leaves.
-    head: `head(outer, x, stacked, rest)` returns the loss.
+    head: `head(outer, x, stacked, rest)` returns the loss, and a list of the arrays that the loss
+      returns after the loss itself.
     """
 
     layers: tuple[int, ...]
@@ -120,7 +121,7 @@ class _Loop:
         passed = [v for v, kind in zip(first, kinds) if kind == "passed"]
         fixed = [v for v, kind in zip(first, kinds) if kind != "passed"]
         others = [n for n in program.nodes if n is not node]
-        before, after = [*passed, *consts, *fixed, *whole], [program.outputs[0]]
+        before, after = [*passed, *consts, *fixed, *whole], [*program.outputs]
         for wanted in (before, after):
             self._check_alone(leading_to(others, wanted), wanted, layers, paths)
 
@@ -166,7 +167,8 @@ class _Loop:
             last = (_at(a, turns, k) for a, k in zip(ends, (k for k in kinds if k != "passed")))
             out = [next(carried) if kind == "passed" else next(last) for kind in kinds]
             results = dict(zip(node.outputs, [*out, *stacked]))
-            return values(after, start | results)[0]
+            loss, *reported = values(after, start | results)
+            return loss, reported
 
         return DividedLoss(tuple(self.own[v] for v in layers), embed, block, head)
 

@@ -24,7 +24,7 @@ from jaxmem._model.auto.find import SHORTEST, between, part, read, repeats
 from jaxmem._model.layer.block import Layer, layers_of
 from jaxmem._model.layer.graph import flops, is_inexact
 from jaxmem._model.tags.policy import groups_of
-from jaxmem._trace.jaxpr import ClosedJaxpr, line_of
+from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, line_of
 from jaxmem._trace.primitives import REMAT, REPEATED
 from jaxmem._trace.rewrite import Node, Program, leading_to, program_of, run
 from jaxmem.errors import NoLayersError
@@ -61,12 +61,15 @@ class SegmentedLoss:
     segments: the segments, in the order in which they run.
     inputs: the values of the leaves of the loss's arguments after the parameters.
     output: the value of the loss.
+    reported: `reported(leaves, values)` returns the arrays that the loss returns after the loss
+      itself. `leaves` are the parameters by number, and `values` the values of segments.
     owned: for each layer, the numbers of the parameters that it alone reads.
     """
 
     segments: tuple[Segment, ...]
     inputs: tuple[int, ...]
     output: int
+    reported: Callable[[Sequence, dict], list]
     owned: tuple[tuple[int, ...], ...]
 
 
@@ -242,4 +245,12 @@ class _Cutter:
             )
         rest, output = self.program.inputs[len(self.numbers) :], self.program.outputs[0]
         assert isinstance(output, int)
-        return SegmentedLoss(tuple(self.segments), rest, output, owned)
+        more = self.program.outputs[1:]
+        views = leading_to(self.views, more)
+
+        def reported(leaves: Sequence, values: dict) -> list:
+            known = {v: leaves[i] for v, i in self.numbers.items()} | values
+            known = run(views, self.program.constants | known, lambda node, x: node.run(x))
+            return [v.val if isinstance(v, Literal) else known[v] for v in more]
+
+        return SegmentedLoss(tuple(self.segments), rest, output, reported, owned)

@@ -26,7 +26,7 @@ alone, which costs models of several layers nothing. The update then reads the s
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -249,6 +249,15 @@ def microbatches(batch, n: int):
     return jax.tree.map_with_path(one, batch)
 
 
+def stacked_values(values: Sequence, before=None):
+    """Stacks trees of arrays along a new leading axis. `before` has such stacks, to which the new
+    ones are appended; None for none.
+    """
+    stacks = jax.tree.map(lambda *each: jnp.stack(each), *values)
+    join = lambda a, b: jnp.concatenate([a, b])
+    return stacks if before is None else jax.tree.map(join, before, stacks)
+
+
 def _streamed(
     model: Model,
     rule: Rule,
@@ -314,11 +323,12 @@ def _streamed(
     carry = (outer, with_params), held
     if rule.single:
         ((outer, layers), _), loss = one(carry, last, update)
-        losses = loss[None]
+        losses = stacked_values([loss])
     else:
         and_update = lambda carried, last: one(carried[0], last, update)
-        ((outer, layers), _), loss = _once(and_update, (carry, losses[-1]), last)
-        losses = jnp.concatenate([losses, loss[None]])
+        of_last = jax.tree.map(lambda a: a[-1], losses)
+        ((outer, layers), _), loss = _once(and_update, (carry, of_last), last)
+        losses = stacked_values([loss], losses)
 
     stacks = as_layers(params[model.layers], [m["params"] for m in layers])
     moments = {k: model.joined(params, (outer, layers), k) for k in entries(old.moments)}

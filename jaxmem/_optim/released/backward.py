@@ -41,6 +41,7 @@ def backward(
     held: list[list] | None = None,
 ):
     """Runs one microbatch, and uses each gradient when it appears. Returns (states, loss, held).
+    If the head reports values, `loss` is the pair of the loss and these values.
 
     model: embed, block and head.
     folds: the fold of each component's gradient. A component is a layer, or an array outside the
@@ -76,12 +77,13 @@ def backward(
     )
     first = fetched_first(stacks) if held is None else held
     y, aux, saved, fetched = loops.forward(stacks, key, x, common, first)
-    loss, pull_head = jax.vjp(
-        lambda outer, y, aux: _loss(model, outer, y, aux, batch), outer, y, aux
+    loss, pull_head, reported = jax.vjp(
+        lambda outer, y, aux: _loss(model, outer, y, aux, batch), outer, y, aux, has_aux=True
     )
     d_outer, d_y, d_aux = pull_head(jnp.ones_like(loss))
     # No gradient needs the loss itself. Without the barrier, XLA may compute the loss after an
     # in-place update of its operands, and store a copy of them through the layers' backward.
+    loss = (loss, reported) if model.reports else loss
     loss, d_y = jax.lax.optimization_barrier((loss, d_y))
     d_outer = jax.tree.leaves(d_outer)  # the head's share of the gradients outside the layers
 
@@ -186,15 +188,18 @@ def _embedding(model: Model, batch, key, layers: int):
 
 
 def _loss(model: Model, outer, y, aux, batch):
-    """Returns the loss of `head`. Raises OptimizerError unless it is a floating-point scalar."""
+    """Returns the loss of `head`, and the values that it reports. Raises OptimizerError unless the
+    loss is a floating-point scalar.
+    """
     loss = model.head(outer, y, *((aux,) if model.has_aux else ()), batch)
+    loss, reported = loss if model.reports else (loss, ())
     if jnp.shape(loss) or not is_floating(loss):
         raise OptimizerError(
             f"released_step: `head` returned {jax.typeof(loss).str_short()}; expected the"
             " microbatch's mean loss, a"
             " floating-point scalar"
         )
-    return loss
+    return loss, reported
 
 
 def _global_factor(folds: Folds, states, stacks, back: Callable, whole_gradients: Callable):

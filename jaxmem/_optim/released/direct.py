@@ -32,7 +32,7 @@ from jaxmem._optim.released.backward import backward
 from jaxmem._optim.released.fold import Clip, Fold, Folds
 from jaxmem._optim.released.form import check_stacks
 from jaxmem._optim.released.gather import whole_layer, whole_outside
-from jaxmem._optim.released.model import Model, metrics_of
+from jaxmem._optim.released.model import Model, metrics_of, one_microbatch
 from jaxmem._trace.alone import Alone
 from jaxmem._trace.vary import varying
 from jaxmem.errors import OptimizerError
@@ -284,7 +284,7 @@ class Direct:
             new[s] = as_layers(layers, [c["optimizer"][n] for c in stacks])
         made = of.tree([new[s] for s in range(len(leaves))])
         new = model.joined(params, states, "params"), made
-        return new, metrics_of(states, loss[None], axis, apart=False)
+        return new, metrics_of(states, one_microbatch(loss), axis, apart=False)
 
 
 def _mixing_error(name: str) -> OptimizerError:

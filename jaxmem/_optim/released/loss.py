@@ -38,13 +38,16 @@ class LossStep:
 
     `jaxmem.released_step(tx, loss)` makes it. `state` is the pair of the parameters and the
     optimizer's state, each in the user's own tree, and `metrics` is as `ReleasedStep` documents it.
-    If the step receives a key, the loss is called as `loss(params, microbatch, key)`. Microbatch i
-    receives entry i of `jax.random.split(key, accumulation_steps)`.
+    With `has_aux`, `metrics["aux"]` is the tree that the loss returns after the loss itself; for
+    AdamA, its arrays have a leading axis of microbatches. If the step receives a key, the loss is
+    called as `loss(params, microbatch, key)`. Microbatch i receives entry i of
+    `jax.random.split(key, accumulation_steps)`.
 
     tx: the optimizer.
     loss: the loss, `loss(params, microbatch)`, a mean.
     plan, label: as for `released_step`.
     clip: how gradients are clipped.
+    has_aux: whether the loss returns a pair of the loss and a tree of arrays.
     """
 
     tx: optax.GradientTransformation
@@ -52,6 +55,7 @@ class LossStep:
     plan: Any
     label: str
     clip: Clip
+    has_aux: bool = False
 
     def init(self, params, batch, key=None) -> tuple[Any, Any]:
         """Makes the first state: the pair of `params` and the optimizer's state.
@@ -91,10 +95,16 @@ class LossStep:
         rest = one, *(() if key is None else (key,))
         leaves = lambda given: jax.tree.leaves((given[0], *(k[0] for k in given[1:])))
         keys_of = lambda key: () if key is None else (jax.random.split(key, count),)
-        divided = self._divided(form, rest)
+        divided, of_aux = self._divided(form, rest)
+
+        def named(state, metrics):
+            """The values beside the loss as the tree that the loss returns, if it returns one."""
+            aux = {"aux": jax.tree.unflatten(of_aux, metrics["aux"])} if self.has_aux else {}
+            return state, {k: v for k, v in metrics.items() if k != "aux"} | aux
+
         if isinstance(divided, SegmentedLoss):
-            segments = SegmentedStep(self.tx, self.clip, divided, form.shapes, leaves)
-            run = lambda state, batch, key=None: segments(state, (batch, *keys_of(key)))
+            segments = SegmentedStep(self.tx, self.clip, divided, form.shapes, leaves, self.has_aux)
+            run = lambda state, batch, key=None: named(*segments(state, (batch, *keys_of(key))))
             return Within(segments, run, lambda pair: pair, lambda _, pair: pair)
         form.layers = divided.layers
         model = Model(
@@ -106,6 +116,7 @@ class LossStep:
             self.label,
             None,
             True,
+            True,
         )
         tx: Any = self.tx
         optimizer = Accumulated(tx) if isinstance(tx, AdamA) else Direct(form.of_users(tx), None)
@@ -113,28 +124,34 @@ class LossStep:
 
         def step(state, batch, key=None):
             pair, metrics = released(form.opened(state), (batch, *keys_of(key)))
-            return form.closed(pair), metrics
+            return named(form.closed(pair), metrics)
 
         return Within(released, step, form.opened, lambda _, pair: form.closed(pair))
 
-    def _divided(self, form: "_Form", rest: tuple) -> DividedLoss | SegmentedLoss:
+    def _divided(self, form: "_Form", rest: tuple) -> tuple[DividedLoss | SegmentedLoss, Any]:
         """Divides the trace of the loss for parameters of `form`, at the layers with most FLOPs:
-        the iterations of a scan, or the layers of Python loops.
+        the iterations of a scan, or the layers of Python loops. Returns the divided loss, and the
+        structure of the values that the loss returns beside the loss.
         """
         with todays_checkpoint():
-            closed = jax.make_jaxpr(self.loss)(form.shapes, *rest)
-        first = closed.out_avals[0] if len(closed.out_avals) == 1 else None
+            closed, out = jax.make_jaxpr(self.loss, return_shape=True)(form.shapes, *rest)
+        is_pair = isinstance(out, tuple) and len(out) == 2
+        loss, aux = out if self.has_aux and is_pair else (out, None)
+        alone = jax.tree.structure(loss) == jax.tree.structure(0) and is_pair >= self.has_aux
+        first = closed.out_avals[0] if alone else None
         if first is None or first.shape or not jnp.issubdtype(first.dtype, jnp.floating):
             got = ", ".join(a.str_short() for a in closed.out_avals)
             raise OptimizerError(
                 f"released_step: `loss` returned {got}; expected the microbatch's mean loss, a"
                 " floating-point scalar"
+                + (", and a tree of arrays" if self.has_aux else "; or has_aux=True for a pair")
             )
         planned = self.plan is not None
         loops = PythonLoops.of(closed, len(form.paths), planned)
         if loops is not None and loops.work > loops.scanned:
-            return loops.segmented(self.plan, self.label)
-        return divided_loss(closed, form.paths, self.label if planned else None)
+            return loops.segmented(self.plan, self.label), jax.tree.structure(aux)
+        divided = divided_loss(closed, form.paths, self.label if planned else None)
+        return divided, jax.tree.structure(aux)
 
 
 class _Form:

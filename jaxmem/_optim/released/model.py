@@ -24,6 +24,8 @@ class Model:
     layers: the key of the layers' stacked parameters in the dict of all parameters. All other
       parameters are called `outer`.
     plan, label, dtype, has_aux: as for `jaxmem.stack`.
+    reports: whether `head` returns a pair of the loss and a tree of values, which become
+      `metrics["aux"]`.
     """
 
     embed: Callable
@@ -34,6 +36,7 @@ class Model:
     label: str
     dtype: Any
     has_aux: bool
+    reports: bool = False
 
     def check(self, params) -> None:
         """Raises OptimizerError unless `params` is a dict of floating-point arrays with an entry
@@ -137,17 +140,24 @@ def tally_of(leaves: Sequence) -> Callable[..., dict[str, Any]]:
     return lambda *shape: {name: jnp.zeros(shape, wide) for name in TALLIES}
 
 
+def one_microbatch(loss):
+    """Returns the result of a batch that is one microbatch, as `metrics_of` takes it."""
+    return (loss[0][None], loss[1]) if isinstance(loss, tuple) else loss[None]
+
+
 def metrics_of(
-    components: tuple[list, list], losses: jax.Array, axis_name: str | None, *, apart: bool
+    components: tuple[list, list], results, axis_name: str | None, *, apart: bool
 ) -> dict[str, Any]:
     """Returns the metrics of a minibatch, as `ReleasedStep` documents them.
 
     components: the states of the components with their tallies, as `backward` returns them.
-    losses: one loss for each microbatch.
+    results: one loss for each microbatch; or a pair of the losses and the values that the loss
+      returns beside them, each with one entry for each microbatch.
     axis_name: the mesh axis of data parallelism; None on one device.
     apart: whether the tallies of a device count the device's own gradients, and not the mean
       gradients of all devices.
     """
+    losses, *aux = results if isinstance(results, tuple) else (results,)
     outer, stacks = components
     # One entry for each layer, of all stacks in order.
     layers = {k: jnp.concatenate([m[k] for m in stacks]) for k in TALLIES}
@@ -165,6 +175,7 @@ def metrics_of(
         "grad_norm": jnp.sqrt(squares),
         "skipped": counts[0].astype(jnp.int32),
         "skipped_layers": counts[1].astype(jnp.int32),
+        **({"aux": aux[0]} if aux else {}),
     }
 
 

@@ -27,6 +27,7 @@ def released_step(
     *,
     plan=None,
     label: str = "block",
+    has_aux: bool = False,
     clip: tuple[str, float] | None = None,
 ) -> LossStep: ...
 
@@ -82,7 +83,9 @@ def released_step(
       are stacked, as for `jaxmem.stack`. All other parameters are called `outer`.
     plan, label, dtype: as for `jaxmem.stack`.
     has_aux: whether `block` returns (x, aux). `head` then receives the aux of all layers, stacked,
-      after x.
+      after x. With a whole loss, whether the loss returns a pair of the loss and a tree of arrays,
+      such as new statistics of a batch norm. `metrics["aux"]` is the tree; for AdamA, its arrays
+      have a leading axis of microbatches.
     clip: how gradients are clipped. None clips nothing. ("value", c) clips each value.
       ("component", c) clips the norm of each layer's gradient, and of each array's gradient outside
       the layers. ("norm", c) clips the exact global norm of a microbatch's gradient. For the global
@@ -131,13 +134,13 @@ def released_step(
     if block is not None and head is not None:
         model = Model(embed, block, head, layers, plan, label, dtype, has_aux)
         return ReleasedStep(optimizer, model, Clip.of(clip))
-    if (layers, dtype, has_aux, optimizer.axis_name) != ("layers", None, False, None):
+    if (layers, dtype, optimizer.axis_name) != ("layers", None, None):
         raise OptimizerError(
-            "released_step: `layers`, `dtype`, `has_aux` or an `axis_name` is given with a whole"
+            "released_step: `layers`, `dtype` or an `axis_name` is given with a whole"
             " loss; expected none of them: the loss's own trace says which parameters are the"
             " layers', and in which dtype; or give embed, block and head"
         )
-    return LossStep(tx, embed, plan, label, Clip.of(clip))
+    return LossStep(tx, embed, plan, label, Clip.of(clip), has_aux)
 
 
 def _optimizer(tx, axis_name: str | None) -> Accumulated | Direct:

@@ -27,11 +27,11 @@ from jaxmem._model.states import layout, room
 from jaxmem._model.states.store import brought, returned, streams
 from jaxmem._optim.adama.eight_bits import is_coded
 from jaxmem._optim.adama.transform import AdamA
-from jaxmem._optim.released.accumulated import MOVED, microbatches
+from jaxmem._optim.released.accumulated import MOVED, microbatches, stacked_values
 from jaxmem._optim.released.direct import Update, proved
 from jaxmem._optim.released.fold import TALLIES, Accumulation, Clip, Fold, entries, squared
 from jaxmem._optim.released.form import check_untraced
-from jaxmem._optim.released.model import metrics_of, tally_of
+from jaxmem._optim.released.model import metrics_of, one_microbatch, tally_of
 from jaxmem._optim.released.placement import places_of
 from jaxmem._trace.alone import Alone
 from jaxmem._trace.vary import zeros
@@ -52,6 +52,7 @@ class SegmentedStep:
     loss: the loss in segments.
     shapes: the tree of the parameters' shapes.
     leaves: `leaves(microbatch)` returns the arrays that the loss reads.
+    reports: whether the loss returns values beside the loss, which become `metrics["aux"]`.
     """
 
     tx: optax.GradientTransformation
@@ -59,6 +60,7 @@ class SegmentedStep:
     loss: SegmentedLoss
     shapes: Any
     leaves: Callable[[Any], list]
+    reports: bool = False
 
     @property
     def components(self) -> list[tuple[int, ...]]:
@@ -185,7 +187,7 @@ class SegmentedStep:
         for own, state in zip(owned, states):
             new |= dict(zip(own, state["optimizer"]))
         made = structure.unflatten([new[s] for s in range(len(stored))])
-        return (self._joined(states, "params"), made), self._metrics(states, loss[None])
+        return (self._joined(states, "params"), made), self._metrics(states, one_microbatch(loss))
 
     def _accumulated(self, params, old, batch):
         """Folds each microbatch into AdamA's moments, and updates each component when the last
@@ -224,13 +226,13 @@ class SegmentedStep:
 
         numbered = jnp.arange(n, dtype=jnp.int32), microbatches(batch, n)
         before, final = (jax.tree.map(lambda a, s=s: a[s], numbered) for s in (slice(-1), -1))
-        losses = jnp.zeros((0,))
+        losses = None
         if n > 1:
             states, losses = jax.lax.scan(one, states, before)
         with_params = zip(states, self.components)
         states = [s | {"params": [leaves[i] for i in c]} for s, c in with_params]
         states, loss = self._backward(folds(final[0], last=True), leaves, states, final[1])
-        losses = loss[None] if n == 1 else jnp.concatenate([losses, loss[None]])
+        losses = stacked_values([loss], losses)
         made = {k: self._joined(states, k) for k in moments}
         made |= {"count": optax.safe_increment(old.count), "folded": jnp.zeros_like(old.folded)}
         return (self._joined(states, "params"), old._replace(**made)), self._metrics(states, losses)
@@ -244,7 +246,7 @@ class SegmentedStep:
 
     def _backward(self, folds: Sequence[Fold], leaves, states: States, batch):
         """Runs one microbatch, and uses each gradient when it is complete. Returns the new states
-        of the components, and the loss.
+        of the components, and the loss with the values that the loss returns beside it.
         """
         run = _Run(self.loss, self.components, leaves, self.leaves(batch))
         seed = jnp.ones_like(run.value)
@@ -258,13 +260,15 @@ class SegmentedStep:
             # The second backward waits for the factor: otherwise XLA would find that the passes
             # compute equal gradients, and store all of them.
             seed, _ = jax.lax.optimization_barrier((seed, factor))
-        return run.backward(seed, states, lambda c, state, g: folds[c](state, g)), run.value
+        used = run.backward(seed, states, lambda c, state, g: folds[c](state, g))
+        return used, (run.value, run.reported) if self.reports else run.value
 
 
 class _Run:
     """A forward through the segments of a loss, and the backwards that read its saved tensors.
 
     value: the loss.
+    reported: the arrays that the loss returns after the loss itself.
     """
 
     def __init__(self, loss: SegmentedLoss, components, leaves: list, arguments: Sequence):
@@ -299,6 +303,7 @@ class _Run:
             self.made.append({v: jax.typeof(a) for v, a in zip(segment.makes, made)})
             own = following
         self.value = values[self.output]
+        self.reported = loss.reported(leaves, values)
 
     def backward(self, seed, states: list[dict], use: Callable) -> list:
         """Runs the segments backward. Returns the results of `use` for the components.

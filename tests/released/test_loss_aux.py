@@ -1,0 +1,185 @@
+"""Released steps of losses that return values beside the loss, of frozen weights, and of nested
+loops.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmem
+from jaxmem.errors import OptimizerError
+from jaxmem.plans import Assignment
+from tests.released.test_loss import (
+    LAYERS,
+    WIDTH,
+    adam,
+    feed_forward,
+    layer_parameters,
+    own,
+    plain_step,
+    rows,
+    trained,
+)
+from tests.shared.compare import close
+from tests.shared.refused import refused
+
+pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
+RANK = 2
+
+
+def normalized(x, statistics):
+    """A batch norm with running statistics, and the new statistics."""
+    mean, var = x.mean(0), x.var(0)
+    keep = lambda old, new: 0.9 * old + 0.1 * jax.lax.stop_gradient(new)
+    new = {"mean": keep(statistics["mean"], mean), "var": keep(statistics["var"], var)}
+    return (x - mean) / jnp.sqrt(var + 1e-5), new
+
+
+STATISTICS = {"mean": jnp.zeros((LAYERS, WIDTH)), "var": jnp.ones((LAYERS, WIDTH))}
+
+
+def head(params, x, statistics):
+    predicted = x @ params["embedding"].T
+    right = jnp.argmax(predicted, -1) == jnp.argmax(x, -1)
+    reported = {"statistics": statistics, "accuracy": right.mean(), "weight": params["embedding"]}
+    return (predicted**2).mean() + (params["shared"] ** 2).sum(), reported | {"one": jnp.ones(())}
+
+
+def in_a_scan(params, x):
+    def layer(x, given):
+        p, statistics = given
+        x, new = normalized(feed_forward(x, p), statistics)
+        return x, new
+
+    x, new = jax.lax.scan(layer, x @ params["embedding"], (own(params), STATISTICS))
+    return head(params, x, new)
+
+
+def in_a_python_loop(params, x):
+    x, new = x @ params["embedding"], []
+    for i, p in enumerate(params["layers"]):
+        x, one = normalized(feed_forward(x, p), jax.tree.map(lambda a, i=i: a[i], STATISTICS))
+        new.append(one)
+    return head(params, x, new)
+
+
+def parameters(loss):
+    """Every parameter differs from zero."""
+    params = layer_parameters()
+    if loss is in_a_scan:
+        return params
+    layers = [jax.tree.map(lambda a, i=i: a[i], own(params)) for i in range(LAYERS)]
+    return {k: params[k] for k in ("embedding", "shared")} | {"layers": layers}
+
+
+LOSSES = pytest.mark.parametrize("loss", [in_a_scan, in_a_python_loop])
+
+
+@LOSSES
+# The norm is below the limit, so that nothing is clipped.
+@pytest.mark.parametrize(("plan", "clip"), [(None, None), (Assignment.nothing(), ("norm", 100.0))])
+def test_values_beside_the_loss_are_those_of_the_loss(loss, plan, clip):
+    params, x = parameters(loss), rows()
+    step = jaxmem.released_step(adam(), loss, has_aux=True, plan=plan, clip=clip)
+    (got, _), metrics = jax.jit(step)(step.init(params, x), x)
+    value, aux = loss(params, x)
+    want, _ = trained(
+        plain_step(adam(), lambda *a: loss(*a)[0]), (params, adam().init(params)), (x,), 1
+    )
+    close(jax.tree.leaves(got), jax.tree.leaves(want[0]))
+    assert jax.tree.structure(metrics["aux"]) == jax.tree.structure(aux)
+    close(jax.tree.leaves(metrics["aux"]), jax.tree.leaves(aux))
+    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-12)
+
+
+@LOSSES
+@pytest.mark.parametrize(("persist", "steps"), [(0, 3), (0, 1), (LAYERS, 3)])
+def test_values_of_each_microbatch_have_a_leading_axis(loss, persist, steps):
+    params, x = parameters(loss), jnp.concatenate([rows(), rows() * 0.5, rows() + 1])[: 8 * steps]
+    tx = jaxmem.adama(0.01, eps=1e-4, accumulation_steps=steps)
+    step = jaxmem.released_step(tx, loss, has_aux=True)
+    split = step.of(params, x).split(step.init(jax.tree.map(jnp.copy, params), x), persist)
+    _, metrics = jax.jit(step)(split, x)
+    each = [loss(params, part)[1] for part in jnp.split(x, steps)]
+    want = jax.tree.map(lambda *a: jnp.stack(a), *each)
+    assert jax.tree.structure(metrics["aux"]) == jax.tree.structure(want)
+    close(*(jax.tree.map(np.asarray, jax.device_get(a)) for a in (metrics["aux"], want)))
+
+
+def frozen_weights(params, x):
+    """LoRA: the layers' whole weights are closed over, and low-rank products are trained."""
+    whole = layer_parameters()
+
+    def layer(x, given):
+        weights, p = given
+        up = x @ weights["up"] + (x @ p["a"]) @ p["b"]
+        return x + jnp.tanh(up) @ weights["down"] + (jnp.tanh(up) @ p["c"]) @ p["d"], None
+
+    x, _ = jax.lax.scan(layer, x @ whole["embedding"], (own(whole), params["layers"]))
+    return ((x @ params["head"]) ** 2).mean()
+
+
+def local_and_global(params, x):
+    """Groups of two local layers and a global layer, and two layers after them."""
+
+    def group(x, p):
+        x, _ = jax.lax.scan(lambda x, q: (feed_forward(x, q), None), x, p["local"])
+        return feed_forward(x, p["global"]), None
+
+    x, _ = jax.lax.scan(group, x, params["groups"])
+    x, _ = jax.lax.scan(lambda x, q: (feed_forward(x, q), None), x, params["tail"])
+    return ((x @ params["head"]) ** 2).mean()
+
+
+def normal(shapes):
+    keys = iter(jax.random.split(jax.random.key(4), 20))
+    make = lambda shape: jax.random.normal(next(keys), shape) / 5
+    return jax.tree.map(make, shapes, is_leaf=lambda a: isinstance(a, tuple))
+
+
+def weights(*axes):
+    return {"up": (*axes, WIDTH, 2 * WIDTH), "down": (*axes, 2 * WIDTH, WIDTH)}
+
+
+def low_rank():
+    shapes = {
+        "a": (WIDTH, RANK),
+        "b": (RANK, 2 * WIDTH),
+        "c": (2 * WIDTH, RANK),
+        "d": (RANK, WIDTH),
+    }
+    return {k: (LAYERS, *shape) for k, shape in shapes.items()}
+
+
+SHAPES = {
+    frozen_weights: {"layers": low_rank(), "head": (WIDTH, 3)},
+    local_and_global: {
+        "groups": {"local": weights(3, 2), "global": weights(3)},
+        "tail": weights(2),
+        "head": (WIDTH, 3),
+    },
+}
+
+
+@pytest.mark.parametrize("plan", [None, Assignment.nothing()])
+@pytest.mark.parametrize("loss", SHAPES)
+def test_ten_steps_are_those_of_the_plain_step(loss, plan):
+    params, x = normal(SHAPES[loss]), rows()
+    step = jaxmem.released_step(adam(), loss, plan=plan)
+    state = step.init(params, x)
+    got, _ = trained(step, state, (x,), 10)
+    want, _ = trained(plain_step(adam(), loss), (params, adam().init(params)), (x,), 10)
+    close(jax.tree.leaves(got), jax.tree.leaves(want), 1e-12)
+    changed = [np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (got[0], params)))]
+    assert min(changed) > 0
+
+
+@refused(
+    OptimizerError,
+    (lambda params, x: (x.mean(), x), False, "has_aux=True for a pair"),
+    (lambda params, x: x.mean(), True, "and a tree of arrays"),
+    (lambda params, x: (x, x), True, "and a tree of arrays"),
+)
+def test_another_result_is_refused(loss, has_aux):
+    jaxmem.released_step(adam(), loss, has_aux=has_aux).init(layer_parameters(), rows())
