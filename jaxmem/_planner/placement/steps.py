@@ -212,12 +212,6 @@ def _released(made) -> tuple[ReleasedStep, Callable]:
             " jaxmem.released_step returns, whose states can be split, or its `within` where a step"
             " of your own calls it; or plan without 'states' in `decide`"
         )
-    if step.clip.how == "norm":
-        raise StepError(
-            "plan: states are placed, and the step clips by the global norm, for which the layers'"
-            " backward runs twice: expected clip=('component', c) or ('value', c), or a plan"
-            " without 'states' in `decide`"
-        )
     return step, pair
 
 
