@@ -9,6 +9,8 @@ from typing import overload
 
 import optax
 
+from jaxmem._core.assignment import INT8, moments_of
+from jaxmem._optim.adama.eight_bits import quantized
 from jaxmem._optim.adama.transform import AdamA
 from jaxmem._optim.released.accumulated import Accumulated
 from jaxmem._optim.released.direct import Direct
@@ -80,7 +82,8 @@ def released_step(
     head: the function after the layers, `head(outer, x, microbatch) -> loss`. The loss is a mean.
     layers: the key of the layers' parameters in the dict of all parameters. The layers' parameters
       are stacked, as for `jaxmem.stack`. All other parameters are called `outer`.
-    plan, label, dtype: as for `jaxmem.stack`.
+    plan, label, dtype: as for `jaxmem.stack`. Under a plan whose `moments` are "int8", the step
+      stores the optimizer's moments in 8 bits, as `ReleasedStep.quantized` does.
     has_aux: whether `block` returns (x, aux). `head` then receives the aux of all layers, stacked,
       after x.
     clip: how gradients are clipped. None clips nothing. ("value", c) clips each value.
@@ -127,6 +130,8 @@ def released_step(
             raise OptimizerError(
                 f"released_step: `{name}` is {type(function).__name__}; expected a function"
             )
+    if moments_of(plan) == INT8:
+        tx = tx.quantized() if isinstance(tx, AdamA) else quantized(tx)
     optimizer = _optimizer(tx, axis_name)
     if block is not None and head is not None:
         model = Model(embed, block, head, layers, plan, label, dtype, has_aux)
