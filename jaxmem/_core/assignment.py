@@ -18,6 +18,9 @@ from jaxmem._core.actions import KEEP, UNTAGGED, Action, Choice
 from jaxmem._core.groups import group_label, ranges, ungrouped
 from jaxmem.errors import TagError
 
+# How a released step stores the moments of its optimizer.
+FLOAT, INT8 = MOMENTS = ("float", "int8")
+
 
 @runtime_checkable
 class Decisions(Protocol):
@@ -27,7 +30,8 @@ class Decisions(Protocol):
     and `jaxmem.remat_policy` and `jaxmem.stack` keep every tensor of their blocks.
 
     An object may also have `as_written`: whether `jaxmem.auto` leaves the step as its author wrote
-    it. `jaxmem.plans.Plan` and `jaxmem.plans.Assignment` have both methods and the attribute.
+    it; and `moments`: how `jaxmem.released_step` stores the moments of its optimizer.
+    `jaxmem.plans.Plan` and `jaxmem.plans.Assignment` have both methods and both attributes.
     """
 
     def choices_for(self, block: str) -> Mapping[str, Choice]:
@@ -62,6 +66,8 @@ class Assignment:
       that `actions` does not name is an error.
     as_written: whether `jaxmem.auto` leaves the step or the loss as its author wrote it, with its
       own checkpoints. Blocks under `jaxmem.remat_policy` follow `actions` and `others` in any case.
+    moments: "float" or "int8": how `jaxmem.released_step` stores the moments of its optimizer.
+      "float" stores them as the optimizer does, and "int8" stores them in 8 bits.
 
     Raises TagError for an argument of another form.
     """
@@ -69,8 +75,14 @@ class Assignment:
     actions: Mapping[str, Mapping[str, Choice]] = dataclasses.field(default_factory=dict)
     others: Mapping[str, Choice] | None = None
     as_written: bool = False
+    moments: str = FLOAT
 
     def __post_init__(self):
+        if self.moments not in MOMENTS:
+            raise TagError(
+                f"Assignment: `moments` is {self.moments!r}; expected one of"
+                f" {', '.join(map(repr, MOMENTS))}"
+            )
         if not isinstance(self.actions, Mapping):
             raise TagError(f"Assignment: `actions` is {self.actions!r}; {_EXPECTED}")
         # A frozen dataclass is changed through `object`, here once before anyone sees it.
@@ -117,6 +129,20 @@ class Assignment:
         The result is empty if all layers of the block share one decision.
         """
         return ranges(self.actions, block)
+
+
+def in_8_bits(plan: Any) -> Any:
+    """Returns an assignment with the decisions of `plan` whose moments are stored in 8 bits. A plan
+    whose moments are in 8 bits is returned as it is, and None stands for `Assignment.unchanged()`.
+    """
+    if moments_of(plan) == INT8:
+        return plan
+    return dataclasses.replace(Assignment.unchanged() if plan is None else plan, moments=INT8)
+
+
+def moments_of(plan: Any) -> str:
+    """How a released step stores the moments of its optimizer under `plan`, which may be None."""
+    return getattr(plan, "moments", FLOAT)
 
 
 def leaves_as_written(plan: Any) -> bool:

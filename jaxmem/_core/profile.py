@@ -102,6 +102,9 @@ class BlockClass:
     # loop around that loop makes `layers` a multiple of this number
     divisible: int = 0
     shards: int = 1  # number of devices over which a tensor of whole shape is divided
+    # How often the backward runs for each forward: twice if the step clips by the global norm. The
+    # prices of the block are of one forward with all its backwards.
+    backwards: int = 1
 
     @property
     def everything_bytes(self) -> int:

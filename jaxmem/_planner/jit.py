@@ -39,7 +39,8 @@ from jaxmem._trace.signature import Adapted, Signature, is_traced
 from jaxmem.errors import BudgetError, NoLayersError, StepError
 
 # The options of `jaxmem.plan` that `jit` takes, and those that need a plan's own arguments.
-PLANNING = ("host_budget", "actions", "codecs", "outliers", "measure", "fresh", "decide")
+PLANNING = ("host_budget", "actions", "codecs", "outliers", "measure", "fresh")
+PLANNING += ("decide", "lossy_states")
 ELSEWHERE = ("target", "microbatches", "batch", "sizes")
 LESS = 0.9  # the share of its bytes that a step which ran out of memory may take
 RETRIES = 3  # plans after a step ran out of memory
@@ -70,7 +71,7 @@ def jit(step: Callable | None = None, budget=None, **options):
     options: `host_budget`, `actions`, `codecs`, `outliers`, `measure` and `fresh` are options of
       `jaxmem.plan`. `decide` is an option for a released step: with ("actions", "states"), the plan
       also decides which layers' states are stored in host memory, and the first call moves them
-      there. All others are options of `jax.jit` or `nnx.jit`, such as `donate_argnums`,
+      there; `lossy_states` is another option for such a plan. All others are options of `jax.jit` or `nnx.jit`, such as `donate_argnums`,
       `static_argnames` and `out_shardings`. For Equinox modules, `donate_argnums` is the only
       option: every leaf that is no array is static. A released step takes no options of jit: its
       state is donated.
@@ -390,8 +391,8 @@ class PlannedRelease(PlannedFunction):
 
         Raises StepError before the first call, and the errors of `ReleasedStep.joined`.
         """
-        latest, _ = self._decided()
-        return bound(self._step, latest.shapes).joined(state)
+        latest, plan = self._decided()
+        return bound(self._build(plan), latest.shapes).joined(state)
 
     def _under_plans(self, step):
         return step.with_plan

@@ -23,6 +23,7 @@ from jaxmem._planner.placement.plan import (
     SHARDING,
     STATES,
     check_decide,
+    check_lossy,
     plan_places,
 )
 from jaxmem._planner.search.candidates import price_of
@@ -59,6 +60,7 @@ def plan(
     sizes: Sequence[int] | None = None,
     measure: float | None = None,
     decide: Collection[str] = ("actions",),
+    lossy_states: bool = False,
     fresh: bool = False,
 ) -> Plan:
     """Finds the actions under which a training step fits a byte budget at the least step time.
@@ -116,6 +118,12 @@ def plan(
       `axis_name`, and whether the states are gathered at once or one layer at a time (ZeRO-3).
       "microbatches" chooses the number of microbatches among powers of two, if `microbatches` is
       None.
+    lossy_states: whether the plan may store the optimizer's moments in 8 bits, for all layers or
+      for none. True needs "states" in `decide`. The moments are in 8 bits if no plan with float
+      moments fits, or if 8 bits gain at least 2 % of the step time plus the uncertainty.
+      `Plan.moments` is the choice, and `build(plan)` returns a step with these moments.
+      `Plan.place` converts a state with float moments. With False, the moments stay as the
+      optimizer stores them.
     fresh: whether to plan without stored results. If True, jaxmem reads no times, compiles and
       searches of earlier plans, and writes new ones. Use `fresh=True` after the machine was
       changed, or was busy while times were measured.
@@ -140,6 +148,7 @@ def plan(
     if MICROBATCHES in wanted and microbatches is None:
         microbatches = numbers_for(args, target.devices if SHARDING in wanted else 1)
     check_batch(batch, sizes, args)
+    check_lossy(lossy_states, wanted, batch)
     limit = parse_budget(budget, target.usable_bytes)
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
     allowed, notes = allowed_choices(actions, codecs, outliers, target)
@@ -152,7 +161,8 @@ def plan(
         def plan_for(args: tuple, measure: float | None, number: int | None) -> Plan:
             step = with_microbatches(build, number)
             if STATES in wanted:
-                return plan_places(step, args, backend, limits, allowed, notes, wanted)
+                given = step, args, backend, limits, allowed, notes, wanted
+                return plan_places(*given, lossy_states)
             return _plan(step, args, backend, limits, allowed, notes, measure)
 
         def plan_at(args: tuple, measure: float | None) -> Plan:

@@ -1,7 +1,10 @@
 """Blocks are found, counted and told apart from what is around them, however a step is written."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import jaxmem
@@ -9,7 +12,7 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._cost.blocks.classes import plan_fingerprint
 from jaxmem._cost.blocks.find import find_blocks
 from jaxmem._cost.profile.profile import block_classes
-from tests.shared import models
+from tests.shared import models, tiny_lm
 
 
 def trace(build, *args, plan=None):
@@ -86,6 +89,56 @@ def test_unrolled_layers_share_a_label():
     assert len(blocks) == 2, (
         "the first layer reads the step's own argument, which is in memory anyway"
     )
+
+
+def by_norm(plan, clip, microbatches):
+    tx = jaxmem.adama(0.1, accumulation_steps=microbatches)
+    return tiny_lm.released(tx, plan=plan, clip=clip)
+
+
+@pytest.mark.jax_defaults
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_second_backward_over_the_same_saved_tensors_is_no_second_block(microbatches):
+    """Three layers whose gradients are first only squared, in each microbatch."""
+    build = lambda clip: functools.partial(by_norm, clip=clip, microbatches=microbatches)
+    state = jax.eval_shape(lambda: build(None)(None).init(tiny_lm.parameters(jnp.float32)))
+    args = state, jax.ShapeDtypeStruct((8, tiny_lm.SEQUENCE + 1), jnp.int32)
+    (plain,), (twice,) = classes(build(None), *args), classes(build(("norm", 1.0)), *args)
+    assert (twice.layers, twice.runs) == (plain.layers, plain.runs) == (3, 3 * microbatches)
+    assert (plain.backwards, twice.backwards) == (1, 2)
+    # Two products in the forward, and two for each of them in a backward.
+    rows = 8 // microbatches * tiny_lm.SEQUENCE
+    product = 2 * rows * tiny_lm.WIDTH * 2 * tiny_lm.WIDTH
+    assert plain.flops == (2 + 4) * product
+    assert twice.flops == (2 + 4 + 4) * product
+    repeated = sum(e.flops for e in plain.equations)
+    assert sum(e.flops for e in twice.equations) == 2 * repeated > 0
+
+
+@pytest.mark.jax_defaults
+def test_a_second_backward_through_a_python_loop_is_no_second_block():
+    def loss(params, x):
+        for p in params["layers"]:
+            x = x + jnp.tanh(x @ p["up"]) @ p["down"]
+        return ((x @ params["head"]) ** 2).mean()
+
+    layer = {"up": jnp.ones((16, 64)), "down": jnp.ones((64, 16))}
+    params, x = {"layers": [layer] * 4, "head": jnp.ones((16, 3))}, jnp.ones((8, 16))
+
+    def found(clip):
+        step = lambda plan: jaxmem.released_step(optax.adamw(0.1), loss, plan=plan, clip=clip)
+        state = step(None).init(params, x)
+        made = classes(lambda plan: step(plan).of(params, x), state, x)
+        return sorted(made, key=lambda b: b.layers)
+
+    product = 2 * 8 * 16 * 64
+    for plain, twice in zip(found(None), found(("norm", 1.0)), strict=True):
+        facts = lambda b: (b.layers, b.runs, [b.values[v] for v in b.inputs], b.fingerprint)
+        assert facts(twice) == facts(plain)
+        assert (plain.backwards, twice.backwards) == (1, 2)
+        # The first layer's input has no gradient. No backward needs the last product again.
+        gradients = 3 if plain.layers == 1 else 4
+        assert twice.flops - plain.flops == gradients * product
 
 
 def test_a_block_that_ends_in_the_loss():

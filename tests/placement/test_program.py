@@ -2,6 +2,7 @@
 sums by hand.
 """
 
+import dataclasses
 import itertools
 
 import pytest
@@ -31,6 +32,7 @@ seconds = st.integers(1, 50).map(lambda n: n * 1e-3)
 
 @st.composite
 def problems(draw):
+    backwards = draw(st.sampled_from([1, 2]))
     policies = [
         LayerPolicy(
             {},
@@ -40,6 +42,7 @@ def problems(draw):
             draw(seconds),
             draw(st.sampled_from([0.0, 1e-3])),
             {False: draw(sizes) * MB, True: draw(sizes) * MB},
+            backwards,
         )
         for _ in range(draw(st.integers(1, 2)))
     ]
@@ -151,6 +154,45 @@ def test_a_layer_that_streams_takes_as_long_as_its_slowest_lane():
     # the first of two microbatches stores moments alone
     early = 2 + 4.8 + 3.2
     assert twice.seconds(LayerGroup("streamed", 0)) == pytest.approx((early + 2 + 4.8 + 4.8) * 1e-3)
+
+
+def by_hand(place, microbatches, offloaded=0.0):
+    """Milliseconds of one layer of a step that clips by the global norm, from a list of what each
+    pass fetches and stores: 40 MB of parameters and 80 MB of moments at 25 GB/s each way, with
+    2 ms of work in the forward and 4 ms in each backward.
+    """
+    parameters, moments = 1.6, 3.2
+    here = {"streamed": {"p", "m"}, "buffered": {"m"}, "copied": {"m"}, RESIDENT: set()}[place]
+    fetched = parameters * (place in ("streamed", "buffered"))
+    forward = max(2, fetched, offloaded)
+    norm = max(4, parameters * ("p" in here) + offloaded)
+    early = max(4, parameters * ("p" in here) + moments * ("m" in here) + offloaded)
+    # The update of a copy's master fetches the master.
+    update = parameters * (place in ("streamed", "copied")) + moments * ("m" in here)
+    last = max(4, update + offloaded)
+    stored = 0 if place == RESIDENT else moments
+    whole = 0 if place == RESIDENT else moments + parameters
+    passes = microbatches * (forward + norm) + (microbatches - 1) * (early + stored)
+    return passes + last + whole
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+@pytest.mark.parametrize("place", PLACES)
+def test_clipping_by_the_norm_adds_a_backward_that_fetches_parameters_alone(place, microbatches):
+    clipped = problem(4, None, microbatches=microbatches)
+    plain = clipped.seconds(LayerGroup(place, 0))
+    twice = tuple(dataclasses.replace(p, backwards=2) for p in clipped.policies)
+    clipped = dataclasses.replace(clipped, policies=twice)
+    found = clipped.lanes(LayerGroup(place, 0))
+    assert found.seconds(microbatches) == pytest.approx(1e-3 * by_hand(place, microbatches))
+    # 4 ms of work hide the 1.6 ms of the parameters, which every microbatch fetches once more.
+    assert found.seconds(microbatches) - plain == pytest.approx(4e-3 * microbatches)
+    assert found.norm.lanes["to_device"] == pytest.approx(1.6e-3 * (place == STREAMED))
+    assert found.norm.lanes["stored"] == 0
+    one = LayerPolicy({}, 0, 125 * MB, 2e-3, 4e-3, backwards=2)  # 5 ms each way
+    found = lanes_of(one, place, clipped.states, clipped.link)
+    expected = 1e-3 * by_hand(place, microbatches, offloaded=5.0)
+    assert found.seconds(microbatches) == pytest.approx(expected)
 
 
 # Two microbatches through 10 layers, of 40 MB of parameters each that cross as 20 MB.

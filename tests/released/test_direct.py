@@ -122,6 +122,13 @@ def test_no_bit_depends_on_where_states_lie(name, persist, optimized):
     no_bit_depends(tiny_lm.released(CASES[name]()), persist, STEPS)
 
 
+@pytest.mark.quick("adamw-1")
+@pytest.mark.parametrize("persist", [0, 1, LAYERS - 1])
+@pytest.mark.parametrize("name", ["adamw", "lion"])
+def test_no_bit_depends_on_where_states_lie_if_the_norm_is_clipped(name, persist, optimized):
+    no_bit_depends(tiny_lm.released(CASES[name](), clip=("norm", 0.1)), persist, 4)
+
+
 @pytest.mark.quick("a schedule and a mask's tree", "hyperparameters in the state")
 @pytest.mark.parametrize("name", COMPOSED)
 def test_schedules_masks_and_chains_are_those_of_whole_gradients(name):

@@ -81,6 +81,14 @@ def test_no_bit_depends_on_where_states_lie(n, persist, steps, optimized):
     no_bit_depends(tiny_lm.released(decaying(n)), persist, steps)
 
 
+@pytest.mark.quick("4-0")
+@pytest.mark.parametrize("persist", [0, 1, LAYERS - 1])
+@pytest.mark.parametrize("n", [1, 4])
+def test_no_bit_depends_on_where_states_lie_if_the_norm_is_clipped(n, persist, optimized):
+    step = tiny_lm.released(decaying(n), clip=("norm", 0.1))
+    no_bit_depends(step, persist, 3)
+
+
 PLACES = {  # what split is asked, and the memories of each stack
     "copies alone": ({"persist": 0, "copies": LAYERS}, [{"device", "pinned_host"}]),
     "buffers alone": ({"persist": 0, "buffers": LAYERS}, [{"pinned_host"}]),

@@ -42,8 +42,8 @@ def moved(found, *, to_host: bool, beside=False) -> int:
     return sum(t.nbytes * t.runs for t in chosen if t.products or not beside)
 
 
-def of_a_model(tx, n, persist):
-    step = tiny_lm.released(tx, plan=Assignment({"block": {}}))
+def of_a_model(tx, n, persist, clip=None):
+    step = tiny_lm.released(tx, plan=Assignment({"block": {}}), clip=clip)
     params = tiny_lm.parameters(np.float32, layers=LAYERS, width=WIDTH, vocab=512)
     state = step.split(jax.eval_shape(step.init, params), persist)
     return step, state, jax.ShapeDtypeStruct((8 * n, 65), jnp.int32)
@@ -87,6 +87,31 @@ def test_host_memory_holds_the_placed_states_alone_and_copies_run_beside_product
         assert moved(found, to_host=False, beside=True) >= BESIDE * fetched
         before = [t.nbytes * t.runs for t in found.transfers if not t.in_loop]
         assert sum(before) == layer // 3
+
+
+@pytest.mark.quick("1-0")
+@pytest.mark.parametrize(("n", "persist"), [(2, 0), (2, 1), (1, 0)])
+def test_the_norms_backward_fetches_parameters_once_more_and_no_moments(n, persist, h200):
+    tx = jaxmem.adama(1e-3, accumulation_steps=n)
+    step, *args = of_a_model(tx, n, persist, clip=("norm", 1.0))
+    found = compiled(h200, step, *args)
+    assert found.host_bytes == host_bytes(args) > 0
+    assert fault(found.transfers) is None
+    streamed_layers = LAYERS - persist
+    third = host_bytes(args) // streamed_layers // 3  # of a layer: parameters, mu and nu
+    # In a microbatch: the forward and the norm's backward fetch parameters, the other all states.
+    fetched = n * streamed_layers * (1 + 1 + 3) * third
+    assert moved(found, to_host=False) == fetched
+    stored = streamed_layers * (n * 2 + 1) * third
+    assert moved(found, to_host=True) == stored
+    assert moved(found, to_host=False, beside=True) >= BESIDE * fetched
+    if persist:  # XLA unrolls the loop of one resident layer, and shares products in it
+        return
+    plain = compiled(h200, tiny_lm.released(tx, plan=Assignment({"block": {}})), *args)
+    product = 2 * (8 * 64) * WIDTH * 2 * WIDTH
+    # The norm's backward has four products of gradients for a layer, and recomputes both products
+    # of the forward. The other backward needs the second of them for no gradient any more.
+    assert found.matmul_flops - plain.matmul_flops == n * LAYERS * (4 + 2 - 1) * product
 
 
 def test_options_of_what_is_no_step_are_refused():

@@ -152,7 +152,8 @@ def oracle(profile: Profile, assignment: dict, working=()) -> Price:
             visit(v)
         again = sum(e.seconds for e in repeated)
         wait = moved / profile.link_bytes_per_second
-        exposed = max(0.0, wait - b.forward_seconds) + max(0.0, wait - b.backward_seconds - again)
+        exposed = max(0.0, wait - b.forward_seconds)
+        exposed += max(0.0, b.backwards * wait - b.backward_seconds - again)
         saved, host = saved + b.layers * device, host + b.layers * moved
         seconds, recompute = seconds + b.runs * (again + kept + exposed), recompute + b.runs * again
         doubt += b.runs * doubted
@@ -225,6 +226,7 @@ def blocks(draw, name: str, most_tags: int) -> BlockClass:
         forward_seconds=draw(st.integers(0, 10)) / 1.0,
         backward_seconds=draw(st.integers(0, 20)) / 1.0,
         input_seconds=(draw(st.integers(0, 9)) / 10, 0.0),
+        backwards=draw(st.sampled_from((1, 1, 2))),
     )  # fmt: skip
 
 

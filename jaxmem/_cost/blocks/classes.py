@@ -34,7 +34,7 @@ def classes_of(found: Blocks) -> list[BlockGraph]:
         graph = graph_of(instance)
         # Inputs that are charged belong to the key: the first layer of an unrolled loop reads the
         # step's own argument, which is always in memory. The other layers read a saved tensor.
-        key = (instance.label, graph_key(graph), instance.charged)
+        key = (instance.label, graph_key(graph), instance.charged, instance.backwards)
         before = classes.get(key)
         classes[key] = graph if before is None else before.joined(instance)
     return list(classes.values())

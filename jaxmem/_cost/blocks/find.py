@@ -5,6 +5,9 @@ The step is traced with every tag recomputed. Then a block's backward equation r
 inputs and the cotangents of its outputs (last), repeats the forward, and goes on to the derivative:
 its jaxpr is the whole graph.
 
+A step that clips by the global norm runs the layers' backward twice over the same saved tensors.
+The second loop over these tensors is no block of its own: `Instance.backwards` counts it.
+
 If a block begins and ends in one iteration of an outer loop, its saved tensors are live in that
 iteration alone. So microbatches that run one after the other count once. A streamed step, whose
 last microbatch is a program of its own, has the same profile as a resident step.
@@ -14,6 +17,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -63,6 +67,8 @@ class Instance:
     runs: how often the equation runs in a step.
     sharded: whether shapes are one device's already, as inside `jax.shard_map`.
     divisible: the number of layers in the group that a plan may divide; 0 if it may not.
+    backwards: how often the backward runs for each forward.
+    stacks: the stacked arrays of saved tensors that the equation reads; empty outside loops.
     """
 
     label: str
@@ -76,6 +82,8 @@ class Instance:
     runs: int
     sharded: bool
     divisible: int
+    backwards: int = 1
+    stacks: frozenset[Var] = frozenset()
 
     @property
     def stack(self) -> int:
@@ -83,6 +91,11 @@ class Instance:
         stacks the tensor.
         """
         return self.layers if self.loops else 0
+
+    @property
+    def once_more(self) -> "Instance":
+        """The instance with one more backward."""
+        return dataclasses.replace(self, backwards=self.backwards + 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,27 +140,37 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
     plain_labels: set[str] = set()
     names = forward_names(jaxpr)
 
-    def walk(jaxpr: Jaxpr, origin: dict[Var, str], frames: tuple, sharded: bool) -> list[str]:
+    def walk(
+        jaxpr: Jaxpr,
+        origin: dict[Var, str],
+        frames: tuple,
+        sharded: bool,
+        stacks: dict[Var, Var],
+    ) -> list[str]:
         """Collects the instances in `jaxpr`; returns where its outputs come from.
 
         origin: where the inputs of `jaxpr` come from.
         frames: the jaxprs round this one, outermost first, each with the trip count of the loop
           that leads on from it (1 where it is no loop).
         sharded: whether a `shard_map` is among them.
+        stacks: the stacked array of saved tensors that each input of `jaxpr` is a layer of.
         """
         origin = dict.fromkeys(jaxpr.constvars, "free") | origin
         free = lambda v: isinstance(v, Literal) or is_reference(v.aval)
         here = lambda v: "free" if free(v) else origin.get(v, "local")
+        stack_of = lambda v: None if isinstance(v, Literal) else stacks.get(v)
         # By variable: the equation that makes it, the first one that reads it, and how many blocks
         # read it.
         defined = {o: i for i, e in enumerate(jaxpr.eqns) for o in e.outvars}
         first_use: dict[Var, int] = {}
+        again = _repeated(jaxpr, defined)
         block_uses = Counter(
             v
-            for e in jaxpr.eqns
-            if is_block(e)
+            for i, e in enumerate(jaxpr.eqns)
+            if is_block(e) and i not in again
             for v in {v for v in e.invars if not isinstance(v, Literal)}
         )
+        position: dict[int, int] = {}  # of an equation's instance in `instances`
         for i, eqn in enumerate(jaxpr.eqns):
             for v in eqn.invars:
                 if not isinstance(v, Literal):
@@ -161,6 +184,10 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
             if is_block(eqn):
                 if not eqn.params.get("differentiated"):  # a forward: its backward comes later
                     plain_labels.update(policy.block for policy in policies_of(eqn))
+                    continue
+                if (first := again.get(i)) is not None:
+                    if (k := position.get(first)) is not None:
+                        instances[k] = instances[k].once_more
                     continue
                 # Cotangents are the last inputs. What was read before the last one was born belongs
                 # to the forward; what several blocks read from it is shared, such as a mask.
@@ -180,13 +207,14 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
                 known = [k in ("free", "stacked") or v in early for v, k in zip(eqn.invars, kinds)]
                 instance = _instance(eqn, kinds, known, frames + ((jaxpr, 1),), sharded)
                 if instance is not None:
-                    instances.append(instance)
+                    read = frozenset(s for s in map(stack_of, eqn.invars) if s is not None)
+                    position[i] = _add(instances, dataclasses.replace(instance, stacks=read))
             elif (scan := as_scan(eqn)) is not None:
                 # An array that another loop made and that this loop slices, one slice an iteration,
                 # is a stack of saved tensors. An array that the loop reads whole is not. A scan's
                 # operands are in this order: constants, carried values, sliced arrays.
                 stacked = lambda v: v in defined and jaxpr.eqns[defined[v]].primitive.name == "scan"
-                inner, states = {}, _carried_states(scan)
+                inner, sources, states = {}, {}, _carried_states(scan)
                 for k, (outer, v) in enumerate(zip(eqn.invars, scan.jaxpr.invars)):
                     if scan.consts <= k < scan.consts + scan.carry:
                         inner[v] = "free" if k - scan.consts in states else "carry"
@@ -195,11 +223,11 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
                         and here(outer) != "free"
                         and (here(outer) == "stacked" or stacked(outer))
                     ):
-                        inner[v] = "stacked"
+                        inner[v], sources[v] = "stacked", stack_of(outer) or outer
                     else:  # read by an earlier equation too: it is in memory whatever the plan
                         early = not isinstance(outer, Literal) and first_use[outer] < i
                         inner[v] = "free" if early else here(outer)
-                walk(scan.jaxpr, inner, frames + ((jaxpr, scan.length),), sharded)
+                walk(scan.jaxpr, inner, frames + ((jaxpr, scan.length),), sharded, sources)
             else:
                 for inner in subjaxprs(eqn):
                     # A call's operands are its body's inputs; a conditional has one more, first.
@@ -213,6 +241,11 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
                         known,
                         frames + ((jaxpr, 1),),
                         sharded or eqn.primitive.name == "shard_map",
+                        {
+                            i: s
+                            for i, v in zip(inner.invars, operands)
+                            if (s := stack_of(v)) is not None
+                        },
                     )
                     # Among these equations, only a call has exactly the outputs of its body.
                     if call_body(eqn) is not None:
@@ -221,8 +254,45 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
                         )
         return [here(v) for v in jaxpr.outvars]
 
-    walk(jaxpr, dict.fromkeys(jaxpr.invars, "free"), (), False)
+    walk(jaxpr, dict.fromkeys(jaxpr.invars, "free"), (), False, {})
     return Blocks(instances, names, saved_names(jaxpr), plain_labels)
+
+
+def _add(instances: list[Instance], new: Instance) -> int:
+    """Appends an instance; returns its position. If an earlier instance reads the same stacks, the
+    backward runs once more over the tensors that one forward saved, and the earlier instance counts
+    the run.
+    """
+    for i, one in enumerate(instances):
+        if new.stacks and (one.label, one.stacks) == (new.label, new.stacks):
+            instances[i] = one.once_more
+            return i
+    instances.append(new)
+    return len(instances) - 1
+
+
+def _repeated(jaxpr: Jaxpr, defined: dict[Var, int]) -> dict[int, int]:
+    """The block equations that repeat the backward of an earlier one, by position: they read the
+    same values, but for cotangents, which are the last inputs and are made after the earlier one.
+
+    defined: the position of the equation that makes each variable.
+    """
+    found: dict[int, int] = {}
+    blocks = [(i, e) for i, e in enumerate(jaxpr.eqns) if is_block(e)]
+    first: dict[Any, list[tuple[int, JaxprEqn]]] = {}
+    for i, e in blocks:
+        if not e.params.get("differentiated") or isinstance(e.invars[0], Literal):
+            continue
+        for j, earlier in first.setdefault((e.invars[0], len(e.invars)), []):
+            later = [v for v, w in zip(e.invars, earlier.invars) if v is not w]
+            are_last = later == list(e.invars[len(e.invars) - len(later) :])
+            is_late = lambda v, j=j: not isinstance(v, Literal) and defined.get(v, -1) > j
+            if later and are_last and all(map(is_late, later)):
+                found[i] = j
+                break
+        else:
+            first[e.invars[0], len(e.invars)].append((i, e))
+    return found
 
 
 def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:

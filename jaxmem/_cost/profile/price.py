@@ -42,6 +42,8 @@ def block_class(block: Opened, index: int, allowed: Allowed, jobs: Jobs) -> Bloc
     jobs.add((index, "backward"), backward(graph, block.axes))
     # What depends on no input is free: a loop over layers holds it once, as it does parameters.
     produced = {v for o in block.operations for v in o.outputs} - block.fixed
+    products = [matmul_flops(e.eqn)[0] for e in flat.nodes]
+    there, back = sum(products[: instance.boundary]), sum(products[instance.boundary :])
     return BlockClass(
         name=block.label,
         fingerprint=graph_key(graph),
@@ -56,9 +58,33 @@ def block_class(block: Opened, index: int, allowed: Allowed, jobs: Jobs) -> Bloc
         tags=tags,
         forward_seconds=whole((index, "forward")),
         backward_seconds=whole((index, "backward")),
-        flops=sum(matmul_flops(e.eqn)[0] for e in flat.nodes) / shards,
+        flops=(there + instance.backwards * back) / shards,
         divisible=_divisible(graph.instances),
         shards=shards,
+        backwards=instance.backwards,
+    )
+
+
+def with_backwards(block: BlockClass) -> BlockClass:
+    """Returns the class, whose prices are of one forward and one backward, with the prices of one
+    forward and all its backwards. Each backward repeats the recomputed equations, and reads the
+    saved tensors.
+    """
+    n = block.backwards
+    if n == 1:
+        return block
+    # Half of the seconds of a saved tensor are its writing or encoding, and half are its reading or
+    # decoding.
+    share = (1 + n) / 2
+    replace = dataclasses.replace
+    again = lambda e: replace(e, seconds=n * e.seconds, flops=n * e.flops, matmuls=n * e.matmuls)
+    saved = lambda o: replace(o, seconds=share * o.seconds, host_seconds=share * o.host_seconds)
+    return replace(
+        block,
+        equations=tuple(map(again, block.equations)),
+        tags=tuple(replace(t, options=tuple(map(saved, t.options))) for t in block.tags),
+        input_seconds=tuple(share * s for s in block.input_seconds),
+        backward_seconds=n * block.backward_seconds,
     )
 
 

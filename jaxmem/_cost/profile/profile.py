@@ -16,7 +16,7 @@ from jaxmem._cost.blocks.segments import BlockGraph
 from jaxmem._cost.profile.doubt import MIN_GAIN_DEFAULT, MIN_GAIN_REQUESTED, with_doubts
 from jaxmem._cost.profile.jobs import Jobs
 from jaxmem._cost.profile.options import Allowed
-from jaxmem._cost.profile.price import block_class, with_prices
+from jaxmem._cost.profile.price import block_class, with_backwards, with_prices
 from jaxmem._cost.profile.times import job_times
 from jaxmem._cost.profile.unsharded import without_shardings
 from jaxmem._target.devices.platforms import Platform
@@ -64,7 +64,7 @@ def profile(
     hidden = hidden_tags(graphs)
     times = job_times(jobs.jobs, backend, database)
     price = jobs.prices(times.seconds)
-    blocks = [with_prices(block, price.__getitem__) for block in unpriced]
+    blocks = [with_backwards(with_prices(block, price.__getitem__)) for block in unpriced]
     step_seconds = sum(b.runs * (b.forward_seconds + b.backward_seconds) for b in blocks)
     share = MIN_GAIN_DEFAULT if allowed.codecs_by_default else MIN_GAIN_REQUESTED
     blocks = with_doubts(blocks, times.uncertainty, step_seconds, share)
@@ -90,7 +90,7 @@ def block_classes(jaxpr, axes: Mapping[str, int] = MappingProxyType({})) -> list
     jobs = Jobs(False)
     graphs = [_opened(graph, jobs, axes) for graph in classes_of(find_blocks(jaxpr.jaxpr))]
     blocks = [block_class(graph, k, Allowed(), jobs) for k, graph in enumerate(graphs)]
-    return [with_prices(block, lambda _: 0.0) for block in blocks]
+    return [with_backwards(with_prices(block, lambda _: 0.0)) for block in blocks]
 
 
 def _allowed(allowed: Allowed, graph: Opened, no_offload: set[str], traits: Platform) -> Allowed:

@@ -25,6 +25,7 @@ is never stored as zero, since an update divides by its root.
 import dataclasses
 import functools
 import math
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +33,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxmem._model.states.layout import empty, filling
+from jaxmem._model.states.store import fetch
 from jaxmem._optim.adama.rows import mixed
 from jaxmem.errors import OptimizerError
 
@@ -130,6 +133,11 @@ def is_coded(a) -> bool:
     return isinstance(a, EightBits)
 
 
+def is_quantized(state) -> bool:
+    """Whether an optimizer's state has an array in 8 bits."""
+    return any(map(is_coded, jax.tree.leaves(state, is_leaf=is_coded)))
+
+
 def coded(tree, signed: bool):
     """Codes a tree's floating-point arrays of at least one axis."""
     return jax.tree.map(lambda a: EightBits.of(a, signed) if _can_code(a) else a, tree)
@@ -153,6 +161,35 @@ def recoded(old, new, number):
     pairs = enumerate(zip(leaves, structure.flatten_up_to(new), strict=True))
     code = lambda i, a, b: a.replaced(b, noise_of(b.shape, number, i)) if is_coded(a) else b
     return structure.unflatten([code(i, a, b) for i, (a, b) in pairs])
+
+
+def recoded_as(shape, a, number: int, stacked: bool, kept: Collection[int]):
+    """Codes an array in the form of `shape`, one layer at a time, and deletes the array. The result
+    is stored in the memory of the array. An array without a code remains.
+
+    shape: the shapes of an `EightBits`, or the shape of an array without a code.
+    a: the array, or its shape, which becomes the shapes of an `EightBits`.
+    number: the array's number, from which the random bits of the rounding are made.
+    stacked: whether the first axis is an axis of layers.
+    kept: the ids of arrays that are not deleted.
+    """
+    if not is_coded(shape):
+        return a
+    there = getattr(a, "sharding", None)
+    like = lambda b: jax.ShapeDtypeStruct(b.shape, b.dtype, sharding=there)
+    shapes = jax.tree.map(like, shape)
+    if isinstance(a, jax.ShapeDtypeStruct):
+        return shapes
+    code = lambda a, i: shape.replaced(a, noise_of(a.shape, i, number))
+    if stacked:
+        layers = lambda made, a: filling(lambda i: code(fetch(a, i), i), a.shape[0])(made)
+        made = jax.jit(layers, donate_argnums=0)(jax.tree.map(empty, shapes), a)
+    else:
+        made = jax.jit(code)(a, 0)
+    if id(a) not in kept:
+        jax.block_until_ready(made)
+        a.delete()
+    return made
 
 
 def scaled(tree, by):
@@ -198,6 +235,10 @@ class QuantizedState(NamedTuple):
     inner: Any
 
 
+class Quantized(optax.GradientTransformationExtraArgs):
+    """A transformation that `quantized` returned."""
+
+
 def quantized(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Returns an optax transformation that stores the state of `tx` in 8 bits a value.
 
@@ -217,6 +258,8 @@ def quantized(tx: optax.GradientTransformation) -> optax.GradientTransformationE
     updates are float32, and `optax.apply_updates` adds them exactly. So bfloat16 parameters need no
     float32 copy. Transformations after `quantized` in a chain would undo this.
 
+    A transformation that `quantized` returned is returned as it is.
+
     Raises OptimizerError if `tx` is no optax transformation, or is AdamA.
     """
     if not isinstance(tx, optax.GradientTransformation):
@@ -229,6 +272,8 @@ def quantized(tx: optax.GradientTransformation) -> optax.GradientTransformationE
             "quantized: `tx` is AdamA; expected jaxmem.adama(..., moments='int8'), or an optax"
             " transformation: a released step folds microbatches into the moments that it stores"
         )
+    if isinstance(tx, Quantized):
+        return tx
     inner = optax.with_extra_args_support(tx)
 
     def init(params):
@@ -245,4 +290,4 @@ def quantized(tx: optax.GradientTransformation) -> optax.GradientTransformationE
             updates = _rounded(updates, params, state.count)
         return updates, QuantizedState(count, recoded(state.inner, new, state.count))
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return Quantized(init, update)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxmem._core.assignment import MOMENTS
 from jaxmem._optim.adama import ratio, rows
 from jaxmem._optim.adama.eight_bits import coded, decoded, recoded, scaled, shapes
 from jaxmem._trace.vary import axes_of, is_checked, varying
@@ -23,7 +24,6 @@ def _known(value) -> bool:
 
 
 SECOND_MOMENTS = ("squares", "row")
-STORED = ("float", "int8")
 
 
 class Moments(NamedTuple):
@@ -54,7 +54,7 @@ class Rule:
     learning_rate: a number or a schedule; None means that updates are not scaled.
     weight_decay: the rate of weight decay, relative to the learning rate; None means no decay.
     mask: the weights that decay, as for `optax.adamw`; None means all weights.
-    moments: one of STORED: how mu and nu are stored.
+    moments: one of MOMENTS: how mu and nu are stored.
     """
 
     b1: Any
@@ -72,7 +72,7 @@ class Rule:
     moments: str = "float"
 
     def __post_init__(self):
-        if self.moments not in STORED:
+        if self.moments not in MOMENTS:
             raise OptimizerError(
                 f"adama: `moments` is {self.moments!r}; expected 'float', the dtypes of the"
                 " parameters, or 'int8', 8 bits a value"

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxmem._core.assignment import INT8
 from jaxmem._optim.adama.rows import Position
 from jaxmem._optim.adama.rule import Moments, Rule
 from jaxmem._trace.vary import varying, zeros
@@ -92,6 +93,13 @@ class AdamA(optax.GradientTransformationExtraArgs):
         made = AdamA(functools.partial(_init, rule), update)
         made.rule = rule
         return made
+
+    def quantized(self) -> "AdamA":
+        """Returns the transformation with its moments in 8 bits, as `moments="int8"` does.
+
+        Raises OptimizerError if the first moment has a dtype of its own, `mu_dtype`.
+        """
+        return AdamA.of(dataclasses.replace(self.rule, moments=INT8))
 
     def begin(self, state: State) -> Any:
         """Begins a minibatch: returns the state with decayed moments.

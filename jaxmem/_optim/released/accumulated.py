@@ -26,20 +26,22 @@ alone, which costs models of several layers nothing. The update then reads the s
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
+from jax.tree_util import DictKey
 
 from jaxmem._model.loop.loops import fetched_first
 from jaxmem._model.states import layout
 from jaxmem._model.states.layout import joined_shapes, masters_of, one_layer, parts_of, read_of
 from jaxmem._model.states.layout import like as as_layers
 from jaxmem._model.states.store import brought, streams
-from jaxmem._optim.adama.eight_bits import shapes
+from jaxmem._optim.adama.eight_bits import is_coded, recoded_as, shapes
 from jaxmem._optim.adama.rule import Moments, Rule
 from jaxmem._optim.adama.transform import AdamA, AdamAState, RowState, State
 from jaxmem._optim.released.backward import backward
@@ -66,6 +68,18 @@ class Accumulated:
     @property
     def axis_name(self) -> str | None:
         return self.tx.rule.axis_name
+
+    def quantized(self) -> "Accumulated":
+        return Accumulated(self.tx.quantized())
+
+    def coded(self, model: Model, params, like, state: State, kept: Collection[int]) -> State:
+        number = itertools.count()
+
+        def one(path, shape, a):
+            return recoded_as(shape, a, next(number), path[0] == DictKey(model.layers), kept)
+
+        code = lambda like, tree: jax.tree.map_with_path(one, like, tree, is_leaf=is_coded)
+        return state._replace(**{k: code(getattr(like, k), getattr(state, k)) for k in MOVED})
 
     def init(self, model: Model, params):
         """Returns the first state. The rows of all layers are in one array, whatever the

@@ -15,7 +15,7 @@ hyperparameters of the whole model would have had to be given twice.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -28,6 +28,7 @@ from jaxmem._model.states import layout
 from jaxmem._model.states.layout import is_stacks, joined_shapes, length, masters_of, parts_of
 from jaxmem._model.states.layout import like as as_layers
 from jaxmem._model.states.store import brought, returned
+from jaxmem._optim.adama.eight_bits import QuantizedState, is_coded, quantized, recoded_as
 from jaxmem._optim.released.backward import backward
 from jaxmem._optim.released.fold import Clip, Fold, Folds
 from jaxmem._optim.released.form import check_stacks
@@ -128,6 +129,19 @@ class Direct:
 
     tx: optax.GradientTransformation
     axis_name: str | None
+
+    def quantized(self) -> "Direct":
+        return Direct(quantized(self.tx), self.axis_name)
+
+    def coded(
+        self, model: Model, params, like: QuantizedState, state, kept: Collection[int]
+    ) -> QuantizedState:
+        of = Components.of(self.tx, model, model.one_layer(params))
+        leaves, structure = jax.tree.flatten(like.inner, is_leaf=is_coded)
+        found = zip(leaves, of.leaves(state), range(len(leaves)), of.stacked, strict=True)
+        made = structure.unflatten([recoded_as(*one, kept) for one in found])
+        shapes = any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves(state))
+        return QuantizedState(like.count if shapes else jnp.zeros((), jnp.int32), made)
 
     def init(self, model: Model, params):
         """Returns the first state, made for all layers at once."""

@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxmem._core.assignment import INT8, moments_of
 from jaxmem._model.auto.divide import DividedLoss, divided_loss
 from jaxmem._model.auto.segments import PythonLoops, SegmentedLoss
 from jaxmem._model.states.layout import is_split, joined_shapes, one_layer
 from jaxmem._model.tags.implementation import todays_checkpoint
-from jaxmem._optim.adama.eight_bits import is_coded
+from jaxmem._optim.adama.eight_bits import is_coded, quantized
 from jaxmem._optim.adama.transform import AdamA
 from jaxmem._optim.released.accumulated import Accumulated, microbatches
 from jaxmem._optim.released.direct import Direct
@@ -72,7 +73,7 @@ class LossStep:
 
     def with_plan(self, plan) -> "LossStep":
         """Returns the step under another plan."""
-        return dataclasses.replace(self, plan=plan)
+        return dataclasses.replace(self, plan=plan, tx=stored_under(plan, self.tx))
 
     def __call__(self, state, batch, key=None):
         check_is_pair(state)
@@ -222,6 +223,13 @@ class _Form:
         if not self._accumulates or state is None:
             return state
         return state._replace(**{k: change(v) for k, v in entries(state.moments).items()})
+
+
+def stored_under(plan, tx) -> Any:
+    """Returns the optimizer with its moments as the plan stores them."""
+    if moments_of(plan) != INT8:
+        return tx
+    return tx.quantized() if isinstance(tx, AdamA) else quantized(tx)
 
 
 def bound(made, args: tuple) -> Any:

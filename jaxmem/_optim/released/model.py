@@ -4,7 +4,7 @@ step.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -204,6 +204,21 @@ class Optimizer(Protocol):
           a layer, `specs` the PartitionSpecs of the stacks, and `make(i)` returns layer i; `make`
           is None for zeros.
         specs: the PartitionSpecs of the state.
+        """
+        ...
+
+    def quantized(self) -> "Optimizer":
+        """Returns the optimizer with its moments in 8 bits. Raises OptimizerError for AdamA whose
+        first moment has a dtype of its own.
+        """
+        ...
+
+    def coded(self, model: Model, params, like, state, kept: Collection[int]) -> Any:
+        """Returns a joined state as a state of `quantized()`. Arrays remain in their memories, and
+        the originals of coded arrays are deleted.
+
+        like: the shapes of the first state of `quantized()`.
+        kept: the ids of arrays that are not deleted.
         """
         ...
 

@@ -13,7 +13,7 @@ from jaxmem._optim.adama.transform import AdamA
 from jaxmem._optim.released.accumulated import Accumulated
 from jaxmem._optim.released.direct import Direct
 from jaxmem._optim.released.fold import Clip
-from jaxmem._optim.released.loss import LossStep
+from jaxmem._optim.released.loss import LossStep, stored_under
 from jaxmem._optim.released.model import Model
 from jaxmem._optim.released.step import ReleasedStep
 from jaxmem.errors import OptimizerError
@@ -81,7 +81,8 @@ def released_step(
     head: the function after the layers, `head(outer, x, microbatch) -> loss`. The loss is a mean.
     layers: the key of the layers' parameters in the dict of all parameters. The layers' parameters
       are stacked, as for `jaxmem.stack`. All other parameters are called `outer`.
-    plan, label, dtype: as for `jaxmem.stack`.
+    plan, label, dtype: as for `jaxmem.stack`. Under a plan whose `moments` are "int8", the step
+      stores the optimizer's moments in 8 bits, as `ReleasedStep.quantized` does.
     has_aux: whether `block` returns (x, aux). `head` then receives the aux of all layers, stacked,
       after x. With a whole loss, whether the loss returns a pair of the loss and a tree of arrays,
       such as new statistics of a batch norm. `metrics["aux"]` is the tree; for AdamA, its arrays
@@ -130,6 +131,7 @@ def released_step(
             raise OptimizerError(
                 f"released_step: `{name}` is {type(function).__name__}; expected a function"
             )
+    tx = stored_under(plan, tx)
     optimizer = _optimizer(tx, axis_name)
     if block is not None and head is not None:
         model = Model(embed, block, head, layers, plan, label, dtype, has_aux)

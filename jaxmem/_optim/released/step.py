@@ -10,8 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxmem._core.assignment import INT8, moments_of
+from jaxmem._model.states import layout
 from jaxmem._model.states.places import DIVIDED
 from jaxmem._model.states.shards import placed, shards
+from jaxmem._optim.adama.eight_bits import is_quantized
 from jaxmem._optim.released import placement
 from jaxmem._optim.released.fold import Clip
 from jaxmem._optim.released.form import (
@@ -203,6 +206,47 @@ class ReleasedStep:
         state = self._of_arrays("joined", state)
         return placement.joined(self.model, self.optimizer, state)
 
+    def quantized(self) -> "ReleasedStep":
+        """Returns the step whose optimizer stores its moments in 8 bits, 2 bytes a parameter for
+        Adam: `jaxmem.adama(..., moments="int8")`, or `jaxmem.quantized(tx)` for another `tx`.
+
+        Raises OptimizerError for AdamA with `mu_dtype`.
+        """
+        return dataclasses.replace(self, optimizer=self.optimizer.quantized())
+
+    def quantized_state(self, state) -> tuple[Any, Any]:
+        """Returns a state of this step as a state of `quantized()`: the joined parameters, and the
+        moments in 8 bits, rounded stochastically.
+
+        Moments are coded one layer at a time, in the memories where they are stored. The originals
+        of coded moments are deleted, and the originals of arrays that `joined` moves.
+
+        state: the pair of parameters and optimizer's state, in any form: resident, split, or as
+          shapes.
+
+        Raises OptimizerError if the optimizer's state has no array that 8 bits can store, such as
+        the state of `optax.sgd` without momentum, or if it is stored in 8 bits already; and as
+        `joined` does.
+        """
+        params, old = state = self.joined(state)
+        if is_quantized(old):
+            raise OptimizerError(
+                "quantized_state: the optimizer's state is stored in 8 bits already; expected float"
+                " moments: jaxmem.adama(..., moments='float'), or `tx` without jaxmem.quantized"
+            )
+        init = self.quantized().optimizer.init
+        shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype)
+        like = jax.eval_shape(lambda params: init(self.model, params), jax.tree.map(shape, params))
+        if not is_quantized(like):
+            raise OptimizerError(
+                "quantized_state: the optimizer's state has no floating-point array that 8 bits can"
+                " store; expected an optimizer with moments, such as jaxmem.adama or optax.adamw"
+            )
+        kept = layout.sharing(state)
+        made = params, self.optimizer.coded(self.model, params, like, old, kept)
+        layout.delete_unless_in(made, kept)
+        return made
+
     def within(self, step: Callable, get: Callable, put: Callable) -> Within:
         """Wraps a function that calls this step, so that a plan can place the states of the step.
 
@@ -218,7 +262,8 @@ class ReleasedStep:
 
     def with_plan(self, plan) -> "ReleasedStep":
         """Returns the step under another plan."""
-        return dataclasses.replace(self, model=dataclasses.replace(self.model, plan=plan))
+        step = self.quantized() if moments_of(plan) == INT8 else self
+        return dataclasses.replace(step, model=dataclasses.replace(self.model, plan=plan))
 
     def __call__(self, state, batch, key=None):
         check_pair(self.model, state)

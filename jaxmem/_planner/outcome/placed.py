@@ -84,6 +84,7 @@ def placed_plan(
         notes=(*notes, *search.notes, NOT_COMPILED, *option_notes(best.step.compiled.options)),
         compiler_options=best.step.compiled.options,
         places=best.solution.places,
+        moments=search.steps.moments,
         divided=problem.sharding.divided if problem.sharding.devices > 1 else None,
         lanes=timeline_of(problem, best.solution, outside),
     ).with_step(best.step.compiled.executable, search.steps.split, search.steps.create)

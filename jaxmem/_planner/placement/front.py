@@ -42,17 +42,20 @@ def front(profile: Profile, block: BlockClass) -> tuple[LayerPolicy, ...]:
 
 
 def layer_policy(profile: Profile, block: BlockClass, choices) -> LayerPolicy:
-    """The policy with these choices for one layer of the block. Half of the seconds of keeping are
-    writes in the forward, and half are reads in the backward.
+    """The policy with these choices for one layer of the block. Of the seconds of keeping, the
+    writes in the forward and the reads in each backward are equal shares.
     """
     alone = dataclasses.replace(profile, blocks=(block,))
     cost = evaluate(alone, {block.name: choices}).blocks[0]
+    n = block.backwards
+    keep = cost.keep_seconds / (1 + n)
     return LayerPolicy(
         choices=dict(choices),
         device_bytes=cost.device_bytes,
         host_bytes=cost.host_bytes,
-        forward_seconds=block.forward_seconds + cost.keep_seconds / 2,
-        backward_seconds=block.backward_seconds + cost.recompute_seconds + cost.keep_seconds / 2,
+        forward_seconds=block.forward_seconds + keep,
+        backward_seconds=(block.backward_seconds + cost.recompute_seconds) / n + keep,
+        backwards=n,
         doubt_seconds=cost.doubt_seconds,
     )
 

@@ -82,8 +82,10 @@ class LayerPolicy:
 
     choices: the choice of each tag.
     device_bytes, host_bytes: bytes that one layer saves for the backward.
-    forward_seconds, backward_seconds: seconds of one run of the layer, with writing, reading,
-      encoding and recomputing, without transfers.
+    forward_seconds, backward_seconds: seconds of one forward and of one backward of the layer, with
+      writing, reading, encoding and recomputing, without transfers.
+    backwards: how often the backward runs for each forward: twice if the step clips by the global
+      norm, whose first backward computes the norm.
     doubt_seconds: the seconds by which a lossy policy must be faster than a lossless one.
     working: working memory of a step all of whose layers have this policy, without the layers'
       saved tensors; by whether the layers' states are streamed.
@@ -96,11 +98,12 @@ class LayerPolicy:
     backward_seconds: float
     doubt_seconds: float = 0.0
     working: Mapping[bool, int] = dataclasses.field(default_factory=dict)
+    backwards: int = 1
 
     @property
     def seconds(self) -> float:
-        """Seconds of one run, forward and backward."""
-        return self.forward_seconds + self.backward_seconds
+        """Seconds of one forward and its backwards."""
+        return self.forward_seconds + self.backwards * self.backward_seconds
 
     def with_working(self, resident: int, streamed: int) -> "LayerPolicy":
         return dataclasses.replace(self, working={False: resident, True: streamed})
@@ -202,13 +205,17 @@ def lanes_of(
     it, which takes as long as the layer's own work. The forward fetches parameters. The backward
     fetches parameters and moments, without the parameters of `buffered` layers. Every microbatch
     writes moments back, and the last microbatch also writes parameters back. The parameters of a
-    `copied` layer are fetched only for their update. Over several devices, both passes gather
-    parameters if layers are gathered one at a time, and the backward scatters gradients.
+    `copied` layer are fetched only for their update. Over several devices, all passes gather
+    parameters if layers are gathered one at a time, and the backwards scatter gradients.
+
+    If the step clips by the global norm, a backward that computes the norm precedes each backward.
+    It fetches parameters, without the parameters of `buffered` layers, and no moments.
     """
     p, m = states.parameters, states.moments
     forward = {RESIDENT: 0, COPIED: 0, STREAMED: p, BUFFERED: p}[place]
     backward = {RESIDENT: 0, COPIED: m, STREAMED: p + m, BUFFERED: m}[place]
     last = {RESIDENT: 0, COPIED: p + m, STREAMED: p + m, BUFFERED: m}[place]
+    norm = {RESIDENT: 0, COPIED: 0, STREAMED: p, BUFFERED: 0}[place]
     to_device, to_host = 1 / link.to_device, 1 / link.to_host
     back = 0 if place == RESIDENT else (1 - STORED_BESIDE) * to_host
     offloaded = policy.host_bytes
@@ -222,9 +229,12 @@ def lanes_of(
         ),
         Pass.of_lanes(work, (backward + offloaded) * to_device, 0.0, m * back, overlapped, alone),
         Pass.of_lanes(work, (last + offloaded) * to_device, 0.0, (p + m) * back, overlapped, alone),
+        Pass.of_lanes(work, (norm + offloaded) * to_device, 0.0, 0.0, overlapped, alone),
     )
     if not link.beside:
-        passes = (one.in_turn() for one in passes)
+        passes = tuple(one.in_turn() for one in passes)
+    # The program clips each microbatch by one norm, so that there is one more backward at most.
+    passes = passes if policy.backwards > 1 else passes[:3]
     return PlacedLayers(1, place, states.on_device(place), states.on_host(place), *passes)
 
 

@@ -3,11 +3,14 @@
 """
 
 import dataclasses
+import math
 from collections.abc import Collection
 
 from jaxmem._core.actions import Actions
+from jaxmem._core.assignment import FLOAT, INT8
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.progress import LOG
+from jaxmem._cost.profile.doubt import MIN_GAIN_DEFAULT
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS
 from jaxmem._optim.released.direct import Direct
@@ -36,7 +39,7 @@ from jaxmem._planner.traced_step import read_step
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.target import Target
-from jaxmem.errors import OptimizerError, StepError, TargetError
+from jaxmem.errors import BudgetError, OptimizerError, StepError, TargetError
 
 ACTIONS, STATES, SHARDING, MICROBATCHES = DECIDED = (
     "actions", "states", "sharding", "microbatches",
@@ -76,6 +79,23 @@ def check_decide(decide: Collection[str], target: Target, measure: float | None)
     return names
 
 
+def check_lossy(lossy_states: bool, decide: frozenset[str], batch: str | None) -> None:
+    """Raises StepError if `lossy_states` is no boolean, or True for a plan that places no states or
+    chooses a size.
+    """
+    if not isinstance(lossy_states, bool) or (lossy_states and STATES not in decide):
+        raise StepError(
+            f"plan: `lossy_states` is {lossy_states!r}, and `decide` has"
+            f" {', '.join(map(repr, sorted(decide)))}; expected False, or True beside"
+            " decide=('actions', 'states')"
+        )
+    if lossy_states and batch is not None:
+        raise StepError(
+            f"plan: `lossy_states` is True, and `batch` is {batch!r}, which is chosen for float"
+            " moments; expected batch=None, or an optimizer whose moments are in 8 bits already"
+        )
+
+
 def plan_places(
     build,
     args: tuple,
@@ -84,30 +104,79 @@ def plan_places(
     allowed: Allowed,
     notes: tuple[str, ...],
     decide: Collection[str],
+    lossy_states: bool = False,
 ) -> Plan:
     """Makes the plan for one number of microbatches. The other arguments are the arguments of
     `_plan` in `_planner/plan.py`.
 
     decide: the names of the plan's decisions, as `check_decide` returns them.
+    lossy_states: whether the plan may store the optimizer's moments in 8 bits.
+
+    Moments in 8 bits are chosen if no plan with float moments fits, or if they gain at least 2 % of
+    the step time plus the uncertainty. They are not chosen for their time if XLA has no estimates
+    for the target: the seconds of coding are then unknown.
     """
-    every = placement_searches(build, args, backend, limits, allowed, decide)
-    if SHARDING not in decide:
-        (search,) = every
-        if (best := search.run()) is None:
-            raise infeasible_placement(search)
-        return placed_plan(search, best, notes)
-    return _fastest(every, notes)
+    step = build, args, backend, limits, allowed, decide
+    every = placement_searches(*step)
+    if not lossy_states:
+        search, best = _fastest(every)
+        return placed_plan(search, best, notes, [one for one in every if one is not search])
+    every[0].steps.check_quantized()
+    try:
+        search, best = _fastest(every)
+    except BudgetError:
+        every += (coded := placement_searches(*step, INT8))
+        search, best = _fastest(coded)
+        others = [one for one in every if one is not search]
+        why = "no plan with float moments fits"
+        return _in_8_bits(placed_plan(search, best, notes, others), why)
+    exact = placed_plan(search, best, notes, [one for one in every if one is not search])
+    if exact.keeps_everything or best.step.compiled.xla_seconds is None:
+        return exact
+    every += (coded := placement_searches(*step, INT8))
+    exact = placed_plan(search, best, notes, [one for one in every if one is not search])
+    gain = lambda seconds, other: (
+        other - seconds - search.profile.uncertainty * abs(other - seconds)
+    )
+    least = MIN_GAIN_DEFAULT * exact.predicted_seconds
+    solved = [solve_placement(one.within(one.limits.usable_bytes)) for one in coded]
+    expected = min((one.risk_adjusted_seconds for one in solved if one), default=math.inf)
+    if gain(expected, best.solution.risk_adjusted_seconds) < least:
+        return exact
+    try:
+        search_8, best_8 = _fastest(coded)
+    except (BudgetError, StepError):
+        return exact
+    lossy = placed_plan(search_8, best_8, notes, [one for one in every if one is not search_8])
+    if gain(lossy.predicted_seconds, exact.predicted_seconds) < least:
+        return exact
+    more = 1e3 * (exact.predicted_seconds - lossy.predicted_seconds)
+    why = f"the fastest plan with float moments is predicted to take {more:.2f} ms more a step"
+    return _in_8_bits(lossy, why)
+
+
+def _in_8_bits(plan: Plan, why: str) -> Plan:
+    """The plan with the reason for its moments in 8 bits."""
+    return dataclasses.replace(plan, lossy=f"the optimizer's moments are in 8 bits: {why}")
 
 
 def placement_searches(
-    build, args: tuple, backend: Backend, limits: Limits, allowed: Allowed, decide: Collection[str]
+    build,
+    args: tuple,
+    backend: Backend,
+    limits: Limits,
+    allowed: Allowed,
+    decide: Collection[str],
+    moments: str = FLOAT,
 ) -> list[PlacementSearch]:
     """The search for the step on one device. If the plan decides the division over devices, a
     search under each division that the step's optimizer supports. Raises OptimizerError if the
     optimizer supports no division. The arguments are the arguments of `plan_places`.
+
+    moments: how the step stores the optimizer's moments.
     """
     if SHARDING not in decide:
-        return [read_places(build, args, backend, limits, allowed)]
+        return [read_places(build, args, backend, limits, allowed, moments=moments)]
     target = backend.target
     released, _ = released_of(build(None))
     accumulates = not isinstance(getattr(released, "optimizer", None), Direct)
@@ -119,7 +188,8 @@ def placement_searches(
     for how in DIVIDED if accumulates else (NOTHING, LAYERS):
         sharding = Sharding(how, target.devices, target.peers, accumulates, beside)
         try:
-            searches.append(read_places(build, args, backend, limits, allowed, sharding))
+            one = read_places(build, args, backend, limits, allowed, sharding, moments)
+            searches.append(one)
         except OptimizerError as error:
             refused = refused or error
     if not searches:
@@ -128,10 +198,16 @@ def placement_searches(
     return searches
 
 
-def _fastest(every: list[PlacementSearch], notes: tuple[str, ...]) -> Plan:
-    """The plan of the sharding under which a step is fastest. A sharding that the program expects
-    to be slower than the fastest compiled plan is not compiled.
+def _fastest(every: list[PlacementSearch]) -> tuple[PlacementSearch, PlacedTrial]:
+    """The search of the sharding under which a step is fastest, and its best trial. A sharding that
+    the program expects to be slower than the fastest compiled trial is not compiled. Raises
+    BudgetError if nothing fits.
     """
+    if len(every) == 1:
+        (search,) = every
+        if (best := search.run()) is None:
+            raise infeasible_placement(search)
+        return search, best
     fitting: list[tuple[PlacementSearch, PlacedTrial]] = []
     pairs = ((s, solve_placement(s.within(s.limits.usable_bytes))) for s in every)
     expected = [(search, one.risk_adjusted_seconds) for search, one in pairs if one is not None]
@@ -159,8 +235,7 @@ def _fastest(every: list[PlacementSearch], notes: tuple[str, ...]) -> Plan:
                 raise refused
             raise infeasible_placement(nearest)
         fitting.append((nearest, best))
-    search, best = min(fitting, key=_seconds)
-    return placed_plan(search, best, notes, [one for one in every if one is not search])
+    return min(fitting, key=_seconds)
 
 
 def _seconds(pair: tuple[PlacementSearch, PlacedTrial]) -> float:
@@ -174,10 +249,11 @@ def read_places(
     limits: Limits,
     allowed: Allowed,
     sharding: Sharding = ONE_DEVICE,
+    moments: str = FLOAT,
 ) -> PlacementSearch:
     """Traces a step, profiles it with resident states, and estimates it with streamed states."""
     several = sharding.devices > 1
-    steps = PlacedSteps(build, args, backend, sharding.divided if several else None)
+    steps = PlacedSteps(build, args, backend, sharding.divided if several else None, moments)
     states = steps.states()
     sharding = dataclasses.replace(sharding, devices=steps.devices)
     moves = sharding.by_layer or not several  # otherwise all states remain on their devices

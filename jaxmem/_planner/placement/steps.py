@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from jaxmem._core.assignment import Assignment
+from jaxmem._core.assignment import FLOAT, INT8, Assignment, in_8_bits
 from jaxmem._model.states.layout import masters_of
 from jaxmem._model.states.places import HOST, Places
+from jaxmem._optim.adama.eight_bits import is_quantized
 from jaxmem._optim.released.form import check_pair
 from jaxmem._optim.released.loss import bound
 from jaxmem._optim.released.segments import SegmentedStep
@@ -37,19 +38,29 @@ class PlacedSteps:
     backend: estimates and compiles the step.
     how: the states that are divided over devices, as `data_parallel` takes it; None for a step of
       one device.
+    moments: how the step stores the optimizer's moments. With "int8", `build` receives plans whose
+      `moments` are "int8", and a state with float moments is converted.
 
-    Raises StepError for a step whose states cannot be placed or divided.
+    Raises StepError for a step whose states cannot be placed or divided. Raises OptimizerError for
+    float moments that cannot be stored in 8 bits.
     """
 
-    def __init__(self, build, args: tuple, backend: Backend, how: str | None = None):
+    def __init__(
+        self, build, args: tuple, backend: Backend, how: str | None = None, moments: str = FLOAT
+    ):
+        exact, self.moments = bound(build(None), args), moments
+        if moments == INT8:
+            exact_build = build
+            build = lambda plan: exact_build(in_8_bits(plan))
         self.build, self.backend = build, backend
         # Traces and compiles the step with its states at given places, the latest ones.
         at = lambda places: StepCompiler(self.build, self.args_at(places), backend)
         self.at = functools.lru_cache(maxsize=LATEST)(at)
         self._estimated: dict[tuple[str, Places], int] = {}
         self.compiles, self.seconds = 0, 0.0
-        self._made, self._over = bound(build(None), args), None
+        self._made, self._over = bound(build(None), args) if moments == INT8 else exact, None
         self._step, self._pair = _released(self._made)
+        self._exact = _released(exact)[0]
         if not args:
             raise StepError("plan: got no arguments; expected the step's, its state first")
         try:
@@ -63,7 +74,8 @@ class PlacedSteps:
         # A step for the device at hand is compiled for concrete devices. Shapes need not have a
         # sharding; they get the sharding of the first device.
         here = SingleDeviceSharding(jax.local_devices()[0]) if backend.target.local else None
-        self._state = jax.tree.map(lambda a: _shape(a, here), args[0])
+        self._state = self._with_moments(jax.tree.map(lambda a: _shape(a, here), args[0]))
+        self._state = jax.tree.map(lambda a: _shape(a, here), self._state)
         self._others = args[1:]
         if how is None:
             return
@@ -97,16 +109,30 @@ class PlacedSteps:
         step is divided over devices, the state is divided first.
         """
         if (over := self._over) is None:
-            return self._made.split
+            return lambda state, *args, **where: self._made.split(
+                self._with_moments(state), *args, **where
+            )
         step = self._step
 
         def move(state, persist: int, **where):
+            state = self._with_moments(state)
             shapes, *_ = self.args_at(Places(self.layers, persist, **where))
             if _is_placed_as(state, shapes):
                 return state
             return step.split(over.moved(step, state), persist, **where)
 
         return move
+
+    def _with_moments(self, state):
+        """A state of the step, from a state with float moments or of the step."""
+        if self.moments == FLOAT or is_quantized(self._pair(state)[1]):
+            return state
+        pair = self._exact.quantized_state(self._pair(state))
+        return self._made.put(state, pair) if self._made is not self._step else pair
+
+    def check_quantized(self) -> None:
+        """Raises OptimizerError if the step's moments cannot be stored in 8 bits."""
+        self._step.quantized_state(self._pair(self._state))
 
     def create(self, outer, layer: Callable, count: int, persist: int, **where):
         """Makes a state, as the released step's `create`. The state is divided if the step is.
@@ -185,7 +211,7 @@ def placed_steps(plan: Plan, build, args: tuple, backend: Backend, what: str) ->
     what: the public function that error messages name.
     """
     assert plan.places is not None
-    steps = PlacedSteps(build, args, backend, plan.divided)
+    steps = PlacedSteps(build, args, backend, plan.divided, plan.moments)
     if steps.layers != plan.places.layers:
         raise other_model(
             what, "places.layers", plan.places.layers, f"and the model has {steps.layers}"
@@ -211,12 +237,6 @@ def _released(made) -> tuple[ReleasedStep, Callable]:
             f"plan: states are placed, and `build` returned {type(step).__name__}; expected what"
             " jaxmem.released_step returns, whose states can be split, or its `within` where a step"
             " of your own calls it; or plan without 'states' in `decide`"
-        )
-    if step.clip.how == "norm":
-        raise StepError(
-            "plan: states are placed, and the step clips by the global norm, for which the layers'"
-            " backward runs twice: expected clip=('component', c) or ('value', c), or a plan"
-            " without 'states' in `decide`"
         )
     return step, pair
 

@@ -147,4 +147,5 @@ def _exposed(profile: Profile, host_bytes: int) -> float:
     transfer = host_bytes / profile.link_bytes_per_second
     forward = sum(b.runs * b.forward_seconds for b in profile.blocks)
     backward = sum(b.runs * b.backward_seconds for b in profile.blocks)
-    return max(0.0, transfer - forward) + max(0.0, transfer - backward)
+    back = transfer * max(b.backwards for b in profile.blocks)
+    return max(0.0, transfer - forward) + max(0.0, back - backward)

@@ -239,14 +239,16 @@ def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> B
     raw = tuple(v for v in block.inputs if v in demanded)
     _check_origins(block, demanded)
 
-    # Then: the cost of the saved and the recomputed values. A tensor crosses the link once in each
-    # direction. Other work hides each direction, so that the exposed seconds of both add up.
+    # Then: the cost of the saved and the recomputed values. A tensor crosses the link once to the
+    # host, and once back in each backward. Other work hides each direction, so that the exposed
+    # seconds of both add up.
     keeping = dict(zip(block.inputs, block.input_seconds))
     host = sum(o.host_bytes for _, o in saved)
     recompute_seconds = sum(block.equations[i].seconds for i in recomputed)
     transfer = host / link if host else 0.0
     exposed = max(0.0, transfer - block.forward_seconds)
-    exposed += max(0.0, transfer - block.backward_seconds - recompute_seconds)
+    again = block.backwards * transfer  # each backward copies the tensors back
+    exposed += max(0.0, again - block.backward_seconds - recompute_seconds)
     return BlockCost(
         name=block.name,
         recomputed=tuple(recomputed),

@@ -234,9 +234,14 @@ class MixedIntegerProgram:
         """
         unit, link = self._second_unit, self._profile.link_bytes_per_second
         moved = _sum([(size / link / unit, v) for size, v in transfer if size])
-        for hidden, work in ((block.forward_seconds, []), (block.backward_seconds, recompute)):
+        there, back = (
+            (1, block.forward_seconds, []),
+            (block.backwards, block.backward_seconds, recompute),
+        )
+        for times, hidden, work in (there, back):
             exposed = self._variable(high=None)  # scaled seconds of one run
-            self._add(exposed >= moved - _sum([(s / unit, v) for s, v in work]) - hidden / unit)
+            worked = _sum([(s / unit, v) for s, v in work]) + hidden / unit
+            self._add(exposed >= times * moved - worked)
             self._other.append((float(block.runs), exposed))
 
     def _limit(self, terms: list, most: int, strict: bool) -> None:

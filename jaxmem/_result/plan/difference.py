@@ -58,6 +58,7 @@ def difference(first: Plan, second: Plan) -> Difference:
     said = lambda plan: plan.places and str(plan.places)
     pairs["places"] = said(first), said(second)
     pairs["divided"] = first.divided, second.divided
+    pairs["moments"] = first.moments, second.moments
     pairs["as_written"] = first.as_written, second.as_written
     chosen = [
         {(b, t): choice for b, tags in plan.actions.items() for t, choice in tags.items()}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from jaxmem._core.actions import Action, Choice
+from jaxmem._core.assignment import FLOAT, INT8
 from jaxmem._core.files import read_json
 from jaxmem._core.reader import Broken, Reader, is_size, named
 from jaxmem._model.codecs.registry import parse
@@ -82,6 +83,8 @@ def plan_of(kind: type[T], data: Any) -> T:
         raise Broken(found.actions, "an object: block -> tag -> action", "actions")
     if found.divided is not None and found.places is None:
         raise Broken(found.divided, "a division beside `places`, or nothing", "divided")
+    if found.moments == INT8 and found.places is None:
+        raise Broken(found.moments, f"{FLOAT!r} where there are no `places`", "moments")
     return found
 
 

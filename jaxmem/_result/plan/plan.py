@@ -67,6 +67,8 @@ class Plan:
       microbatches: the chosen number of microbatches. None if the plan did not choose a number.
       batch: the chosen size for the arguments that are functions of a size. None if the plan did
         not choose a size.
+      moments: how the released step stores the optimizer's moments: "float" as the optimizer does,
+        or "int8" in 8 bits. `jaxmem.released_step(..., plan=plan)` follows it.
       places: the memories of the layers' model states. None if the plan does not place states.
       divided: the states that are divided over devices, as an argument of the released step's
         `data_parallel`: "nothing", "moments", "states" or "layers". None if the plan does not
@@ -81,7 +83,8 @@ class Plan:
       written: the bytes and the time of the step as written, if the step has checkpoints of its
         own. Otherwise None.
       lossy: a sentence that names the tensors with a lossy codec, and the additional time of the
-        best lossless plan. Empty if no tensor has a lossy codec.
+        best lossless plan; or that says why the moments are in 8 bits. Empty if nothing is stored
+        with a loss.
     """
 
     actions: Actions
@@ -117,6 +120,7 @@ class Plan:
     as_written: bool = False
     written: WrittenStep | None = None
     lossy: str = ""
+    moments: Annotated[str, one_of(assignment.MOMENTS)] = assignment.FLOAT
     # the executable; it is not saved, and plans that differ in it alone are equal
     _step: Any = dataclasses.field(default=None, repr=False, compare=False)
     # move a state, and make one, where states are placed; likewise
@@ -155,9 +159,12 @@ class Plan:
     def place(self, state):
         """Moves a state to the memories that the plan chose, and returns the state.
 
-        The original of an array that moves is deleted, as by the `split` of a released step.
+        The original of an array that moves is deleted, as by the `split` of a released step. If the
+        plan's `moments` are "int8", float moments are converted first, as by `quantized_state` of
+        the released step.
 
-        state: the state of the step, stored in any memory.
+        state: the state of the step, stored in any memory, with float moments or with the moments
+          of the plan.
 
         Raises StepError if the plan places no states, or was loaded and not verified. Raises the
         errors of the released step's `split`.
@@ -361,6 +368,11 @@ def cells(plan: Plan) -> list[tuple[str, ...]]:
     return lines
 
 
+def in_8_bits(plan: Plan) -> str:
+    """The moments of a plan in words, after the places of the states."""
+    return "; moments in 8 bits" if plan.moments == assignment.INT8 else ""
+
+
 def of_each(plan: Plan) -> str:
     """Words to add to the bytes of one device if the plan is for several devices, else ""."""
     if plan.target == "local":
@@ -429,7 +441,7 @@ def summary(plan: Plan) -> list[str]:
         f"predicted {show_bytes(plan.predicted_bytes)}, compiled {show_bytes(plan.compiled_bytes)}"
         f" of a budget of {show_bytes(plan.budget_bytes)} ({share:.1f} %) on {plan.target};"
         f" everything kept: {show_bytes(plan.baseline_bytes)}{own}{host}",
-        *([] if plan.places is None else [f"states: {plan.places}"]),
+        *([] if plan.places is None else [f"states: {plan.places}{in_8_bits(plan)}"]),
         *([] if plan.divided is None else [f"over devices: {DIVIDED_WORDS[plan.divided]}"]),
         f"{times(plan)}; {plan.compiles} compile{'' if plan.compiles == 1 else 's'}{chosen}",
         *measured(plan),

@@ -118,6 +118,8 @@ class PlacedLayers:
     forward: the forward pass of every microbatch.
     backward: the backward pass of every microbatch but the last.
     last: the backward pass of the last microbatch, which updates streamed states.
+    norm: the backward pass of every microbatch that computes the norm of the gradient, before the
+      pass that uses the gradient; None if the step does not clip by the global norm.
     """
 
     count: Count
@@ -127,6 +129,7 @@ class PlacedLayers:
     forward: Pass
     backward: Pass
     last: Pass
+    norm: Pass | None = None
 
     def seconds(self, microbatches: int) -> float:
         """Returns the seconds of the layers in a step of so many microbatches."""
@@ -139,7 +142,8 @@ class PlacedLayers:
         """
         n = self.count
         early = (microbatches - 1) * n
-        return (self.forward, microbatches * n), (self.backward, early), (self.last, n)
+        norm = () if self.norm is None else ((self.norm, microbatches * n),)
+        return (self.forward, microbatches * n), *norm, (self.backward, early), (self.last, n)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +168,11 @@ class Timeline:
     outside_seconds: float
     outer_device_bytes: int
     outer_host_bytes: int
+
+    @property
+    def clips_by_norm(self) -> bool:
+        """Whether each microbatch has a backward that computes the norm of the gradient."""
+        return any(group.norm is not None for group in self.groups)
 
     @property
     def layer_seconds(self) -> float:
@@ -265,6 +274,8 @@ def phases(timeline: Timeline) -> Iterator[tuple[str, list[tuple[int, PlacedLaye
     of = lambda name, groups: [(start, g, getattr(g, name)) for start, g in groups]
     times = f", {count} times" if count > 1 else ""
     yield f"forward{times}", of("forward", numbered)
+    if timeline.clips_by_norm:
+        yield f"backward for the norm{times}", of("norm", reversed(numbered))
     if count > 1:
         early = f", {count - 1} times" if count > 2 else ""
         yield f"backward{early}", of("backward", reversed(numbered))

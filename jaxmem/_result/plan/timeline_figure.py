@@ -41,7 +41,7 @@ class Panel:
     title: the name of the microbatches.
     rows: the name of each lane, and the SVG marks of its row. The last row is the time in which
       compute waits.
-    head: the names of the forward and the backward, as SVG, over the rows.
+    head: the names of the forward and of the backwards, as SVG, over the rows.
     ticks: milliseconds, as SVG, under the rows.
     said: the text for screen readers.
     """
@@ -65,11 +65,14 @@ def panels(timeline: Timeline) -> list[Panel]:
         early = several if count > 2 else "the first microbatch"
         kinds = [(early, "backward"), ("the last microbatch", "last")]
     of = lambda groups, name: [(start, group, getattr(group, name)) for start, group in groups]
-    parts = [(title, of(numbered, "forward"), of(turned, back)) for title, back in kinds]
-    longest = max(_seconds(there) + _seconds(back) for _, there, back in parts)
+    before = [("forward", of(numbered, "forward"))]
+    if timeline.clips_by_norm:
+        before.append(("backward for the norm", of(turned, "norm")))
+    parts = [(title, [*before, ("backward", of(turned, back))]) for title, back in kinds]
+    longest = max(sum(_seconds(run) for _, run in runs) for _, runs in parts)
     if not 0 < longest < math.inf:
         return []
-    return [_panel(title, there, back, longest, exposed(timeline)) for title, there, back in parts]
+    return [_panel(title, runs, longest, exposed(timeline)) for title, runs in parts]
 
 
 _Run = Sequence[tuple[int, PlacedLayers, Pass]]  # groups in the order in which they run
@@ -81,18 +84,17 @@ def _seconds(run: _Run) -> float:
     return sum(group.count * one.seconds for _, group, one in run)
 
 
-def _panel(title: str, there: _Run, back: _Run, longest: float, said: str) -> Panel:
-    """The lanes of a forward and a backward as a figure.
+def _panel(title: str, runs: Sequence[tuple[str, _Run]], longest: float, said: str) -> Panel:
+    """The lanes of a forward and of its backwards as a figure.
 
-    there, back: the groups of layers in the order of the forward and of the backward.
+    runs: the forward and the backwards, by name: the groups of layers in the order of the run.
     longest: seconds of the whole scale.
     """
     scale = 100 / longest
     groups: list[_Placed] = []
-    words, at = [], 0.0
-    turn, end = scale * _seconds(there), scale * (_seconds(there) + _seconds(back))
-    phases = ((turn / 2, "forward"), ((turn + end) / 2, "backward"))
-    for (_, phase), run in zip(phases, (there, back)):
+    words, phases, at = [], [], 0.0
+    for phase, run in runs:
+        phases.append((scale * (at + _seconds(run) / 2), phase))
         for start, group, one in run:
             words.append(f"{phase}, {named(start, group.count)}, {PLACED[group.place]}")
             groups.append((at, group.count, one))
