@@ -5,9 +5,9 @@ price() compiles the step; estimate() does not compile it fully.
 
 import dataclasses
 
-from jaxmem._core.actions import ALL, AS_WRITTEN, Actions, Choice, keeps_everything
+from jaxmem._core.actions import ALL, AS_WRITTEN, Actions, Choice
 from jaxmem._core.assignment import Assignment, Decisions, leaves_as_written
-from jaxmem._core.groups import as_decided, group_label, ungrouped
+from jaxmem._core.groups import as_decided, group_label, keeps_everything, ungrouped
 from jaxmem._core.profile import BlockClass, Profile, Tag
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._planner.outcome.searched import searched_plan

@@ -180,7 +180,9 @@ def loops_over(
     layer's parameters if `params` has a device's parts. Raises errors as `stack` does.
     """
     lengths = check(params, x)
-    runs = runs_of(groups_of(plan, label, sum(lengths)), lengths, buffers_of(params))
+    spans = len(lengths) == 1 and not streams(params)
+    groups = groups_of(plan, label, sum(lengths), spans)
+    runs = runs_of(groups, lengths, buffers_of(params))
     split = ParameterSplit.of(masters_of(params)[0], dtype)
     own = lambda layer, key, i: split.own(whole(layer), key, i)
     first = own(fetch(read_of(params)[0], 0), key, 0)

@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 
-from jaxmem._core.actions import AS_WRITTEN, KEEP, UNTAGGED, keeps_everything
+from jaxmem._core.actions import AS_WRITTEN, KEEP, UNTAGGED
 from jaxmem._core.bytes import show_bytes
+from jaxmem._core.groups import keeps_everything
 from jaxmem._planner.advice import held_by_schedule
 from jaxmem._planner.outcome.pareto import curve, whole_actions
 from jaxmem._planner.outcome.table import rows
