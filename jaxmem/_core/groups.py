@@ -35,6 +35,17 @@ def divided(profile: Profile, block: BlockClass, at: int) -> Profile:
     return dataclasses.replace(profile, blocks=as_decided(profile.blocks, labels))
 
 
+def spannable(profile: Profile) -> list[BlockClass]:
+    """The blocks whose layers a plan may run in spans, in the order of `divisible`."""
+    return [b for b in divisible(profile) if b.rerun_seconds is not None]
+
+
+def in_spans(profile: Profile, block: BlockClass, span: int) -> Profile:
+    """The same step with the layers of `block` in spans of `span` layers."""
+    label = group_label(block.name, 0, block.divisible, span)
+    return dataclasses.replace(profile, blocks=as_decided(profile.blocks, [label]))
+
+
 def as_decided(blocks: Iterable[BlockClass], labels: Iterable[str]) -> tuple[BlockClass, ...]:
     """The blocks, each divided into the groups of layers that `labels` name, if they name any."""
     labels = list(labels)
@@ -42,14 +53,27 @@ def as_decided(blocks: Iterable[BlockClass], labels: Iterable[str]) -> tuple[Blo
     return tuple(part for several in parts for part in several)
 
 
-def _part(block: BlockClass, start: int, stop: int) -> BlockClass:
+def _part(block: BlockClass, start: int, stop: int, span: int = 1) -> BlockClass:
     """Layers `start` up to `stop` as a block. Numbers per layer are unchanged. The runs in a step
     are divided in proportion to the layers.
+
+    In spans, the tensors of the layers of one span are alive at the same time. The layers after the
+    last whole span are saved as without spans, and do not run forward again.
     """
     count = stop - start
     runs, layers = (n * count // block.divisible for n in (block.runs, block.layers))
+    part = dataclasses.replace(
+        block, name=group_label(block.name, start, stop, span), layers=layers, runs=runs
+    )
+    if span == 1:
+        return part
+    spans = count // span
+    again = runs * spans * span / count
     return dataclasses.replace(
-        block, name=group_label(block.name, start, stop), layers=layers, runs=runs
+        part,
+        layers=span,
+        span_bytes=spans * sum(block.values[v] for v in block.inputs),
+        span_seconds=again * (block.rerun_seconds or 0.0),
     )
 
 

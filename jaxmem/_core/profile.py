@@ -102,6 +102,12 @@ class BlockClass:
     # loop around that loop makes `layers` a multiple of this number
     divisible: int = 0
     shards: int = 1  # number of devices over which a tensor of whole shape is divided
+    # seconds of the whole forward of a layer, if a plan may run the layers in spans; None if not
+    rerun_seconds: float | None = None
+    # of layers in spans: the bytes of the inputs of all spans, and the seconds of a step in which
+    # the backward runs the spans forward again
+    span_bytes: int = 0
+    span_seconds: float = 0.0
 
     @property
     def everything_bytes(self) -> int:

@@ -36,6 +36,7 @@ from jaxmem._trace.jaxpr import (
     as_scan,
     call_body,
     is_reference,
+    matmul_flops,
     subjaxprs,
 )
 from jaxmem._trace.primitives import INDICES, VIEWS
@@ -63,6 +64,10 @@ class Instance:
     runs: how often the equation runs in a step.
     sharded: whether shapes are one device's already, as inside `jax.shard_map`.
     divisible: the number of layers in the group that a plan may divide; 0 if it may not.
+    spans: whether a plan may run these layers in spans.
+    forward_flops: FLOPs of the matrix products of the block's forward pass. The backward pass of
+      the block repeats only a part of it: no derivative needs the block's last product. 0 if
+      several forward passes of the label differ.
     """
 
     label: str
@@ -76,6 +81,8 @@ class Instance:
     runs: int
     sharded: bool
     divisible: int
+    spans: bool
+    forward_flops: float = 0.0
 
     @property
     def stack(self) -> int:
@@ -125,6 +132,7 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
     warn_of_writes(jaxpr)
     instances: list[Instance] = []
     plain_labels: set[str] = set()
+    flops: dict[str, set[float]] = {}
     names = forward_names(jaxpr)
 
     def walk(jaxpr: Jaxpr, origin: dict[Var, str], frames: tuple, sharded: bool) -> list[str]:
@@ -160,7 +168,9 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
                 origin.update(dict.fromkeys(eqn.outvars, "free"))
             if is_block(eqn):
                 if not eqn.params.get("differentiated"):  # a forward: its backward comes later
-                    plain_labels.update(policy.block for policy in policies_of(eqn))
+                    for policy in policies_of(eqn):
+                        plain_labels.add(policy.block)
+                        flops.setdefault(policy.block, set()).add(matmul_flops(eqn)[0])
                     continue
                 # Cotangents are the last inputs. What was read before the last one was born belongs
                 # to the forward; what several blocks read from it is shared, such as a mask.
@@ -222,7 +232,9 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
         return [here(v) for v in jaxpr.outvars]
 
     walk(jaxpr, dict.fromkeys(jaxpr.invars, "free"), (), False)
-    return Blocks(instances, names, saved_names(jaxpr), plain_labels)
+    alike = {label: max(found) for label, found in flops.items() if len(found) == 1}
+    whole = lambda i: dataclasses.replace(i, forward_flops=alike.get(i.label, 0.0))
+    return Blocks([*map(whole, instances)], names, saved_names(jaxpr), plain_labels)
 
 
 def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
@@ -262,6 +274,7 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
         runs=runs,
         sharded=sharded,
         divisible=policy.layers,
+        spans=policy.spans,
     )
 
 
