@@ -236,6 +236,5 @@ def test_layers_in_host_memory_run_no_spans(which):
 
     given = {"params": p, "moments": jax.tree.map(jnp.zeros_like, p)}
     given[which] = on_host(given[which])
-    errors = {"params": jaxmem.errors.TagError, "moments": jaxmem.errors.StackError}
-    with pytest.raises(errors[which], match="in spans of 2 layers"):
+    with pytest.raises(jaxmem.errors.TagError, match="in spans of 2 layers.* in device memory"):
         jax.jit(jax.grad(loss, 1)).lower(*given.values())

@@ -133,6 +133,9 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
     instances: list[Instance] = []
     plain_labels: set[str] = set()
     flops: dict[str, set[float]] = {}
+    # (trip count, tags, FLOPs of an iteration) of loops that hold tags outside every block. Such a
+    # loop is the forward of a block whose checkpoint JAX opened.
+    opened: list[tuple[int, set[str], float]] = []
     names = forward_names(jaxpr)
 
     def walk(jaxpr: Jaxpr, origin: dict[Var, str], frames: tuple, sharded: bool) -> list[str]:
@@ -195,6 +198,9 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
                 # An array that another loop made and that this loop slices, one slice an iteration,
                 # is a stack of saved tensors. An array that the loop reads whole is not. A scan's
                 # operands are in this order: constants, carried values, sliced arrays.
+                tags = set().union(*map(names_in, scan.jaxpr.eqns))
+                if tags and not any(map(is_block, scan.jaxpr.eqns)):
+                    opened.append((scan.length, tags, matmul_flops(eqn)[0] / scan.length))
                 stacked = lambda v: v in defined and jaxpr.eqns[defined[v]].primitive.name == "scan"
                 inner, states = {}, _carried_states(scan)
                 for k, (outer, v) in enumerate(zip(eqn.invars, scan.jaxpr.invars)):
@@ -233,7 +239,13 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
 
     walk(jaxpr, dict.fromkeys(jaxpr.invars, "free"), (), False)
     alike = {label: max(found) for label, found in flops.items() if len(found) == 1}
-    whole = lambda i: dataclasses.replace(i, forward_flops=alike.get(i.label, 0.0))
+
+    def whole(i: Instance) -> Instance:
+        tags = set().union(*(names_in(e.eqn) for e in i.flat.nodes[: i.boundary]))
+        loops = (f for n, found, f in opened if n == i.layers and tags <= found)
+        found = alike.get(i.label) or max(loops, default=0.0)
+        return dataclasses.replace(i, forward_flops=found)
+
     return Blocks([*map(whole, instances)], names, saved_names(jaxpr), plain_labels)
 
 

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from jaxmem._model.loop.layer import Residuals, forward
 from jaxmem._model.states.store import after, ahead, counted, put, streams, taken
 from jaxmem._model.tags.policy import Policy, for_jax
-from jaxmem.errors import StackError
 
 # (k, state of stack k, i, gradient of layer i of the stack, parameters of the layer) -> (new state
 # of the layer, results of the layer that the loop stacks)
@@ -295,9 +294,8 @@ class Loops:
         """Runs the spans of a run backward, as `_back` runs layers. Each span is run forward again
         first, and saves what the run's policy saves of its layers.
         """
-        *_, state, held = carry
-        refuse_spans_of_streams(run, state)
         inputs, common = saved
+        held = carry[-1]  # nothing: layers in spans are in device memory
 
         def body(carry, i, one):
             x, d_extra = one
@@ -319,16 +317,6 @@ class Loops:
 def _layers_of(by_span):
     """Returns arrays that are stacked by span and by layer as arrays that are stacked by layer."""
     return jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), by_span)
-
-
-def refuse_spans_of_streams(run: LayerRun, state) -> None:
-    """Raises StackError for a run in spans whose layers, or whose states, are in host memory."""
-    if run.span > 1 and streams(state):
-        raise StackError(
-            f"stack: `plan` decides {run.policy.block!r}, in spans of {run.span} layers, and the"
-            " layers' parameters or moments are in host memory; expected arrays in device memory:"
-            " move them there, or give the label without the spans"
-        )
 
 
 def _joined(parts):

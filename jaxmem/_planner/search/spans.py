@@ -21,6 +21,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from jaxmem._core.actions import Actions
 from jaxmem._core.groups import as_decided, in_spans, span_of, spannable, ungrouped
 from jaxmem._core.profile import Profile
@@ -54,29 +56,60 @@ def numbers_of(layers: int) -> list[int]:
     return sorted({*divisors, *grid})
 
 
+class Excess:
+    """The bytes by which the memory model of undivided layers underestimates layers in spans, by
+    the number of layers of a span. The loop over a span's layers holds the gradients of the span's
+    parameters if JAX derives its backward, so that the excess grows with the number.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[int, int]] = {}
+
+    def learn(self, label: str, excess: int) -> None:
+        """Learns the excess of a plan whose layers in spans have this label."""
+        self._known.setdefault(ungrouped(label), {})[span_of(label)] = excess
+
+    def of(self, profile: Profile) -> int:
+        """The excess of the layers in spans of a profile, interpolated between known numbers."""
+        return sum(self._of(block.name) for block in profile.blocks)
+
+    def _of(self, label: str) -> int:
+        known = sorted(self._known.get(ungrouped(label), {}).items())
+        if span_of(label) == 1 or not known:
+            return 0
+        return round(float(np.interp(span_of(label), *zip(*known))))
+
+
 def best_in_spans(
     problem: ActionProblem,
     solver: Callable[[ActionProblem], ActionSolution | None] = solve,
     most_seconds: float | None = None,
+    excess: Excess | None = None,
 ) -> Solved | None:
     """Returns the best solution with layers in spans within the problem's room; None if none fits.
 
     problem: the problem of the undivided layers.
     solver: `solve` for the least time, or `least_bytes`.
     most_seconds: risk-adjusted seconds above which a solution is of no use.
+    excess: bytes that layers in spans take in addition to the bytes by the problem.
     """
-    rank = _by_bytes if solver is least_bytes else _by_seconds
+    excess = excess or Excess()
+    by_bytes = lambda of, one: (one.bytes + excess.of(of.profile), one.risk_adjusted_seconds)
+    by_seconds = lambda of, one: (one.risk_adjusted_seconds, one.bytes + excess.of(of.profile))
+    rank = by_bytes if solver is least_bytes else by_seconds
     best: Solved | None = None
     for block in spannable(problem.profile):
         # The blocks before this one are as in the best solution so far.
         profile = problem.profile if best is None else best[0].profile
         for span in numbers_of(block.divisible):
             spanned = of_profile(problem, in_spans(profile, block, span))
+            if problem.room is not None:
+                spanned = spanned.within(problem.room - excess.of(spanned.profile))
             if solver is solve:
                 most = most_seconds if best is None else best[1].risk_adjusted_seconds
                 spanned = dataclasses.replace(spanned, most_seconds=most)
             solution = solver(spanned)
-            if solution is not None and (best is None or rank(solution) < rank(best[1])):
+            if solution is not None and (best is None or rank(spanned, solution) < rank(*best)):
                 best = dataclasses.replace(spanned, most_seconds=None), solution
     return best
 
@@ -157,26 +190,33 @@ def _compiled(search: Search, known: Trial, most: float | None, compiles: int) -
     most: risk-adjusted seconds above which a plan is of no use; None for no limit.
     compiles: the most compiles.
     """
-    short, seen, done = 0, [], 0
+    excess, seen, done = Excess(), [], 0
     while done < compiles and len(seen) < MOST_ESTIMATES:
-        model = search.model()
-        base = search.static + int(model.reference) + short
-        problem = search.problem(model).within(search.limits.usable_bytes - base)
-        found = search.solved(best_in_spans, problem, solve, most)
+        problem = search.problem(search.model())
+        found = search.solved(best_in_spans, problem, solve, most, excess)
+        if found is None and not seen:  # the excess may be negative
+            found = search.solved(best_in_spans, problem.within(None), least_bytes)
         if found is None or any(found[1].actions == actions for actions in seen):
             return
         seen.append(found[1].actions)
         expected = _estimated(search, found[1].actions, known)
-        predicted = base + found[1].bytes
-        if expected is not None and expected > search.limits.usable_bytes:
-            short += expected - predicted  # a plan that is not expected to fit is not compiled
-            continue
+        if expected is not None:
+            _learn(search, excess, found, expected)
+            if expected > search.limits.usable_bytes:
+                continue  # a plan that is not expected to fit is not compiled
         done += 1
         trial = _compile(search, *found, known)
         if trial is None:
             return
         yield trial
-        short += max(1, trial.total - predicted)
+        _learn(search, excess, found, trial.total)
+
+
+def _learn(search: Search, excess: Excess, found: Solved, size: int) -> None:
+    """Learns the bytes of a solution, as estimated or compiled."""
+    by_model = search.static + int(search.model().reference) + found[1].bytes
+    labels = [block.name for block in found[0].profile.blocks if span_of(block.name) > 1]
+    excess.learn(labels[-1], size - by_model)
 
 
 def _compile(
@@ -195,9 +235,21 @@ def _compile(
 
 
 def _least(search: Search) -> Solved | None:
-    """The solution in spans of least bytes by the memory model."""
-    problem = search.problem(search.model()).within(None)
-    return search.solved(best_in_spans, problem, least_bytes)
+    """The solution in spans of least bytes by the memory model, which liveness estimates correct
+    until they name the same solution again.
+    """
+    problem, excess = search.problem(search.model()).within(None), Excess()
+    seen: list[tuple[int, Solved]] = []
+    for _ in range(MOST_ESTIMATES):
+        found = search.solved(best_in_spans, problem, least_bytes, None, excess)
+        if found is None or any(found[1].actions == one[1].actions for _, one in seen):
+            break
+        size = search.estimates.estimate_for_least(found[1].actions)
+        if size is None:
+            return found
+        seen.append((size, found))
+        _learn(search, excess, found, search.static + size)
+    return min(seen, key=lambda pair: pair[0], default=(0, None))[1]
 
 
 def _estimated(search: Search, actions: Actions, known: Trial) -> int | None:
@@ -211,11 +263,3 @@ def _estimated(search: Search, actions: Actions, known: Trial) -> int | None:
     if size is None or size_of_known is None:
         return None
     return known.total + size - size_of_known
-
-
-def _by_seconds(solution: ActionSolution) -> tuple:
-    return solution.risk_adjusted_seconds, solution.bytes
-
-
-def _by_bytes(solution: ActionSolution) -> tuple:
-    return solution.bytes, solution.risk_adjusted_seconds
