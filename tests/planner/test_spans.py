@@ -126,7 +126,4 @@ def test_a_saved_plan_in_spans_is_read_again(tmp_path):
     plan.save(tmp_path / "plan.json")
     loaded = jaxmem.Plan.load(tmp_path / "plan.json")
     assert loaded.groups("block") == ((0, 6, 3),)
-    assert (
-        jaxmem.plans.verify(loaded, build_stack, *arguments(6)).compiled_bytes
-        == plan.compiled_bytes
-    )
+    assert jaxmem.verify(loaded, build_stack, *arguments(6)).compiled_bytes == plan.compiled_bytes

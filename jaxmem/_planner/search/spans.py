@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from jaxmem._core.actions import Actions
-from jaxmem._core.groups import as_decided, in_spans, span_of, spannable, ungrouped
+from jaxmem._core.groups import as_decided, in_spans, ranges, span_of, spannable, ungrouped
 from jaxmem._core.profile import Profile
 from jaxmem._planner.search.estimates import MOST_ESTIMATES
 from jaxmem._planner.search.state import Search
@@ -59,25 +59,34 @@ def numbers_of(layers: int) -> list[int]:
 class Excess:
     """The bytes by which the memory model of undivided layers underestimates layers in spans, by
     the number of layers of a span. The loop over a span's layers holds the gradients of the span's
-    parameters if JAX derives its backward, so that the excess grows with the number.
+    parameters if JAX derives its backward, so that the excess grows with the number. If layers are
+    left after the last whole span, JAX joins the gradients of two loops, and holds them twice. So
+    numbers that leave layers have an excess of their own.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, dict[int, int]] = {}
+        self._known: dict[tuple[str, bool], dict[int, int]] = {}
 
     def learn(self, label: str, excess: int) -> None:
         """Learns the excess of a plan whose layers in spans have this label."""
-        self._known.setdefault(ungrouped(label), {})[span_of(label)] = excess
+        self._known.setdefault(_kind(label), {})[span_of(label)] = excess
 
     def of(self, profile: Profile) -> int:
         """The excess of the layers in spans of a profile, interpolated between known numbers."""
         return sum(self._of(block.name) for block in profile.blocks)
 
     def _of(self, label: str) -> int:
-        known = sorted(self._known.get(ungrouped(label), {}).items())
-        if span_of(label) == 1 or not known:
+        known = sorted(self._known.get(_kind(label), {}).items()) if span_of(label) > 1 else []
+        if not known:
             return 0
         return round(float(np.interp(span_of(label), *zip(*known))))
+
+
+def _kind(label: str) -> tuple[str, bool]:
+    """The block of a label of layers in spans, and whether the spans leave layers."""
+    block = ungrouped(label)
+    ((start, stop, span),) = ranges([label], block)
+    return block, (stop - start) % span > 0
 
 
 def best_in_spans(
