@@ -79,7 +79,8 @@ class Excess:
         known = sorted(self._known.get(_kind(label), {}).items()) if span_of(label) > 1 else []
         if not known:
             return 0
-        return round(float(np.interp(span_of(label), *zip(*known))))
+        numbers, sizes = [k for k, _ in known], [size for _, size in known]
+        return round(float(np.interp(span_of(label), numbers, sizes)))
 
 
 def _kind(label: str) -> tuple[str, bool]:
