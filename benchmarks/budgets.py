@@ -37,6 +37,12 @@ parameters are perturbed so that no gradient is zero: `loss` and `update` are th
 differences of the loss and of any parameter's gradient. They show rounding alone where the plan
 stores nothing in a codec, `lossless`.
 
+`long_context`: the least bytes of a GPT of 96 layers with 4 sequences of 32768 tokens, for an H200,
+with and without layers in spans, by the refusal of a budget 5 % above the arguments. Then a
+plan for half of the least bytes without spans, and its time and the time of full recomputation
+without spans, both XLA's estimates of whole steps. `device` allows keep and recompute; `codecs`
+allows compress too. Each is planned from nothing.
+
 `auto_tags`: tags that `jaxmem.auto` finds against tags that an engineer wrote, at the same budgets.
 A config's step is planned twice for an H200: with its own tags, and by `jaxmem.auto` with every tag
 and checkpoint taken out of its model. Eight budgets divide the range from the least that the tagged
@@ -55,6 +61,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
+from benchmarks.shared import long_context
 from benchmarks.shared.assignments import is_lossless, keep_tags
 from benchmarks.shared.case import Case, Step, case_on, on, random_bits_for
 from benchmarks.shared.devices import fsdp
@@ -66,7 +73,7 @@ from experiments.command.load import load
 from experiments.steps.step import step_over
 from jaxmem._core.assignment import Assignment
 from jaxmem._model.auto.step import planned_step
-from jaxmem._planner.search import local_search
+from jaxmem._planner.search import local_search, spans
 from jaxmem._planner.search.compile import StepCompiler
 from tests.shared.foreign import libraries, plain
 from tests.shared.foreign.size import Size
@@ -378,6 +385,51 @@ def summary_of_tags(report: Report) -> dict:
     }
 
 
+SETS = {"device": ("keep", "recompute"), "codecs": ("keep", "recompute", "compress")}
+
+
+def of_long_context(allowed: str) -> dict:
+    args = long_context.arguments()
+    planned = lambda budget: jaxmem.plan(
+        long_context.build, *args, target=TARGET, budget=budget, actions=SETS[allowed]
+    )
+    static = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(args))
+
+    def least() -> int:
+        with own_cache():
+            try:
+                planned(int(1.05 * static))
+            except jaxmem.errors.BudgetError as error:
+                return error.least_bytes or 0
+        raise AssertionError("a plan for the arguments alone was found")
+
+    with replacing((spans, "spannable", lambda profile: [])):
+        without = least()
+    with_spans = least()
+    recomputed = jaxmem.plans.price(long_context.build, Assignment.nothing(), *args, target=TARGET)
+    row = {
+        "arguments": static,
+        "without spans": without,
+        "in spans": with_spans,
+        "ratio": with_spans / without,
+        "recomputed_bytes": recomputed.compiled_bytes,
+        "recomputed_seconds": recomputed.predicted_seconds,
+    }
+    with own_cache():
+        try:
+            plan = planned(without // 2)
+        except jaxmem.errors.BudgetError:
+            return row | {"half": None}
+    half = {
+        "labels": sorted(plan.actions),
+        "compiled": plan.compiled_bytes,
+        "predicted": plan.predicted_bytes,
+        "seconds": plan.predicted_seconds,
+        "over recomputed": plan.predicted_seconds / recomputed.predicted_seconds,
+    }
+    return row | {"half": half}
+
+
 FOREIGN = [(name, target) for name in MODELS for target in ("local", "h200")]
 FOREIGN += [(name, EIGHT) for name in ON_A_MESH]
 
@@ -388,6 +440,7 @@ RESULTS = {
     "least": Benchmark(GPTS, of_luck, of_case=summary_of_luck),
     "plan_seconds": Benchmark(GOALS, row=from_nothing, summary=of_seconds, joint=" "),
     "foreign": Benchmark(FOREIGN, of_foreign, summary_of_models),
+    "long_context": Benchmark(SETS, row=of_long_context),
     "auto_tags": Benchmark(CONFIGS, compare, summary_of_tags),
 }
 

@@ -220,6 +220,13 @@ def test_policies_for_an_h200():
 OF_ALL = "of full recomputation, at most"
 
 
+def spans_of_long_context() -> list[float]:
+    rows = result("long_context")["results"]
+    assert all(rows[name]["half"] is None for name in ("device", "codecs"))
+    sizes = lambda row: (row["without spans"] / 2**30, row["in spans"] / 2**30, row["ratio"])
+    return [n for name in ("device", "codecs") for n in sizes(rows[name])]
+
+
 def test_the_planner_itself():
     page, solver = PAGE["The planner itself"], result("solver")["summary"]
     equal = solver["random solves equal to brute force or infeasible in both"]
@@ -249,6 +256,7 @@ def test_the_planner_itself():
         [100 * result("time_choices")["summary"][model]["median error"] for model in MODELS],
         [walks, 17, *median, *worst],
         [*(100 * luck[c]["spread"] for c in cases), *(luck[c][OF_ALL] for c in cases)],
+        [96, 4, 32768, *spans_of_long_context()],
         [
             max(quiet["spread_of_sessions"]),
             min(busy["spread_of_sessions"]),

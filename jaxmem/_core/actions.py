@@ -110,8 +110,3 @@ def stored(actions: Actions) -> Actions:
         label: {tag: choice for tag, choice in tags.items() if choice.action.stores}
         for label, tags in actions.items()
     }
-
-
-def keeps_everything(actions: Actions) -> bool:
-    """Whether every block is as it is without a checkpoint."""
-    return bool(actions) and all(map(is_whole, actions.values()))

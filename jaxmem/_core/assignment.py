@@ -41,11 +41,12 @@ class Decisions(Protocol):
         """
         ...
 
-    def groups(self, block: str) -> tuple[tuple[int, int], ...]:
-        """The groups of the block's layers with separate decisions: (start, stop), in order.
+    def groups(self, block: str) -> tuple[tuple[int, ...], ...]:
+        """The groups of the block's layers with separate decisions, in order: (start, stop), or
+        (start, stop, span) for layers in spans.
 
-        The choices of a group have the label `block[start:stop]`. The result is empty if all layers
-        share the choices of the block.
+        The choices of a group have the label `block[start:stop]`, or `block[start:stop:span]`. The
+        result is empty if all layers share the choices of the block.
         """
         ...
 
@@ -61,7 +62,9 @@ class Assignment:
 
     actions: block label -> tag name -> `Choice`, or the name of an action without a codec. A tag
       that is absent is recomputed. The tag "*" stands for all untagged tensors: if "*" is kept, the
-      block runs without a checkpoint. A label may name a group of layers, such as `block[0:6]`.
+      block runs without a checkpoint. A label may name a group of layers, such as `block[0:6]`, or
+      layers in spans, such as `block[0:96:8]`: only the input of every eighth layer is saved
+      through the step, and the backward of a span of eight layers runs them forward again first.
     others: tag name -> choice, for every block that `actions` does not name. With None, a block
       that `actions` does not name is an error.
     as_written: whether `jaxmem.auto` leaves the step or the loss as its author wrote it, with its
@@ -121,8 +124,9 @@ class Assignment:
         """
         return choices_of(self.actions, block, self.others, "assignment")
 
-    def groups(self, block: str) -> tuple[tuple[int, int], ...]:
-        """Returns the groups of layers with separate decisions, as (start, stop) pairs in order.
+    def groups(self, block: str) -> tuple[tuple[int, ...], ...]:
+        """Returns the groups of layers with separate decisions, in order, as (start, stop), or as
+        (start, stop, span) for layers in spans.
 
         block: the label of the block.
 

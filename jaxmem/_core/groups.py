@@ -2,6 +2,10 @@
 decides separately. `block[0:6]` stands for the first six layers of `block`, and `auto` is the label
 of the block that `jaxmem.auto` makes.
 
+`block[0:96:8]` stands for 96 layers in spans of 8 layers, as a slice of Python with the step 8
+names the layers 0, 8, 16, ... Only the inputs of these layers, which begin the spans, are saved
+through the whole step. The backward of a span runs the span's layers forward again first.
+
 A group of layers is a block under a label such as `block[0:6]`, and a divided profile is a profile.
 So the solver, the evaluation of costs, tables and files know nothing of groups.
 """
@@ -10,6 +14,7 @@ import dataclasses
 import re
 from collections.abc import Iterable
 
+from jaxmem._core.actions import Actions, is_whole
 from jaxmem._core.profile import BlockClass, Profile
 
 
@@ -30,6 +35,17 @@ def divided(profile: Profile, block: BlockClass, at: int) -> Profile:
     return dataclasses.replace(profile, blocks=as_decided(profile.blocks, labels))
 
 
+def spannable(profile: Profile) -> list[BlockClass]:
+    """The blocks whose layers a plan may run in spans, in the order of `divisible`."""
+    return [b for b in divisible(profile) if b.rerun_seconds is not None]
+
+
+def in_spans(profile: Profile, block: BlockClass, span: int) -> Profile:
+    """The same step with the layers of `block` in spans of `span` layers."""
+    label = group_label(block.name, 0, block.divisible, span)
+    return dataclasses.replace(profile, blocks=as_decided(profile.blocks, [label]))
+
+
 def as_decided(blocks: Iterable[BlockClass], labels: Iterable[str]) -> tuple[BlockClass, ...]:
     """The blocks, each divided into the groups of layers that `labels` name, if they name any."""
     labels = list(labels)
@@ -37,18 +53,31 @@ def as_decided(blocks: Iterable[BlockClass], labels: Iterable[str]) -> tuple[Blo
     return tuple(part for several in parts for part in several)
 
 
-def _part(block: BlockClass, start: int, stop: int) -> BlockClass:
+def _part(block: BlockClass, start: int, stop: int, span: int = 1) -> BlockClass:
     """Layers `start` up to `stop` as a block. Numbers per layer are unchanged. The runs in a step
     are divided in proportion to the layers.
+
+    In spans, the tensors of the layers of one span are alive at the same time. The layers after the
+    last whole span are saved as without spans, and do not run forward again.
     """
     count = stop - start
     runs, layers = (n * count // block.divisible for n in (block.runs, block.layers))
+    part = dataclasses.replace(
+        block, name=group_label(block.name, start, stop, span), layers=layers, runs=runs
+    )
+    if span == 1:
+        return part
+    spans = count // span
+    again = runs * spans * span / count
     return dataclasses.replace(
-        block, name=group_label(block.name, start, stop), layers=layers, runs=runs
+        part,
+        layers=span,
+        span_bytes=spans * sum(block.values[v] for v in block.inputs),
+        span_seconds=again * (block.rerun_seconds or 0.0),
     )
 
 
-LABEL = re.compile(r"(?P<block>.+)\[(?P<start>\d+):(?P<stop>\d+)\]")
+LABEL = re.compile(r"(?P<block>.+)\[(?P<start>\d+):(?P<stop>\d+)(?::(?P<span>\d+))?\]")
 
 AUTO = "auto"
 
@@ -63,9 +92,22 @@ def is_auto(label: str) -> bool:
     return re.fullmatch(rf"{AUTO}(_\d+)?", ungrouped(label)) is not None
 
 
-def group_label(block: str, start: int, stop: int) -> str:
-    """The label of layers `start` up to, and without, `stop`."""
-    return f"{block}[{start}:{stop}]"
+def keeps_everything(actions: Actions) -> bool:
+    """Whether every block is as it is without a checkpoint. Layers in spans are under one."""
+    return bool(actions) and all(
+        is_whole(tags) and span_of(label) == 1 for label, tags in actions.items()
+    )
+
+
+def group_label(block: str, start: int, stop: int, span: int = 1) -> str:
+    """The label of layers `start` up to, and without, `stop`, in spans of `span` layers."""
+    return f"{block}[{start}:{stop}]" if span == 1 else f"{block}[{start}:{stop}:{span}]"
+
+
+def span_of(label: str) -> int:
+    """The number of layers of a span of the layers that a label names; 1 for other labels."""
+    match = LABEL.fullmatch(label)
+    return int(match["span"]) if match and match["span"] else 1
 
 
 def ungrouped(label: str) -> str:
@@ -74,8 +116,10 @@ def ungrouped(label: str) -> str:
     return match["block"] if match else label
 
 
-def ranges(labels: Iterable[str], block: str) -> tuple[tuple[int, int], ...]:
-    """The ranges of layers of one block among labels, in order."""
+def ranges(labels: Iterable[str], block: str) -> tuple[tuple[int, ...], ...]:
+    """The ranges of layers of one block among labels, in order: (start, stop), or (start, stop,
+    span) for layers in spans.
+    """
     matches = (LABEL.fullmatch(label) for label in labels)
-    found = (m for m in matches if m and m["block"] == block)
-    return tuple(sorted((int(m["start"]), int(m["stop"])) for m in found))
+    found = (m.groups()[1:] for m in matches if m and m["block"] == block)
+    return tuple(sorted(tuple(int(n) for n in group if n is not None) for group in found))

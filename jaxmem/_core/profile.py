@@ -105,6 +105,12 @@ class BlockClass:
     # How often the backward runs for each forward: twice if the step clips by the global norm. The
     # prices of the block are of one forward with all its backwards.
     backwards: int = 1
+    # seconds of the whole forward of a layer, if a plan may run the layers in spans; None if not
+    rerun_seconds: float | None = None
+    # of layers in spans: the bytes of the inputs of all spans, and the seconds of a step in which
+    # the backward runs the spans forward again
+    span_bytes: int = 0
+    span_seconds: float = 0.0
 
     @property
     def everything_bytes(self) -> int:

@@ -216,7 +216,7 @@ def infeasible(search: Search, unnamed: str = "", hint: str = "") -> BudgetError
     message = (
         f"plan: `budget` is {show_bytes(search.limits.budget)}, and the least that compiled is"
         f" {show_bytes(least.total)} ({least.total} bytes){_each(target)} for target"
-        f" {str(target)!r}, of {len(search.trials)} assignments: "
+        f" {str(target)!r}, of {len(search.trials) + len(search.in_spans)} assignments: "
         + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
         + f"; the largest part is {holder}: {ADVICE[holder]}{_margin(search.limits)}"
     )

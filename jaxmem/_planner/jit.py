@@ -69,12 +69,12 @@ def jit(step: Callable | None = None, budget=None, **options):
     budget: bytes of the whole step on one device: a number, a text such as "12GiB", or a share of
       the device's usable memory such as "90%". None means all usable memory.
     options: `host_budget`, `actions`, `codecs`, `outliers`, `measure` and `fresh` are options of
-      `jaxmem.plan`. `decide` is an option for a released step: with ("actions", "states"), the plan
-      also decides which layers' states are stored in host memory, and the first call moves them
-      there; `lossy_states` is another option for such a plan. All others are options of `jax.jit` or `nnx.jit`, such as `donate_argnums`,
-      `static_argnames` and `out_shardings`. For Equinox modules, `donate_argnums` is the only
-      option: every leaf that is no array is static. A released step takes no options of jit: its
-      state is donated.
+      `jaxmem.plan`. `decide` and `lossy_states` are options for a released step: with
+      decide=("actions", "states"), the plan also decides which layers' states are stored in host
+      memory, and the first call moves them there. All others are options of `jax.jit` or
+      `nnx.jit`, such as `donate_argnums`, `static_argnames` and `out_shardings`. For Equinox
+      modules, `donate_argnums` is the only option: every leaf that is no array is static. A
+      released step takes no options of jit: its state is donated.
 
     Returns a `PlannedFunction`: it is called like the step, and has `plan`, `explain`, `trace` and
     `lower`. For a released step, it also has `init` and `joined`. While jaxmem plans, a terminal
@@ -112,9 +112,9 @@ def jit(step: Callable | None = None, budget=None, **options):
                 " expected none of jit's: the state is donated, and the step takes arrays alone"
             )
         return PlannedRelease(step, {"budget": budget} | planning, {})
-    if "decide" in planning:
+    if given := [name for name in ("decide", "lossy_states") if name in planning]:
         raise StepError(
-            f"jit: `decide` is {planning['decide']!r}, and `step` is {type(step).__name__};"
+            f"jit: `{given[0]}` is {planning[given[0]]!r}, and `step` is {type(step).__name__};"
             " expected what jaxmem.released_step returns, whose states a plan can place"
         )
     if options and hasattr(step, "trace"):

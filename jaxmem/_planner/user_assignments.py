@@ -5,9 +5,9 @@ price() compiles the step; estimate() does not compile it fully.
 
 import dataclasses
 
-from jaxmem._core.actions import ALL, AS_WRITTEN, Actions, Choice, keeps_everything
+from jaxmem._core.actions import ALL, AS_WRITTEN, Actions, Choice
 from jaxmem._core.assignment import Assignment, Decisions, leaves_as_written
-from jaxmem._core.groups import as_decided, group_label, ungrouped
+from jaxmem._core.groups import as_decided, group_label, keeps_everything, ungrouped
 from jaxmem._core.profile import BlockClass, Profile, Tag
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._planner.outcome.searched import searched_plan
@@ -107,7 +107,7 @@ def price(build, assignment: Decisions, *args, target: str | Target = "local") -
     target = Target.parse(target)
     with backend_for(target) as backend:
         step, whole, profile, actions = _read(build, assignment, args, backend, "price")
-        cost, is_divided = evaluate(profile, actions), len(profile.blocks) > len(whole.blocks)
+        cost, is_divided = evaluate(profile, actions), profile.blocks != whole.blocks
         has_checkpoints = step.history_as_written is not None
         as_written = leaves_as_written(assignment)
         wanted = [whole.everything_kept, *([AS_WRITTEN] if has_checkpoints else [])]
@@ -174,14 +174,21 @@ def _decided(profile: Profile, assignment: Decisions, what: str) -> Actions:
         groups = assignment.groups(block.name)
         # Each group begins at the end of the group before it. The last group ends at the number of
         # layers.
-        ends = [0, *(stop for _, stop in groups)]
-        if groups and (ends[:-1] != [a for a, _ in groups] or ends[-1] != block.divisible):
+        ends = [0, *(stop for _, stop, *_ in groups)]
+        if groups and (ends[:-1] != [a for a, *_ in groups] or ends[-1] != block.divisible):
             shown = ", ".join(group_label(block.name, *group) for group in groups)
             can = f"has {block.divisible} layers" if block.divisible else "cannot be divided"
             raise TagError(
                 f"{what}: `assignment` decides {shown}, and block {block.name!r} {can}; groups"
                 " follow each other from 0 to the number of layers, in jaxmem.stack or under"
                 " jaxmem.auto"
+            )
+        if block.rerun_seconds is None and any(len(group) > 2 for group in groups):
+            raise TagError(
+                f"{what}: `assignment` decides layers of block {block.name!r} in spans, and the"
+                " step's loop over them runs no spans; expected the loop of jaxmem.stack, of"
+                " jaxmem.released_step, or of jaxmem.auto over a jax.lax.scan, with all layers in"
+                " one stack in device memory"
             )
         for name in [group_label(block.name, *group) for group in groups] or [block.name]:
             actions[name] = dict(assignment.choices_for(name))

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._core.actions import KEEP, UNTAGGED, keeps_everything
+from jaxmem._core.actions import KEEP, UNTAGGED
+from jaxmem._core.groups import keeps_everything
 from jaxmem._planner import verify
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.history import History

@@ -26,6 +26,9 @@ grouped = Assignment(
     }
 )
 
+# Two layers in a span, and one layer after it.
+spanned = Assignment({"block[0:3:2]": {"in": Choice("keep"), "up": Choice("recompute")}})
+
 
 def schedule(count):
     return 0.03 / (1.0 + count)
@@ -86,7 +89,14 @@ def test_it_agrees_with_algorithm_1_over_50_steps_tied_embeddings_decay_and_sche
 @pytest.mark.quick("plan1-squares", "plan3-row")
 @pytest.mark.parametrize(
     ("plan", "second_moment"),
-    [(None, "squares"), (recomputed, "squares"), (grouped, "squares"), (grouped, "row")],
+    [
+        (None, "squares"),
+        (recomputed, "squares"),
+        (grouped, "squares"),
+        (grouped, "row"),
+        (spanned, "squares"),
+        (spanned, "row"),
+    ],
 )
 def test_a_plan_and_dropout_change_nothing_else(plan, second_moment):
     params, key = tiny_lm.parameters(), jax.random.key(5)

@@ -40,6 +40,7 @@ from jaxmem._trace.jaxpr import (
     as_scan,
     call_body,
     is_reference,
+    matmul_flops,
     subjaxprs,
 )
 from jaxmem._trace.primitives import INDICES, VIEWS
@@ -69,6 +70,10 @@ class Instance:
     divisible: the number of layers in the group that a plan may divide; 0 if it may not.
     backwards: how often the backward runs for each forward.
     stacks: the stacked arrays of saved tensors that the equation reads; empty outside loops.
+    spans: whether a plan may run these layers in spans.
+    forward_flops: FLOPs of the matrix products of the block's forward pass. The backward pass of
+      the block repeats only a part of it: no derivative needs the block's last product. 0 if
+      several forward passes of the label differ.
     """
 
     label: str
@@ -82,8 +87,10 @@ class Instance:
     runs: int
     sharded: bool
     divisible: int
+    spans: bool
     backwards: int = 1
     stacks: frozenset[Var] = frozenset()
+    forward_flops: float = 0.0
 
     @property
     def stack(self) -> int:
@@ -138,6 +145,10 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
     warn_of_writes(jaxpr)
     instances: list[Instance] = []
     plain_labels: set[str] = set()
+    flops: dict[str, set[float]] = {}
+    # (trip count, tags, FLOPs of an iteration) of loops that hold tags outside every block. Such a
+    # loop is the forward of a block whose checkpoint JAX opened.
+    opened: list[tuple[int, set[str], float]] = []
     names = forward_names(jaxpr)
 
     def walk(
@@ -183,7 +194,9 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
                 origin.update(dict.fromkeys(eqn.outvars, "free"))
             if is_block(eqn):
                 if not eqn.params.get("differentiated"):  # a forward: its backward comes later
-                    plain_labels.update(policy.block for policy in policies_of(eqn))
+                    for policy in policies_of(eqn):
+                        plain_labels.add(policy.block)
+                        flops.setdefault(policy.block, set()).add(matmul_flops(eqn)[0])
                     continue
                 if (first := again.get(i)) is not None:
                     if (k := position.get(first)) is not None:
@@ -213,6 +226,9 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
                 # An array that another loop made and that this loop slices, one slice an iteration,
                 # is a stack of saved tensors. An array that the loop reads whole is not. A scan's
                 # operands are in this order: constants, carried values, sliced arrays.
+                tags = set().union(*map(names_in, scan.jaxpr.eqns))
+                if tags and not any(map(is_block, scan.jaxpr.eqns)):
+                    opened.append((scan.length, tags, matmul_flops(eqn)[0] / scan.length))
                 stacked = lambda v: v in defined and jaxpr.eqns[defined[v]].primitive.name == "scan"
                 inner, sources, states = {}, {}, _carried_states(scan)
                 for k, (outer, v) in enumerate(zip(eqn.invars, scan.jaxpr.invars)):
@@ -255,7 +271,15 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
         return [here(v) for v in jaxpr.outvars]
 
     walk(jaxpr, dict.fromkeys(jaxpr.invars, "free"), (), False, {})
-    return Blocks(instances, names, saved_names(jaxpr), plain_labels)
+    alike = {label: max(found) for label, found in flops.items() if len(found) == 1}
+
+    def whole(i: Instance) -> Instance:
+        tags = set().union(*(names_in(e.eqn) for e in i.flat.nodes[: i.boundary]))
+        loops = (f for n, found, f in opened if n == i.layers and tags <= found)
+        found = alike.get(i.label) or max(loops, default=0.0)
+        return dataclasses.replace(i, forward_flops=found)
+
+    return Blocks([*map(whole, instances)], names, saved_names(jaxpr), plain_labels)
 
 
 def _add(instances: list[Instance], new: Instance) -> int:
@@ -332,6 +356,7 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
         runs=runs,
         sharded=sharded,
         divisible=policy.layers,
+        spans=policy.spans,
     )
 
 

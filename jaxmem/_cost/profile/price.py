@@ -11,7 +11,7 @@ from jaxmem._cost.blocks.classes import at_once, graph_key
 from jaxmem._cost.blocks.find import Instance
 from jaxmem._cost.blocks.loops import Operation
 from jaxmem._cost.blocks.opened_block import Opened
-from jaxmem._cost.blocks.segments import backward, forward, segments
+from jaxmem._cost.blocks.segments import BlockGraph, backward, forward, segments
 from jaxmem._cost.profile.jobs import Jobs, Untimed
 from jaxmem._cost.profile.options import Allowed, options_of
 from jaxmem._trace.jaxpr import matmul_flops, per_device
@@ -62,6 +62,7 @@ def block_class(block: Opened, index: int, allowed: Allowed, jobs: Jobs) -> Bloc
         divisible=_divisible(graph.instances),
         shards=shards,
         backwards=instance.backwards,
+        rerun_seconds=_rerun(graph, index, shards),
     )
 
 
@@ -85,6 +86,7 @@ def with_backwards(block: BlockClass) -> BlockClass:
         tags=tuple(replace(t, options=tuple(map(saved, t.options))) for t in block.tags),
         input_seconds=tuple(share * s for s in block.input_seconds),
         backward_seconds=n * block.backward_seconds,
+        rerun_seconds=None if block.rerun_seconds is None else n * block.rerun_seconds,
     )
 
 
@@ -159,6 +161,21 @@ def _tags(
             tensor = kind, tuple(o.aval.shape), str(o.aval.dtype), value
             found.append(Tag(name, *tensor, open_to_it, o.turns, block.shards // o.devices))
     return tuple(found)
+
+
+def _rerun(graph: BlockGraph, index: int, shards: int) -> Untimed | None:
+    """Returns the work of a layer's whole forward, if a plan may run the layers of this class in
+    spans; else None.
+
+    The job of the class's forward is without operations that no derivative needs, such as the last
+    product. The whole forward takes longer in proportion to the FLOPs.
+    """
+    one = graph.instance
+    if not one.spans or len(graph.instances) > 1 or one.loops != 1 or one.layers != one.divisible:
+        return None
+    needed = sum(matmul_flops(e.eqn)[0] for e in graph.equations)
+    share = max(1.0, one.forward_flops / needed) if needed else 1.0
+    return Untimed([((index, "forward"), share / shards)])
 
 
 def _divisible(instances: Sequence[Instance]) -> int:

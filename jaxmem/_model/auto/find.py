@@ -5,7 +5,9 @@ program that repeat, which are cut where the fewest bytes cross.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -80,8 +82,9 @@ class Finder:
         turns = node.eqn.params["length"]
         layer = dataclasses.replace(found, line=line_of(node.eqn), turns=turns)
         self.found.append(layer)
-        groups = groups_of(self.plan, layer.label, turns)
-        return with_bodies(node, layer.blocks(groups, prevent_cse=False))
+        groups = groups_of(self.plan, layer.label, turns, spans=True)
+        spans = {group: policy.span for group, policy in groups.items()}
+        return with_bodies(node, layer.blocks(groups, prevent_cse=False), spans)
 
     def _unrolled(self, program: Program, stretches: list[range]) -> Program:
         """Makes blocks of the layers of Python loops. The layers of one stretch share decisions."""
@@ -185,17 +188,29 @@ def _slices(node: Node) -> bool:
     return scan.consts + scan.carry < len(node.inputs)
 
 
-def with_bodies(node: Node, bodies: Mapping[range, Callable]) -> Node:
+def with_bodies(
+    node: Node, bodies: Mapping[range, Callable], spans: Mapping[range, int] = MappingProxyType({})
+) -> Node:
     """Returns the scan with other bodies, which are functions from the inputs of an iteration to
     its outputs.
 
     bodies: the body of each range of iterations, in the order in which they run. Each body runs in
       a scan of its own, and the sliced arrays are divided among the scans.
+    spans: the number of iterations of a span, for each range. In spans of more than one iteration,
+      the scan is a scan over spans under a checkpoint, each of which is a scan over iterations. The
+      iterations after the last whole span run in a scan without spans.
     """
     scan = as_scan(node.eqn)
     assert scan is not None
     consts, carry, params = scan.consts, scan.carry, node.eqn.params
     turns, backward = params["length"], params["reverse"]
+
+    pieces = []
+    for group, step in bodies.items():
+        span = spans.get(group, 1)
+        whole = group.stop - len(group) % span
+        parts = (range(group.start, whole), span), (range(whole, group.stop), 1)
+        pieces += [(part, step, of_part) for part, of_part in parts if part]
 
     def slices(array, group: range):
         if len(group) == turns:
@@ -207,23 +222,35 @@ def with_bodies(node: Node, bodies: Mapping[range, Callable]) -> Node:
 
     def call(*operands):
         carried, sliced = operands[consts : consts + carry], operands[consts + carry :]
-        pieces = []
-        for group, step in bodies.items():
-            carried, stacked = jax.lax.scan(
-                _body(step, operands[:consts], carry),
-                tuple(carried),
-                tuple(slices(x, group) for x in sliced),
-                length=len(group),
-                reverse=backward,
-                unroll=params["unroll"],
-            )
-            pieces.append(stacked)
-        if len(pieces) == 1:
-            return (*carried, *pieces[0])
-        in_place = pieces[::-1] if backward else pieces
+        results = []
+        for group, step, span in pieces:
+            run = functools.partial(jax.lax.scan, reverse=backward, unroll=params["unroll"])
+            run = run if span == 1 else functools.partial(_in_spans, run, span)
+            body = _body(step, operands[:consts], carry)
+            xs = tuple(slices(x, group) for x in sliced)
+            carried, stacked = run(body, tuple(carried), xs, length=len(group))
+            results.append(stacked)
+        if len(results) == 1:
+            return (*carried, *results[0])
+        in_place = results[::-1] if backward else results
         return (*carried, *(jnp.concatenate(each) for each in zip(*in_place)))
 
     return dataclasses.replace(node, call=call)
+
+
+def _in_spans(scan: Callable, span: int, body: Callable, carry, xs: tuple, length: int):
+    """Runs `scan(body, carry, xs, length=length)` in spans of `span` iterations, whose inputs alone
+    are saved for the backward.
+    """
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def of_span(carry, xs):
+        return scan(body, carry, xs, length=span)
+
+    spans = length // span
+    by_span = jax.tree.map(lambda a: a.reshape(spans, span, *a.shape[1:]), xs)
+    carry, ys = scan(of_span, carry, by_span, length=spans, unroll=1)
+    return carry, jax.tree.map(lambda a: a.reshape(length, *a.shape[2:]), ys)
 
 
 def _body(step: Callable, whole: Sequence, carry: int) -> Callable:

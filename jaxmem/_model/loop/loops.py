@@ -39,6 +39,9 @@ class LayerRun:
     buffered: whether the forward keeps the parameters that it fetched for the backward.
     before_buffered: whether a buffered run of the same stack follows. The backward then begins this
       run without a fetched layer, and the forward passes it the parameters of the last layer.
+    span: number of layers of a span: only the inputs of spans are saved through the step, and the
+      backward of a span runs its layers forward again first. 1 if each layer's tensors are saved
+      through the step.
     """
 
     layers: range
@@ -47,17 +50,20 @@ class LayerRun:
     first: int
     buffered: bool = False
     before_buffered: bool = False
+    span: int = 1
 
     @property
     def within(self) -> tuple[int, int]:
-        """The first layer and the layer after the last, counted within the stack."""
-        return self.layers.start - self.first, self.layers.stop - self.first
+        """The first layer, counted within the stack, and the number of layers."""
+        return self.layers.start - self.first, len(self.layers)
 
 
 def runs_of(
     groups: Mapping[range, Policy], lengths: Sequence[int], buffers: int = 0
 ) -> tuple[LayerRun, ...]:
-    """Returns the runs of layers, in order: a plan's groups, divided at the ends of stacks.
+    """Returns the runs of layers, in order: a plan's groups, divided at the ends of stacks. The
+    layers of a group after its last whole span are a run without spans: their backward runs before
+    the tensors of any span exist.
 
     groups: the policy of each group of layers.
     lengths: the number of layers of each stack.
@@ -73,8 +79,11 @@ def runs_of(
                 k = bisect.bisect_right(ends, start) - 1
                 buffered = start >= ends[-1] - buffers
                 before = not buffered and stop == ends[-1] - buffers < ends[k + 1]
-                layers = range(start, stop)
-                found.append(LayerRun(layers, policy, k, ends[k], buffered, before))
+                whole = stop - (stop - start) % policy.span
+                for layers, span in (range(start, whole), policy.span), (range(whole, stop), 1):
+                    if layers:
+                        run = LayerRun(layers, policy, k, ends[k], buffered, before, span)
+                        found.append(run)
     return tuple(found)
 
 
@@ -107,7 +116,8 @@ class Loops:
         one = lambda own, x: self.layer(own, x, common)
         extras, held = [], fetched_first(stacks)
         for run in self.runs:
-            x, (extra, _), held[run.stack], _ = self._through(run, stacks, key, x, one, held)
+            through = self._through(run, stacks[run.stack], key, x, one, held[run.stack])
+            x, (extra, _), held[run.stack], _ = through
             extras.append(extra)
         return x, _joined(extras)
 
@@ -116,44 +126,75 @@ class Loops:
 
         `saved` has an entry for each run: the saved arrays of its layers, stacked; the fetched
         parameters, stacked, if the run is buffered; the arrays that are equal in all layers; and
-        the `Residuals`, which rebuild the closures. `held` has the prefetched arrays of the next
-        layer of each stack.
+        the `Residuals`, which rebuild the closures. The entry of a run in spans is the inputs of
+        its spans, stacked, and `common`. `held` has the prefetched arrays of the next layer of each
+        stack.
 
         held: the prefetched arrays of each stack's first layer, from `fetched_first` or from the
           backward of the previous microbatch.
         """
         extras, saved, held, last = [], [], list(held), list(held)
         for run in self.runs:
-            # Forward and backward are separate loops, so no barrier against common-subexpression
-            # elimination is needed.
-            layer = jax.checkpoint(self.layer, policy=for_jax(run.policy), prevent_cse=False)
-            box: list[Residuals] = []  # one for each trace of `one`; the last trace runs
-
-            def one(own, x, layer=layer, box=box):
-                (x, extra), kept, residuals = forward(layer, own, x, common)
-                box.append(residuals)
-                return x, (extra, kept)
-
             k = run.stack
-            x, ((extra, kept), fetched), held[k], now = self._through(
-                run, stacks, key, x, one, held
-            )
-            last[k] = last[k] if run.buffered else now
+            if run.span > 1:
+                x, extra, inputs = self._forward_spans(run, stacks[k], key, x, common)
+                saved.append((inputs, common))
+            else:
+                saving = self._saving(run, stacks[k], key, x, common, held[k], *run.within)
+                x, extra, one, held[k], now = saving
+                last[k] = last[k] if run.buffered else now
+                saved.append(one)
             extras.append(extra)
-            # Shared arrays are computed outside the scan: an output of the scan would be stacked,
-            # with a copy for each layer.
-            shared = box[-1].shared(jax.tree.leaves(common))
-            saved.append((kept, fetched, shared, box[-1]))
         return x, _joined(extras), saved, last
 
-    def _through(self, run: LayerRun, stacks, key, x, one: Callable, held: list[list]):
-        """Runs `x, y = one(own, x)` over the layers of a run.
+    def _saving(self, run: LayerRun, stacked, key, x, common, held: list, start, count: int):
+        """Runs `count` layers of a run from layer `start` on, and saves what the run's policy
+        saves. Returns x; the auxiliary outputs, stacked; the entry of `saved`; and the last two
+        results of `_through`.
+        """
+        # Forward and backward are separate loops, so no barrier against common-subexpression
+        # elimination is needed.
+        layer = jax.checkpoint(self.layer, policy=for_jax(run.policy), prevent_cse=False)
+        box: list[Residuals] = []  # one for each trace of `one`; the last trace runs
+
+        def one(own, x):
+            (x, extra), kept, residuals = forward(layer, own, x, common)
+            box.append(residuals)
+            return x, (extra, kept)
+
+        through = self._through(run, stacked, key, x, one, held, start, count)
+        x, ((extra, kept), fetched), held, now = through
+        # Shared arrays are computed outside the scan: an output of the scan would be stacked, with
+        # a copy for each layer.
+        shared = box[-1].shared(jax.tree.leaves(common))
+        return x, extra, (kept, fetched, shared, box[-1]), held, now
+
+    def _forward_spans(self, run: LayerRun, stacked, key, x, common):
+        """Runs the spans of a run. Returns x; the auxiliary outputs of all layers, stacked; and the
+        inputs of the spans, stacked. Nothing else is saved.
+        """
+        one = lambda own, x: self.layer(own, x, common)
+        held = ahead(stacked, 0)  # nothing, since no layer is in host memory
+
+        def body(x, i, _):
+            y, (extra, _), _, _ = self._through(run, stacked, key, x, one, held, i, run.span)
+            return y, (extra, x)
+
+        start, count = run.within
+        x, (extras, inputs) = counted(body, x, None, start, count // run.span, step=run.span)
+        return x, _layers_of(extras), inputs
+
+    def _through(
+        self, run: LayerRun, stacked, key, x, one: Callable, held: list, start=None, count: int = 0
+    ):
+        """Runs `x, y = one(own, x)` over `count` layers of a run from layer `start` of the stack
+        on, or without `start` over all of the run's layers.
 
         Returns x; a pair of every y, stacked, and of the fetched parameters, if the run is
-        buffered; the prefetched arrays of the layer after the run; and the prefetched arrays of the
-        layer with which the backward begins the run.
+        buffered; the prefetched arrays of the layer after the layers; and the prefetched arrays of
+        the layer with which the backward begins the run.
         """
-        stacked, (start, stop) = stacks[run.stack], run.within
+        start, count = run.within if start is None else (start, count)
 
         def body(carry, i, _):
             x, held, _ = carry
@@ -164,9 +205,8 @@ class Loops:
             kept = [held if which else [] for which in (run.before_buffered, run.buffered)]
             return (x, following, kept[0]), (y, kept[1])
 
-        first = held[run.stack]
-        carry = x, first, first if run.before_buffered else []
-        (x, following, own), ys = counted(body, carry, None, start, stop)
+        carry = x, held, held if run.before_buffered else []
+        (x, following, own), ys = counted(body, carry, None, start, count)
         # After a stack's end, `following` is the last layer again.
         return x, ys, following, own if run.before_buffered else following
 
@@ -200,42 +240,83 @@ class Loops:
         """
         states, told, held = list(states), [[] for _ in states], list(held)
         d_x, d_extra, d_common = cotangents
-        for run, (kept, fetched, shared, residuals) in reversed(list(zip(self.runs, saved))):
-            stacked_of = lambda state, k=run.stack: parameters(k, state)
-            start, stop = run.within
-
-            # The loop carries the state, so that XLA updates the state in place. A stacked output
-            # of the scan would be stored in addition to the old state.
-            def body(
-                carry, i, one, run=run, shared=shared, residuals=residuals, stacked_of=stacked_of
-            ):
-                d_x, d_common, state, held = carry
-                kept, fetched, d_extra = one
-                stacked = stacked_of(state)
-                if run.buffered:
-                    parameters, following = taken(stacked, fetched, i), []
-                else:
-                    parameters, following = taken(stacked, held, i), ahead(stacked, i - 1)
-                own = self.own(parameters, key, run.first + i)
-                pull = residuals.closure(jax.tree.leaves(own), kept, shared)
-                gradient, d_x, more = pull((d_x, d_extra))
-                d_common = jax.tree.map(jnp.add, d_common, more)
-                new, tells = into(run.stack, state, i, gradient, parameters)
-                new = after(new, following) if streams(state) else new
-                return (d_x, d_common, put(state, new, i), following), tells
-
-            of_run = jax.tree.map(lambda a, r=run.layers: a[r.start : r.stop], d_extra)
-            k = run.stack
+        for run, one in reversed(list(zip(self.runs, saved))):
+            k, layers = run.stack, run.layers
+            of_run = jax.tree.map(lambda a, r=layers: a[r.start : r.stop], d_extra)
             carry = d_x, d_common, states[k], [] if run.buffered else held[k]
-            (d_x, d_common, states[k], following), tells = counted(
-                body, carry, (kept, fetched, of_run), start, stop, reverse=True
-            )
+            back = self._back_spans if run.span > 1 else self._back
+            carry, tells = back(run, parameters, key, one, of_run, carry, into, *run.within)
+            d_x, d_common, states[k], following = carry
             if not run.buffered:
                 held[k] = following  # before a stack's first layer, the first layer again
-            elif start == 0:
-                held[k] = jax.tree.map(lambda a: a[0], fetched)
+            elif run.within[0] == 0:
+                held[k] = jax.tree.map(lambda a: a[0], one[1])
             told[k].insert(0, tells)
         return d_x, d_common, states, [*map(_joined, told)], held
+
+    def _back(
+        self, run: LayerRun, parameters, key, saved, d_extra, carry, into: Into, start, count: int
+    ):
+        """Runs `count` layers of a run backward, down to layer `start` of the stack.
+
+        saved: the entry of `saved` in `backward`.
+        d_extra: the cotangents of the layers' auxiliary outputs, stacked.
+        carry: the cotangents of the last layer's output and of `common[0]`, the state of the stack,
+          and the prefetched arrays of the last layer.
+
+        Returns the carry after the layers, and the second results of `into`, stacked.
+        """
+        kept, fetched, shared, residuals = saved
+
+        # The loop carries the state, so that XLA updates the state in place. A stacked output of
+        # the scan would be stored in addition to the old state.
+        def body(carry, i, one):
+            d_x, d_common, state, held = carry
+            kept, fetched, d_extra = one
+            stacked = parameters(run.stack, state)
+            if run.buffered:
+                own, following = taken(stacked, fetched, i), []
+            else:
+                own, following = taken(stacked, held, i), ahead(stacked, i - 1)
+            leaves = jax.tree.leaves(self.own(own, key, run.first + i))
+            pull = residuals.closure(leaves, kept, shared)
+            gradient, d_x, more = pull((d_x, d_extra))
+            d_common = jax.tree.map(jnp.add, d_common, more)
+            new, tells = into(run.stack, state, i, gradient, own)
+            new = after(new, following) if streams(state) else new
+            return (d_x, d_common, put(state, new, i), following), tells
+
+        return counted(body, carry, (kept, fetched, d_extra), start, count, reverse=True)
+
+    def _back_spans(
+        self, run: LayerRun, parameters, key, saved, d_extra, carry, into: Into, start, count: int
+    ):
+        """Runs the spans of a run backward, as `_back` runs layers. Each span is run forward again
+        first, and saves what the run's policy saves of its layers.
+        """
+        inputs, common = saved
+        held = carry[-1]  # nothing: layers in spans are in device memory
+
+        def body(carry, i, one):
+            x, d_extra = one
+            stacked = parameters(run.stack, carry[2])
+            saving = self._saving(run, stacked, key, x, common, held, i, run.span)
+            carry = *carry, held
+            back = self._back(run, parameters, key, saving[2], d_extra, carry, into, i, run.span)
+            carry, tells = back
+            return carry[:3], tells
+
+        spans = count // run.span
+        by_span = jax.tree.map(lambda a: a.reshape(spans, run.span, *a.shape[1:]), d_extra)
+        done, tells = counted(
+            body, carry[:3], (inputs, by_span), start, spans, step=run.span, reverse=True
+        )
+        return (*done, held), _layers_of(tells)
+
+
+def _layers_of(by_span):
+    """Returns arrays that are stacked by span and by layer as arrays that are stacked by layer."""
+    return jax.tree.map(lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), by_span)
 
 
 def _joined(parts):

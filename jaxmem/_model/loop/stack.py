@@ -98,7 +98,8 @@ def stack(
         )
     if moments is not None:
         check_moments(moments, params)
-    loops, split, common = loops_over(block, params, x, shared, plan, label, key, dtype, has_aux)
+    given = plan, label, key, dtype, has_aux
+    loops, split, common = loops_over(block, params, x, shared, *given, states=moments)
 
     @jax.custom_vjp
     def run(params, x, common, moments, key):  # runs if nothing is differentiated
@@ -170,6 +171,7 @@ def loops_over(
     dtype,
     has_aux: bool,
     whole: Callable = lambda layer: layer,
+    states=(),
 ):
     """Makes the loops that `stack` and the released step run.
 
@@ -177,10 +179,13 @@ def loops_over(
     the differentiated arrays and the other arrays.
 
     The arguments are the arguments of `stack`, with `shared` as one tuple. `whole` gathers a
-    layer's parameters if `params` has a device's parts. Raises errors as `stack` does.
+    layer's parameters if `params` has a device's parts. `states` are the states that the backward
+    replaces. Raises errors as `stack` does.
     """
     lengths = check(params, x)
-    runs = runs_of(groups_of(plan, label, sum(lengths)), lengths, buffers_of(params))
+    spans = len(lengths) == 1 and not streams((params, states))
+    groups = groups_of(plan, label, sum(lengths), spans)
+    runs = runs_of(groups, lengths, buffers_of(params))
     split = ParameterSplit.of(masters_of(params)[0], dtype)
     own = lambda layer, key, i: split.own(whole(layer), key, i)
     first = own(fetch(read_of(params)[0], 0), key, 0)

@@ -301,7 +301,7 @@ def _copied(into, arrays: Sequence, ends: list[int], start: int, stop: int):
 def _layers_copied(into, a, to: int, since: int, count: int):
     """Copies `count` layers of `a`, from layer `since`, to layer `to` of `into`, one by one."""
     body = lambda s, i, _: (put(s, fetch(a, i + (since - to)), i), None)
-    return counted(body, into, None, to, to + count)[0]
+    return counted(body, into, None, to, count)[0]
 
 
 def _on_host(a) -> bool:

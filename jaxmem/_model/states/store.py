@@ -102,24 +102,26 @@ def put(tree, layer, i):
     return jax.tree.map(one, tree, layer)
 
 
-def counted(body: Callable, carry, xs, start: int, stop: int, *, reverse: bool = False):
-    """Runs `jax.lax.scan` over the layers from `start` to `stop`. The index of a layer is a counter
-    in the loop's carry.
+def counted(body: Callable, carry, xs, start, count: int, *, step: int = 1, reverse: bool = False):
+    """Runs `jax.lax.scan` over `count` layers from `start` on. The index of a layer is a counter in
+    the loop's carry.
 
     body: `body(carry, i, x) -> (carry, y)`, for layer i.
     carry: the carry of the first iteration.
     xs: a tree of arrays with an entry for each of these layers, or None.
-    start, stop: the first layer, and the layer after the last.
+    start: the first layer; may be traced.
+    count: the number of iterations.
+    step: the distance of the layers of two iterations.
     reverse: whether the loop runs from the last layer to the first. `xs` and the stacked results
       have the order of the layers in any case.
     """
-    step = -1 if reverse else 1
+    change = -step if reverse else step
 
     def one(counter_and_carry, x):
         i, carry = counter_and_carry
         carry, y = body(carry, i, x)
-        return (i + step, carry), y
+        return (i + change, carry), y
 
-    first: Any = jnp.int32(stop - 1 if reverse else start)
-    (_, carry), ys = jax.lax.scan(one, (first, carry), xs, length=stop - start, reverse=reverse)
+    first: Any = jnp.int32(start + step * (count - 1) if reverse else start)
+    (_, carry), ys = jax.lax.scan(one, (first, carry), xs, length=count, reverse=reverse)
     return carry, ys

@@ -15,7 +15,7 @@ from jax.ad_checkpoint import Offloadable
 
 from jaxmem._core.actions import RECOMPUTE, Choice, is_whole
 from jaxmem._core.assignment import Assignment, Decisions
-from jaxmem._core.groups import group_label
+from jaxmem._core.groups import group_label, span_of
 from jaxmem._model.states import places
 from jaxmem._model.tags.implementation import is_hijax, is_remat3
 from jaxmem._model.tags.primitive import let_names_be_encoded, name_p, tag_p
@@ -46,6 +46,7 @@ class Policy:
       keeps everything.
     layers: number of layers, if a plan may divide them into groups, as with `jaxmem.stack` and
       `jaxmem.auto`; 0 if it may not.
+    spans: whether the loop over the layers can run layers in spans.
     """
 
     def __init__(
@@ -53,8 +54,9 @@ class Policy:
         block: str,
         choices: tuple[tuple[str, Choice], ...] | None = None,
         layers: int = 0,
+        spans: bool = False,
     ):
-        self._content = block, choices, layers
+        self._content = block, choices, layers, spans
         actions = {choice.action for _, choice in choices or ()}
         if any(action.encodes or action.offloads for action in actions):
             let_names_be_encoded()  # steps are read in traces with today's checkpoint
@@ -72,6 +74,17 @@ class Policy:
     def layers(self) -> int:
         return self._content[2]
 
+    @property
+    def spans(self) -> bool:
+        return self._content[3]
+
+    @property
+    def span(self) -> int:
+        """Number of layers of a span, whose first input is saved through the step; 1 if each
+        layer's input is saved.
+        """
+        return span_of(self.block)
+
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self._content == other._content
 
@@ -79,8 +92,8 @@ class Policy:
         return hash(self._content)
 
     def __repr__(self) -> str:
-        block, choices, layers = self._content
-        return f"{type(self).__name__}(block={block!r}, choices={choices!r}, layers={layers!r})"
+        names = zip(("block", "choices", "layers", "spans"), self._content)
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in names)})"
 
     def __call__(self, primitive, *avals, **params):
         check_remat3()
@@ -194,41 +207,67 @@ def decisions(plan) -> Decisions:
     return plan
 
 
-def policy_for(decided: Decisions, label: str, *, layers: int = 0) -> Policy:
+def policy_for(decided: Decisions, label: str, *, layers: int = 0, spans: bool = False) -> Policy:
     """Returns the policy of the block, or of the group of layers, with this label."""
     of_own = getattr(decided, "policy_for", None)  # an object for a trace may not be a plan
     if of_own is not None:
         return of_own(label, layers)
     choices = decided.choices_for(label)
     if is_whole(choices):  # one form, since partial evaluation caches on the policy
-        return Policy(label, None, layers)
+        return Policy(label, None, layers, spans)
     chosen = ((tag, Choice(c.action, c.codec)) for tag, c in choices.items())
-    return Policy(label, tuple(sorted(chosen)), layers)
+    return Policy(label, tuple(sorted(chosen)), layers, spans)
 
 
-def groups_of(plan, block: str, layers: int) -> dict[range, Policy]:
+def groups_of(plan, block: str, layers: int, spans: bool = False) -> dict[range, Policy]:
     """Returns the groups into which a plan divides `layers` layers, in order, with the policy of
     each group. If the plan has one decision for all layers, they are one group.
 
-    Raises TagError if the plan's groups do not cover layers 0 to `layers`, each once, and for a
-    plan that `remat_policy` refuses.
+    spans: whether the loop over the layers can run layers in spans.
+
+    Raises TagError if the plan's groups do not cover layers 0 to `layers`, each once, for layers in
+    spans that the loop cannot run, and for a plan that `remat_policy` refuses.
     """
     check_remat3()
     decided = decisions(plan)
     found = decided.groups(block)
     if not found:
-        return {range(layers): policy_for(decided, block, layers=layers)}
+        return {range(layers): policy_for(decided, block, layers=layers, spans=spans)}
     # Each group must start at the end of the group before it, the first group at 0, and the last
     # group must stop at the last layer.
-    ends = [0, *(stop for _, stop in found)]
-    if [start for start, _ in found] != ends[:-1] or ends[-1] != layers:
+    ends = [0, *(stop for _, stop, *_ in found)]
+    if [start for start, *_ in found] != ends[:-1] or ends[-1] != layers:
         raise TagError(
             "remat_policy: `plan` has groups of layers"
             f" {', '.join(group_label(block, *r) for r in found)}, and there are {layers} layers;"
             f" the groups must be layers 0 to {layers}, each once: plan this model anew"
         )
-    policy_of = lambda label: policy_for(decided, label, layers=layers)
-    return {range(*r): policy_of(group_label(block, *r)) for r in found}
+    for start, stop, *rest in found:
+        _check_span(group_label(block, start, stop, *rest), stop - start, rest, spans)
+    policy_of = lambda label: policy_for(decided, label, layers=layers, spans=spans)
+    return {range(*r[:2]): policy_of(group_label(block, *r)) for r in found}
+
+
+def _check_span(label: str, layers: int, span: list[int], allowed: bool) -> None:
+    """Raises TagError for layers in spans that a loop cannot run, and for a number of layers that
+    no span has.
+
+    span: the number of layers of a span, or nothing.
+    """
+    if not span:
+        return
+    if not 1 < span[0] < layers:
+        raise TagError(
+            f"remat_policy: `plan` decides {label!r}, in spans of {span[0]} layers; expected spans"
+            f" of 2 to {layers - 1} layers, since the label names {layers} layers"
+        )
+    if not allowed:
+        raise TagError(
+            f"remat_policy: `plan` decides {label!r}, in spans of {span[0]} layers, and only the"
+            " loops of jaxmem.stack, of jaxmem.released_step and of jaxmem.auto over a jax.lax.scan"
+            " run layers in spans, if all layers are in one stack in device memory; loop over the"
+            " layers by one of these, or give the label without the spans"
+        )
 
 
 def remat_policy(

@@ -74,6 +74,7 @@ def backward(
         model.dtype,
         model.has_aux,
         whole,
+        layer_states,
     )
     first = fetched_first(stacks) if held is None else held
     y, aux, saved, fetched = loops.forward(stacks, key, x, common, first)

@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 
-from jaxmem._core.actions import AS_WRITTEN, KEEP, UNTAGGED, keeps_everything
+from jaxmem._core.actions import AS_WRITTEN, KEEP, UNTAGGED, Actions
 from jaxmem._core.bytes import show_bytes
+from jaxmem._core.groups import keeps_everything, span_of
 from jaxmem._planner.advice import held_by_schedule
 from jaxmem._planner.outcome.pareto import curve, whole_actions
 from jaxmem._planner.outcome.table import rows
@@ -80,7 +81,10 @@ def searched_plan(
             step_time.uncertainty_of,
             baseline.total,
         ),
-        notes=notes + held_by_schedule(search, best) + option_notes(best.step.compiled.options),
+        notes=notes
+        + span_notes(actions)
+        + held_by_schedule(search, best)
+        + option_notes(best.step.compiled.options),
         compiler_options=best.step.compiled.options,
         measured=tuple(_measured(run, run.trial is best) for run in runs),
         as_written=best is search.trial_as_written,
@@ -124,6 +128,16 @@ def _written(search: Search, step_time: StepTime) -> WrittenStep | None:
     if (trial := search.with_checkpoints) is None:
         return None
     return WrittenStep(trial.total, trial.host_bytes, step_time.of(trial), _parts(search, trial))
+
+
+def span_notes(actions: Actions) -> tuple[str, ...]:
+    """A note for the user about each block whose layers the plan runs in spans."""
+    spans = {label: span_of(label) for label in actions if span_of(label) > 1}
+    return tuple(
+        f"{label!r}: the layers run in spans of {span}; only the input of a span's first layer is"
+        " saved through the step, and the backward runs each span forward again before it"
+        for label, span in spans.items()
+    )
 
 
 def option_notes(options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from jaxmem._core.actions import KEEP, Actions, Choice, choice_of, is_whole, keeps_everything
+from jaxmem._core.actions import KEEP, Actions, Choice, choice_of, is_whole
+from jaxmem._core.groups import keeps_everything
 from jaxmem._core.profile import BlockClass, Option, Profile
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import ActionProblem

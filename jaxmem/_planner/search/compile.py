@@ -22,9 +22,9 @@ from typing import Any
 
 import jax
 
-from jaxmem._core.actions import AS_WRITTEN, Actions, keeps_everything, stored
+from jaxmem._core.actions import AS_WRITTEN, Actions, stored
 from jaxmem._core.assignment import Assignment, Decisions
-from jaxmem._core.groups import ungrouped
+from jaxmem._core.groups import keeps_everything, ungrouped
 from jaxmem._model.states.places import Places
 from jaxmem._model.tags.implementation import next_options, todays_checkpoint
 from jaxmem._target.compile.protocol import Backend

@@ -92,4 +92,6 @@ def _block(block: BlockClass, factors: Factors) -> BlockClass:
             for tag in block.tags
         ),
         input_seconds=tuple(factors.keep * s for s in block.input_seconds),
+        rerun_seconds=None if (s := block.rerun_seconds) is None else factors.recompute * s,
+        span_seconds=factors.recompute * block.span_seconds,
     )

@@ -9,10 +9,11 @@ of a search are:
 - `look_for_lossless` finds the best plan without a lossy codec.
 - `refine_by_whole_steps` compiles changes of the best plan for buffers, if the target can.
 - `divide` finds two groups of layers, if they are faster.
+- `faster_in_spans` finds layers in spans, if they are faster.
 
 If everything kept fits, `compile_unlimited` takes the place of `refine`: it compiles the plan that
 is fastest without a limit on device bytes. If no plan fits, `compile_least` compiles the
-assignments of least bytes.
+assignments of least bytes, and `compile_in_spans` layers in spans.
 """
 
 import dataclasses
@@ -22,8 +23,9 @@ from collections.abc import Sequence
 from jaxmem._core.groups import divisible
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.baseline import compile_baseline, time_baselines
-from jaxmem._planner.search.divide import Division, divide
+from jaxmem._planner.search.divide import divide
 from jaxmem._planner.search.least import least, near_least
+from jaxmem._planner.search.spans import compile_in_spans, faster_in_spans, problem_in_spans
 from jaxmem._planner.search.state import Search, warn_of_refusal
 from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime, worth_its_loss
 from jaxmem._planner.search.trial import Trial, solve_and_compile
@@ -65,20 +67,21 @@ def find_plan(search: Search, arguments: int) -> None:
         search.best = _proven_least(search)
         if search.best is not None:
             return
+        if not search.fitting:
+            compile_in_spans(search)
     if search.codecs_by_default:
         look_for_lossless(search)
     search.corrections = refine_by_whole_steps(search)
     # The largest excess so far of the bytes of a full compile over the bytes of its compile for
     # buffers.
     more = 0
-    while search.fitting or search.checkpoints_fit:
+    while search.fitting or search.checkpoints_fit or _fitting_in_spans(search):
         # On a target that compiles for buffers, only the plan to return is compiled fully. A full
         # compile may exceed the limits. Then the trials are ranked again.
-        for trial, division in _ranked(search, more):
+        for trial, problem in _ranked(search, more):
             proven = search.compiled_fully(trial)
             if proven is not None and search.limits.allow(proven):
-                search.best = proven
-                search.divided_problem = None if division is None else division.problem
+                search.best, search.divided_problem = proven, problem
                 return
             more = max(more, 1, 0 if proven is None else proven.total - trial.total)
         refine(search)
@@ -223,15 +226,28 @@ def _proven_least(search: Search) -> Trial | None:
     return None
 
 
-def _ranked(search: Search, more: int) -> list[tuple[Trial, Division | None]]:
-    """The trials that a search may return, the best first, each with its division of layers.
+def _fitting_in_spans(search: Search) -> list[Trial]:
+    """The trials with layers in spans that fit, the fastest first."""
+    fitting = [t for t in search.in_spans if search.limits.allow(t)]
+    return sorted(fitting, key=search.step_time.risk_adjusted)
+
+
+def _ranked(search: Search, more: int) -> list[tuple[Trial, ActionProblem | None]]:
+    """The trials that a search may return, the best first, each with the problem of its divided
+    layers, or of its layers in spans.
 
     more: the largest excess so far of the bytes of a full compile over the bytes of its compile for
       buffers.
     """
     limits, step_time = search.limits, search.step_time
-    ranked: list[tuple[Trial, Division | None]] = []
-    if search.fitting:
+    ranked: list[tuple[Trial, ActionProblem | None]] = []
+    of_spans = lambda trial: (trial, problem_in_spans(search, trial.actions))
+    if not search.fitting:
+        spanned = _fitting_in_spans(search)
+        if spanned:
+            best = _worth_its_loss(search, step_time, spanned[0], spanned)
+            ranked = [of_spans(best), *(of_spans(t) for t in spanned if t is not best)]
+    else:
         fits = limits.allow(search.baseline)
         # Each trial costs a full compile, which is likely to fail if the trial is as near to the
         # limit as a trial that failed.
@@ -247,7 +263,11 @@ def _ranked(search: Search, more: int) -> list[tuple[Trial, Division | None]]:
         divided, division = (best, None) if alone else divide(search, best, step_time)
         if _worth_its_loss(search, step_time, divided, [best]) is best:
             divided, division = best, None
-        ranked = [(divided, division), (best, None)][divided is best :]
+        problem = None if division is None else division.problem
+        ranked = [(divided, problem), (best, None)][divided is best :]
+        spanned = None if alone else faster_in_spans(search, divided, step_time)
+        if spanned is not None and _worth_its_loss(search, step_time, spanned, [best]) is spanned:
+            ranked = [of_spans(spanned), *ranked]
     if (as_written := search.checkpoints_fit) is not None:
         worth = (1 - LEAST_GAIN) * step_time.of(as_written)
         faster = [

@@ -45,6 +45,8 @@ class Search:
     lossless: whether the solver searches for plans without lossy codecs only.
     plan_trials: the plans that this search compiled, without the baseline.
     recalled: the compiles of earlier searches. They guide this search, and are never returned.
+    in_spans: the compiled plans with layers in spans. The memory model is of undivided layers, and
+      is not fitted to them.
     refused: plans that XLA did not compile.
     trial_as_written: the step as its author wrote it. It is the baseline if it keeps everything. It
       is None if a plan's policies decide the step.
@@ -69,6 +71,7 @@ class Search:
     lossless: bool = False
     plan_trials: list[Trial] = dataclasses.field(default_factory=list)
     recalled: list[Trial] = dataclasses.field(default_factory=list)
+    in_spans: list[Trial] = dataclasses.field(default_factory=list)
     refused: list[Actions] = dataclasses.field(default_factory=list)
     trial_as_written: Trial | None = None
     profile_seconds: float = 0.0
@@ -197,7 +200,7 @@ class Search:
     def smallest_trial(self) -> Trial:
         """The trial of least compiled bytes; may be the step as written."""
         as_written = [] if self.with_checkpoints is None else [self.with_checkpoints]
-        return min((*self.trials, *as_written), key=lambda t: t.total)
+        return min((*self.trials, *self.in_spans, *as_written), key=lambda t: t.total)
 
     @property
     def static(self) -> int:
@@ -257,6 +260,7 @@ class Search:
                 return None
             self.refused.append(trial.actions)
             self.plan_trials = [t for t in self.plan_trials if t is not trial]
+            self.in_spans = [t for t in self.in_spans if t is not trial]
             return None
         if step is trial.step:
             return trial
@@ -265,6 +269,7 @@ class Search:
         self.trial_as_written = full if trial is self.trial_as_written else self.trial_as_written
         self.baseline = full if trial is self.baseline else self.baseline
         self.plan_trials = [full if t is trial else t for t in self.plan_trials]
+        self.in_spans = [full if t is trial else t for t in self.in_spans]
         return full
 
     def model(self) -> Additive:

@@ -12,7 +12,7 @@ def check_problem(problem: ActionProblem) -> None:
     _check_limits(problem)
     profile = problem.profile
     for block in profile.blocks:
-        for what in ("layers", "runs", "forward_seconds", "backward_seconds"):
+        for what in ("layers", "runs", "forward_seconds", "backward_seconds", "span_seconds"):
             _check_number(getattr(block, what), f"`{what}` of block {block.name!r}")
         for v, size in enumerate(block.values):
             _check_number(size, f"bytes of value {v} of block {block.name!r}")

@@ -121,10 +121,14 @@ def evaluate(profile: Profile, actions: Actions) -> Cost:
     # gradient accumulation, a layer runs once for each microbatch, and stores the tensors of one
     # microbatch at a time.
     return Cost(
-        saved_bytes=sum(b.layers * c.device_bytes for b, c in zip(profile.blocks, costs)),
+        saved_bytes=sum(
+            b.layers * c.device_bytes + b.span_bytes for b, c in zip(profile.blocks, costs)
+        ),
         host_bytes=sum(b.layers * c.host_bytes for b, c in zip(profile.blocks, costs)),
-        seconds=sum(b.runs * c.seconds for b, c in zip(profile.blocks, costs)),
-        recompute_seconds=sum(b.runs * c.recompute_seconds for b, c in zip(profile.blocks, costs)),
+        seconds=sum(b.runs * c.seconds + b.span_seconds for b, c in zip(profile.blocks, costs)),
+        recompute_seconds=sum(
+            b.runs * c.recompute_seconds + b.span_seconds for b, c in zip(profile.blocks, costs)
+        ),
         doubt_seconds=sum(b.runs * c.doubt_seconds for b, c in zip(profile.blocks, costs)),
         blocks=costs,
         host_seconds=sum(b.runs * c.host_seconds for b, c in zip(profile.blocks, costs)),

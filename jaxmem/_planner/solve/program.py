@@ -45,8 +45,9 @@ def _units(problem: ActionProblem, choices: Choices) -> tuple[float, float]:
         )
         transfer = 2 * host / profile.link_bytes_per_second if host else 0.0
         recompute = sum(e.seconds for e in b.equations)
-        size += b.layers * (device + host + sum(b.values[v] for v in b.inputs))
+        size += b.layers * (device + host + sum(b.values[v] for v in b.inputs)) + b.span_bytes
         seconds += b.runs * (recompute + keeping + doubt + sum(b.input_seconds) + transfer)
+        seconds += b.span_seconds
     for key, open_ in choices.items():
         size += max((abs(problem.working.get((*key, c), 0.0)) for c in open_), default=0)
         seconds += max((abs(problem.corrections.get((*key, c), 0.0)) for c in open_), default=0)
@@ -224,6 +225,9 @@ class MixedIntegerProgram:
             self._other.append((seconds * run, self._any(when, passes, known)))
         if any(size for size, _ in transfer):
             self._expose(block, transfer, recompute)
+        if block.span_bytes or block.span_seconds:  # whatever the choices
+            self._saved.append((block.span_bytes, self._one))
+            self._recompute.append((block.span_seconds / self._second_unit, self._one))
 
     def _expose(self, block: BlockClass, transfer, recompute) -> None:
         """Prices, for each direction, the seconds of transfers that the block's own work does not

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 from jaxmem._core import assignment
-from jaxmem._core.actions import Actions, Choice, keeps_everything
+from jaxmem._core.actions import Actions, Choice
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.files import write_json, write_whole
-from jaxmem._core.groups import ranges
+from jaxmem._core.groups import keeps_everything, ranges
 from jaxmem._core.reader import Count, Name, one_of
 from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS, Places
 from jaxmem._result.plan import file, html, maxtext
@@ -227,8 +227,9 @@ class Plan:
         """
         return assignment.choices_of(self.actions, block, None, "plan")
 
-    def groups(self, block: str) -> tuple[tuple[int, int], ...]:
-        """Returns the groups of layers with separate decisions, as (start, stop) pairs in order.
+    def groups(self, block: str) -> tuple[tuple[int, ...], ...]:
+        """Returns the groups of layers with separate decisions, in order, as (start, stop), or as
+        (start, stop, span) for layers in spans.
 
         block: the label of the block.
 

@@ -56,8 +56,8 @@ def rooms_of(actions: Actions) -> list[Room]:
     for label, choices in actions.items():
         block = ungrouped(label)
         groups = {group_label(block, *group): group for group in ranges(actions, block)}
-        start, stop = groups.get(label, (0, 1))
-        layers = max((end for _, end in groups.values()), default=1)
+        start, stop, *_ = groups.get(label, (0, 1))
+        layers = max((end for _, end, *_ in groups.values()), default=1)
         for tag, choice in choices.items():
             codec = None if choice.codec is None else parse(choice.codec)
             if codec is not None and codec.capacity is not None:

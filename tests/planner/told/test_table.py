@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from jaxmem._core.actions import KEEP, UNTAGGED, keeps_everything
+from jaxmem._core.actions import KEEP, UNTAGGED
+from jaxmem._core.groups import keeps_everything
 from jaxmem._core.profile import Option
 from jaxmem._planner.outcome.pareto import POINTS, curve
 from jaxmem._planner.outcome.table import rows
