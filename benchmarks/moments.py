@@ -12,10 +12,15 @@ over the seeds of float32 moments with as many microbatches; a difference is of 
 seconds of an update with `jaxmem.quantized` divided by the seconds of an update with float32
 moments, in turns. For an H200, compiled without hardware: temporary bytes, and XLA's estimate of
 the seconds.
+
+`largest_moments`: the largest GPT of `largest` (`benchmarks.placed`) for a GPU of 24 GB and a host
+of 128 GB, planned jointly, with moments in float32 and in 8 bits, compiled without hardware; and the
+predicted seconds of the layers in a step of the largest model with float32 moments, for both.
 """
 
 import itertools
 import statistics
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +28,22 @@ import optax
 
 import jaxmem
 from benchmarks.adama import BETAS, SEEDS, train
+from benchmarks.placed import (
+    FEW,
+    bytes_of,
+    largest,
+    limits_of,
+    rules_of,
+    search_of,
+    step_of,
+)
+from benchmarks.shared.case import on
 from benchmarks.shared.devices import compiled
-from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.results import Benchmark, Report, known, measure
 from benchmarks.shared.timing import clock_and_cores, in_turns
+from jaxmem._core.actions import ALL
+from jaxmem._core.database import Database
+from jaxmem._planner.placement.search import PlacementSearch
 
 MODELS = "GPT", "BERT", "ResNet"
 NUMBERS = 1, 8
@@ -96,9 +114,38 @@ def updates(report: Report) -> None:
     report.add("int8 to float32, this CPU", clock_and_cores(seconds, "int8", "float32"))
 
 
+def of_largest(report: Report) -> None:
+    """The largest GPT of the smallest GPU and host, and the step time at one size."""
+    target, host = "rtx4090", "128 GB"
+    with on(target, Database()) as backend:
+        limits = limits_of(target, host, backend)
+        for moments in STORED:
+            few = search_of(step_of(FEW, moments), backend, limits, ALL)
+            report.once(moments, largest, few, rules_of(few)["joint"], None, True, moments)
+            layers = report["float"]["layers"]
+            report.once(f"{moments}, {layers} layers", seconds_of, few, layers, moments)
+
+
+def seconds_of(few: PlacementSearch, layers: int, moments: str) -> dict[str, Any]:
+    """The fastest step of so many layers, compiled, and its predicted seconds."""
+    search = search_of(step_of(layers, moments), few.steps.backend, few.limits, ALL)
+    best = known(search.run())
+    return bytes_of(best) | {"seconds": best.solution.seconds}
+
+
+def of_sizes(report: Report) -> dict:
+    same = f"{report['float']['layers']} layers"
+    ratio = lambda name, key, more="": report[f"int8{more}"][key] / report[f"float{more}"][key]
+    return {
+        "parameters": ratio("int8", "parameters"),
+        "seconds at equal size": ratio("int8", "seconds", f", {same}"),
+    }
+
+
 RESULTS = {
     "moments_losses": Benchmark(CASES, row=trained, summary=of_losses),
     "moments_update": Benchmark(run=updates),
+    "largest_moments": Benchmark(run=of_largest, summary=of_sizes),
 }
 
 if __name__ == "__main__":

@@ -329,9 +329,10 @@ COMMON = [*NO_DROPOUT, "train.batch=4", "plan.budget=none", "optimizer.clip=none
 
 
 @functools.cache
-def step_of(layers: int) -> tuple[Any, tuple]:
+def step_of(layers: int, moments: str = "float") -> tuple[Any, tuple]:
     """What builds the step, and the shapes of its arguments."""
-    return planned_step(load("gpt_10b", [*COMMON, f"model.layers={layers}"]))
+    changes = f"model.layers={layers}", f"optimizer.moments={moments}"
+    return planned_step(load("gpt_10b", [*COMMON, *changes]))
 
 
 def parameters(layers: int) -> int:
@@ -380,17 +381,19 @@ def boundary_of(
     rule: Callable[[PlacementProblem], PlacementProblem],
     fastest: bool,
     error: int | None,
+    moments: str,
 ) -> Boundary:
     """Looks for the number of layers where steps cease to fit.
 
     rule: makes the problem that is asked.
     fastest: whether the fastest plan is searched for; else the least one is compiled.
     error: bytes by which compiled steps exceeded their walks; None if no step was compiled.
+    moments: how the optimizer's moments are stored.
     """
     errors, room = [] if error is None else [error], few.limits.usable_bytes
 
     def found_for(layers: int) -> Any:
-        steps = PlacedSteps(*step_of(layers), few.steps.backend)
+        steps = PlacedSteps(*step_of(layers, moments), few.steps.backend)
         problem = rule(dataclasses.replace(few.problem, states=steps.states()))
         error = errors[-1] if errors else 0
         search = dataclasses.replace(few, steps=steps, problem=problem, error=error, trials=[])
@@ -419,9 +422,11 @@ def temporaries(search: PlacementSearch) -> int:
     return step.total - step.compiled.argument_bytes
 
 
-def largest(few: PlacementSearch, rule: Callable, error: int | None, joint: bool) -> dict[str, Any]:
+def largest(
+    few: PlacementSearch, rule: Callable, error: int | None, joint: bool, moments: str = "float"
+) -> dict[str, Any]:
     """What is found for one GPU, one size of host memory, and one rule."""
-    boundary = boundary_of(few, rule, joint, error)
+    boundary = boundary_of(few, rule, joint, error, moments)
     index = boundary.find()
     found: Any = boundary.plans[index]
     layers, beyond = boundary.sizes[index], boundary.failures.get(index + 1)
