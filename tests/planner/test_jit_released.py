@@ -85,6 +85,22 @@ def test_a_later_process_searches_nothing(monkeypatch):
     close(jax.device_get(step.joined(state)), want, 1e-11)
 
 
+def test_moments_are_stored_in_8_bits_if_nothing_else_fits():
+    """The host's budget is less than the streamed states with float moments."""
+    loss, params, args, *_ = gemma()
+    step = planned(host_budget="500KiB", lossy_states=True, **BOTH)
+    state = step.init(jax.tree.map(jnp.copy, params), *args)
+    for _ in range(3):
+        state, metrics = step(state, *args)
+    assert step.plan.moments == "int8"
+    hand = jaxmem.released_step(jaxmem.quantized(adam()), loss)
+    want, expected = trained(hand, hand.init(params, *args), args, 3)
+    joined = step.joined(state)
+    assert jax.tree.structure(joined) == jax.tree.structure(want)
+    close(jax.device_get(joined), jax.device_get(want), 1e-11)
+    np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-11)
+
+
 def test_actions_alone_leave_states_in_place():
     _, params, args, want, _ = gemma()
     step = planned("1900KiB", actions=jaxmem.plans.LOSSLESS)
