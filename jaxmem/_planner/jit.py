@@ -114,8 +114,9 @@ def jit(step: Callable | None = None, budget=None, **options):
         return PlannedRelease(step, {"budget": budget} | planning, {})
     if given := [name for name in ("decide", "lossy_states") if name in planning]:
         raise StepError(
-            f"jit: `{given[0]}` is {planning[given[0]]!r}, and `step` is {type(step).__name__};"
-            " expected what jaxmem.released_step returns, whose states a plan can place"
+            f"jit: `step` is no released step, but {type(step).__name__}, and got the option"
+            f" `{given[0]}`; expected what jaxmem.released_step returns, whose states a plan can"
+            " place"
         )
     if options and hasattr(step, "trace"):
         raise StepError(

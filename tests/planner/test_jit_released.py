@@ -125,7 +125,7 @@ def test_a_key_is_an_argument_of_the_step():
 @refused(
     StepError,
     (lambda: planned(donate_argnums=0), "released step.*`donate_argnums`"),
-    (lambda: jaxmem.jit(gemma()[0], **BOTH), r"`decide` is .*jaxmem\.released_step"),
+    (lambda: jaxmem.jit(gemma()[0], **BOTH), r"option `decide`; .*jaxmem\.released_step"),
     (lambda: planned().joined(None), "no plan before its first call"),
 )
 def test_wrong_arguments(wrong):
