@@ -14,8 +14,8 @@ moments, in turns. For an H200, compiled without hardware: temporary bytes, and 
 the seconds.
 
 `largest_moments`: the largest GPT of `largest` (`benchmarks.placed`) for a GPU of 24 GB and a host
-of 128 GB, planned jointly, with moments in float32 and in 8 bits, compiled without hardware; and the
-predicted seconds of the layers in a step of the largest model with float32 moments, for both.
+of 128 GB, planned jointly, with moments in float32 and in 8 bits, compiled without hardware. The
+predicted seconds are of the layers, in a step of the largest model with float32 moments.
 """
 
 import itertools
