@@ -2,7 +2,7 @@
 
 import re
 
-from tests.shared.quoted import PAGE, answer, numbers, quotes, result, tables
+from tests.shared.quoted import PAGE, ROOT, answer, numbers, quotes, result, tables
 
 
 def test_bytes_of_the_gradient():
@@ -86,6 +86,17 @@ def test_an_update_with_moments_in_8_bits():
     times = *(ratio[k]["median"] for k in ("clock", "cores")), seconds[0] / seconds[1]
     assert quotes(" ".join(page["8 bits"]), found["int8"]["state bytes a parameter"], *times)
     assert quotes(page["float32"][0], found["float32"]["state bytes a parameter"])
+
+
+def test_the_largest_model_with_moments_in_8_bits():
+    page, found = PAGE["The largest model with moments in 8 bits"], result("largest_moments")
+    for moments, row in (("float", "largest with float32"), ("int8", "largest with 8 bits")):
+        one, of_59 = found["results"][moments], found["results"][f"{moments}, 59 layers"]
+        sizes = (one[key] / 1e9 for key in ("parameters", "compiled", "host compiled"))
+        assert quotes(" ".join(page[row]), one["layers"], *sizes, of_59["seconds"]), row
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    text = text[text.index("in 8 bits has ") + len("in 8 bits") :]
+    assert quotes(text[: text.index("Result:")], *found["summary"].values())
 
 
 def test_time_of_adama():

@@ -227,7 +227,9 @@ class PlannedFunction:
             return self._inside(args, kwargs)
         key = self._signature.key(args, kwargs)
         latest = self._compilation(args, kwargs, key)
-        self._last, self._last_key = latest, key
+        # A state that the plan moves has another key once it is moved.
+        moves = latest.plan is not None and latest.plan.places is not None
+        self._last, self._last_key = latest, None if moves else key
         for _ in range(0 if key in self._ran else RETRIES):
             args = latest.placed(args)
             dynamic, named = self._signature.dynamic(args, kwargs)
