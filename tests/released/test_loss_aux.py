@@ -1,6 +1,4 @@
-"""Released steps of losses that return values beside the loss, of frozen weights, and of nested
-loops.
-"""
+"""Released steps of losses with auxiliary values, of frozen weights, and of nested loops."""
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +77,7 @@ LOSSES = pytest.mark.parametrize("loss", [in_a_scan, in_a_python_loop])
 @LOSSES
 # The norm is below the limit, so that nothing is clipped.
 @pytest.mark.parametrize(("plan", "clip"), [(None, None), (Assignment.nothing(), ("norm", 100.0))])
-def test_values_beside_the_loss_are_those_of_the_loss(loss, plan, clip):
+def test_auxiliary_values_equal_the_values_of_the_loss(loss, plan, clip):
     params, x = parameters(loss), rows()
     step = jaxmem.released_step(adam(), loss, has_aux=True, plan=plan, clip=clip)
     (got, _), metrics = jax.jit(step)(step.init(params, x), x)

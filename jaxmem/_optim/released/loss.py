@@ -99,7 +99,7 @@ class LossStep:
         divided, of_aux = self._divided(form, rest)
 
         def named(state, metrics):
-            """The values beside the loss as the tree that the loss returns, if it returns one."""
+            """Arranges the auxiliary values as the loss does, if it has any."""
             aux = {"aux": jax.tree.unflatten(of_aux, metrics["aux"])} if self.has_aux else {}
             return state, {k: v for k, v in metrics.items() if k != "aux"} | aux
 
@@ -132,7 +132,7 @@ class LossStep:
     def _divided(self, form: "_Form", rest: tuple) -> tuple[DividedLoss | SegmentedLoss, Any]:
         """Divides the trace of the loss for parameters of `form`, at the layers with most FLOPs:
         the iterations of a scan, or the layers of Python loops. Returns the divided loss, and the
-        structure of the values that the loss returns beside the loss.
+        structure of the auxiliary values.
         """
         with todays_checkpoint():
             closed, out = jax.make_jaxpr(self.loss, return_shape=True)(form.shapes, *rest)

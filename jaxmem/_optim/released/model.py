@@ -151,8 +151,8 @@ def metrics_of(
     """Returns the metrics of a minibatch, as `ReleasedStep` documents them.
 
     components: the states of the components with their tallies, as `backward` returns them.
-    results: one loss for each microbatch; or a pair of the losses and the values that the loss
-      returns beside them, each with one entry for each microbatch.
+    results: one loss for each microbatch; or a pair of the losses and the auxiliary values,
+      each with one entry for each microbatch.
     axis_name: the mesh axis of data parallelism; None on one device.
     apart: whether the tallies of a device count the device's own gradients, and not the mean
       gradients of all devices.

@@ -52,7 +52,7 @@ class SegmentedStep:
     loss: the loss in segments.
     shapes: the tree of the parameters' shapes.
     leaves: `leaves(microbatch)` returns the arrays that the loss reads.
-    reports: whether the loss returns values beside the loss, which become `metrics["aux"]`.
+    reports: whether the loss returns auxiliary values, which become `metrics["aux"]`.
     """
 
     tx: optax.GradientTransformation
@@ -246,7 +246,7 @@ class SegmentedStep:
 
     def _backward(self, folds: Sequence[Fold], leaves, states: States, batch):
         """Runs one microbatch, and uses each gradient when it is complete. Returns the new states
-        of the components, and the loss with the values that the loss returns beside it.
+        of the components, and the loss with its auxiliary values.
         """
         run = _Run(self.loss, self.components, leaves, self.leaves(batch))
         seed = jnp.ones_like(run.value)

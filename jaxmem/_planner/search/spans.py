@@ -36,7 +36,7 @@ from jaxmem._planner.solve.solve import least_bytes, solve
 from jaxmem.errors import StepError
 
 FEW = 16  # the most layers for which all numbers of layers of a span are tried
-GRID = 12  # numbers that are tried beside the divisors of the number of layers
+GRID = 12  # numbers that are tried in addition to the divisors of the number of layers
 SPAN_COMPILES = 3  # compiles of layers in spans, if no other plan fits
 
 # A problem whose profile has layers in spans, and its solution.
@@ -126,8 +126,8 @@ def best_in_spans(
 
 def of_profile(problem: ActionProblem, profile: Profile) -> ActionProblem:
     """The problem with a profile whose layers are divided, or in spans. The working memory of a
-    block's choices is that of the undivided layers. Excluded assignments name undivided layers, and
-    are left out.
+    block's choices is the working memory of the undivided layers. Excluded assignments name
+    undivided layers, and are left out.
     """
     labels = {block.name: ungrouped(block.name) for block in profile.blocks}
     working = {
