@@ -1,4 +1,4 @@
-"""`jaxmem.auto` with layers in spans: scans of scans, whose gradients are those of the loss."""
+"""`jaxmem.auto` with layers in spans: scans of scans have the gradients of the loss."""
 
 import functools
 
@@ -98,7 +98,7 @@ def test_a_scan_that_runs_backward():
 
 
 def exponentials(jaxpr, times=1):
-    """The number of exponentials that a program runs, those of loops counted by trip counts."""
+    """The number of exponentials that a program runs. A loop counts by its trip count."""
     total = 0
     for eqn in jaxpr.eqns:
         trips = eqn.params["length"] if eqn.primitive.name == "scan" else 1

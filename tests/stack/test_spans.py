@@ -105,7 +105,7 @@ def test_spans_that_divide_the_layers(span):
 
 
 def test_codes_are_those_of_layers_that_are_all_saved():
-    """A codec encodes the tensors of the second forward run, which equal those of the first."""
+    """A codec encodes the tensors of the second forward run, which repeats the first run."""
     whole = gradients(models.draft("compress"))(*arguments())
     close(gradients(in_spans("compress", 3))(*arguments()), whole)
     assert not np.allclose(whole[1][0]["second"], expected()[1][0]["second"], rtol=1e-6)
@@ -151,7 +151,7 @@ def counted(p, x):
 
 
 def sines(jaxpr, times=1):
-    """The number of sines that a program runs, those of loops counted by their trip counts."""
+    """The number of sines that a program runs. A loop counts by its trip count."""
     total = 0
     for eqn in jaxpr.eqns:
         trips = eqn.params["length"] if eqn.primitive.name == "scan" else 1

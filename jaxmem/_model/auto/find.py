@@ -197,8 +197,9 @@ def with_bodies(
     bodies: the body of each range of iterations, in the order in which they run. Each body runs in
       a scan of its own, and the sliced arrays are divided among the scans.
     spans: the number of iterations of a span, for each range. In spans of more than one iteration,
-      the scan is a scan over spans under a checkpoint, each of which is a scan over iterations. The
-      iterations after the last whole span run in a scan without spans.
+      the outer scan runs over spans, and the inner scan runs over the iterations of a span. Each
+      inner scan is under a checkpoint. The iterations after the last whole span run in a scan
+      without spans.
     """
     scan = as_scan(node.eqn)
     assert scan is not None

@@ -181,7 +181,7 @@ def test_where_everything_fits_moments_stay_float():
 
 @pytest.mark.skipif(not STREAMS, reason="XLA copies host stacks")
 def test_a_plan_on_a_cpu_never_trades_exactness_for_time():
-    """XLA estimates no seconds of a CPU, so that those of coding are not known."""
+    """XLA estimates no seconds of a CPU, so that the seconds of coding are unknown."""
     state = jax.tree.leaves(jax.eval_shape(lambda: build(None).init(params())))
     budget = int(0.6 * sum(a.size * a.dtype.itemsize for a in state)) + 2**19
     plan = plan_of("adama", budget)
