@@ -104,7 +104,7 @@ class LossStep:
             return state, {k: v for k, v in metrics.items() if k != "aux"} | aux
 
         if isinstance(divided, SegmentedLoss):
-            segments = SegmentedStep(self.tx, self.clip, divided, form.shapes, leaves, self.has_aux)
+            segments = SegmentedStep(self.tx, self.clip, divided, form.shapes, leaves)
             run = lambda state, batch, key=None: named(*segments(state, (batch, *keys_of(key))))
             return Within(segments, run, lambda pair: pair, lambda _, pair: pair)
         form.layers = divided.layers
@@ -138,7 +138,7 @@ class LossStep:
             closed, out = jax.make_jaxpr(self.loss, return_shape=True)(form.shapes, *rest)
         is_pair = isinstance(out, tuple) and len(out) == 2
         loss, aux = out if self.has_aux and is_pair else (out, None)
-        alone = jax.tree.structure(loss) == jax.tree.structure(0) and is_pair >= self.has_aux
+        alone = jax.tree.structure(loss) == jax.tree.structure(0) and (is_pair or not self.has_aux)
         first = closed.out_avals[0] if alone else None
         if first is None or first.shape or not jnp.issubdtype(first.dtype, jnp.floating):
             got = ", ".join(a.str_short() for a in closed.out_avals)

@@ -44,7 +44,8 @@ States = list[dict[str, Any]]  # of the components, as `Fold` documents them
 class SegmentedStep:
     """A training step of a loss in segments: `step(state, batch) -> (state, metrics)`.
 
-    `state` and `metrics` are as `ReleasedStep` documents them. The parameters and the optimizer's
+    `state` and `metrics` are as `ReleasedStep` documents them. `metrics["aux"]` is a list of the
+    arrays that the loss returns after the loss itself. The parameters and the optimizer's
     state have the user's tree.
 
     tx: the optimizer.
@@ -52,7 +53,6 @@ class SegmentedStep:
     loss: the loss in segments.
     shapes: the tree of the parameters' shapes.
     leaves: `leaves(microbatch)` returns the arrays that the loss reads.
-    reports: whether the loss returns auxiliary values, which become `metrics["aux"]`.
     """
 
     tx: optax.GradientTransformation
@@ -60,7 +60,6 @@ class SegmentedStep:
     loss: SegmentedLoss
     shapes: Any
     leaves: Callable[[Any], list]
-    reports: bool = False
 
     @property
     def components(self) -> list[tuple[int, ...]]:
@@ -261,7 +260,7 @@ class SegmentedStep:
             # compute equal gradients, and store all of them.
             seed, _ = jax.lax.optimization_barrier((seed, factor))
         used = run.backward(seed, states, lambda c, state, g: folds[c](state, g))
-        return used, (run.value, run.reported) if self.reports else run.value
+        return used, (run.value, run.reported)
 
 
 class _Run:
