@@ -16,6 +16,11 @@ the seconds.
 `largest_moments`: the largest GPT of `largest` (`benchmarks.placed`) for a GPU of 24 GB and a host
 of 128 GB, planned jointly, with moments in float32 and in 8 bits, compiled without hardware. The
 predicted seconds are of the layers, in a step of the largest model with float32 moments.
+
+`fine_tuning`: full fine-tuning of Llama 2 7B with AdamW, 4 sequences of 2048 in one microbatch,
+`released_step(tx, loss)` with the loss as it is (a `jax.lax.scan` over layers, XLA's attention,
+bfloat16 compute), planned and compiled without hardware. `48 GB alone` has no host memory, and
+every state is on the device; `24 GB` has a host of 128 GB, and plans place the states.
 """
 
 import itertools
@@ -41,6 +46,9 @@ from benchmarks.shared.case import on
 from benchmarks.shared.devices import compiled
 from benchmarks.shared.results import Benchmark, Report, known, measure
 from benchmarks.shared.timing import clock_and_cores, in_turns
+from experiments.command.load import load
+from experiments.models import registry
+from experiments.steps.step import make_loss
 from jaxmem._core.actions import ALL
 from jaxmem._core.database import Database
 from jaxmem._planner.placement.search import PlacementSearch
@@ -142,7 +150,52 @@ def of_sizes(report: Report) -> dict:
     }
 
 
+# The name of a case: target, budgets of device and host, whether plans place states.
+MEMORIES = {
+    "48 GB alone": ("l40s", {"budget": "48GB", "host_budget": "0B"}),
+    "24 GB": (
+        "rtx4090",
+        {"budget": "24GB", "host_budget": "128GB", "decide": ("actions", "states")},
+    ),
+}
+# The dtype of parameters, and the optimizer.
+KINDS = {
+    "bfloat16, moments in 8 bits": (jnp.bfloat16, lambda: jaxmem.quantized(optax.adamw(1e-5))),
+    "float32, moments in float32": (jnp.float32, lambda: optax.adamw(1e-5)),
+}
+TUNED = [
+    ("48 GB alone", "bfloat16, moments in 8 bits"),
+    *(("24 GB", kind) for kind in KINDS),
+]
+LLAMA = ["model.hidden=11008", "model.kv_heads=32", "model.attention=fused", "model.loop=scan"]
+LLAMA += ["train.batch=4", "train.microbatches=1", "train.sequence=2048", "optimizer.clip=none"]
+LLAMA += ["optimizer.accumulation=scan", "plan.budget=none"]
+
+
+def fine_tuned(memory: str, kind: str) -> dict[str, Any]:
+    """A plan of a step of Llama 2 7B, compiled."""
+    config = load("mistral_7b", LLAMA)
+    target, options = MEMORIES[memory]
+    dtype, optimizer = KINDS[kind]
+    loss, tx = make_loss(config), optimizer()
+    build = lambda plan: jaxmem.released_step(tx, loss, plan=plan)
+    tokens = registry.batch_shape(config)
+    cast = lambda a: jax.ShapeDtypeStruct(a.shape, dtype)
+    params = jax.eval_shape(lambda: registry.create(config, jax.random.key(0)))
+    params = jax.tree.map(cast, params)
+    state = jax.eval_shape(build(None).init, params, tokens)
+    plan = jaxmem.plan(build, state, tokens, target=target, **options)
+    return {
+        "parameters": optax.tree.size(params),
+        "states": str(plan.places or "on the device"),
+        "compiled": plan.compiled_bytes,
+        "host compiled": plan.host_bytes,
+        "seconds": plan.predicted_seconds,
+    }
+
+
 RESULTS = {
+    "fine_tuning": Benchmark(TUNED, row=fine_tuned),
     "moments_losses": Benchmark(CASES, row=trained, summary=of_losses),
     "moments_update": Benchmark(run=updates),
     "largest_moments": Benchmark(run=of_largest, summary=of_sizes),
