@@ -19,8 +19,7 @@ predicted seconds are of the layers, in a step of the largest model with float32
 
 `fine_tuning`: full fine-tuning of Llama 2 7B with AdamW, 4 sequences of 2048 in one microbatch,
 `released_step(tx, loss)` with the loss as it is (a `jax.lax.scan` over layers, XLA's attention,
-bfloat16 compute), planned and compiled without hardware. `48 GB alone` has no host memory, and
-every state is on the device; `24 GB` has a host of 128 GB, and plans place the states.
+bfloat16 compute), planned and compiled without hardware. `48 GB alone` uses no host memory; `24 GB` has a host of 128 GB, and plans place the states.
 """
 
 import itertools
@@ -152,7 +151,7 @@ def of_sizes(report: Report) -> dict:
 
 # The name of a case: target, budgets of device and host, whether plans place states.
 MEMORIES = {
-    "48 GB alone": ("l40s", {"budget": "48GB", "host_budget": "0B"}),
+    "48 GB alone": ("l40s", {"budget": "48GB", "actions": ("recompute",)}),
     "24 GB": (
         "rtx4090",
         {"budget": "24GB", "host_budget": "128GB", "decide": ("actions", "states")},

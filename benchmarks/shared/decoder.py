@@ -1,0 +1,273 @@
+"""Training steps of dense decoders that others measured, rebuilt from their dimensions: MaxText's
+decoder as its rows in `benchmarks/published.json` describe it.
+
+A row names the numbers of layers, heads and features, the mesh, the rematerialization, and the
+attention. Weights are float32, and layers compute in bfloat16. A scan runs over the layers.
+
+Shapes: B batch, S sequence, E width, H heads of queries, G heads of keys and values, K head_dim,
+F features between the products of the MLP, V vocabulary, L layers.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+AXES = "data", "fsdp", "fsdp_transpose", "tensor"
+ROWS = "data", "fsdp", "fsdp_transpose"  # axes that divide the batch
+# The axis of the mesh that divides each dimension, as MaxText's rules name them.
+E, WIDE = ("fsdp",), ("fsdp_transpose", "tensor")
+
+Row = dict[str, Any]
+
+
+def step_of(row: Row) -> tuple[Callable, tuple]:
+    """`build`, as `jaxmem.plan` takes it, and the shapes of the state and of the batch."""
+    sizes = {axis: row["parallelism"].get(axis, 1) for axis in AXES}
+    mesh = AbstractMesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    tx = optimizer(row)
+    placed = lambda a, spec: jax.ShapeDtypeStruct(
+        a.shape, a.dtype, sharding=NamedSharding(mesh, spec)
+    )
+    specs, shapes = specs_of(row), shapes_of(row)
+    params = jax.tree.map(placed, shapes, specs)
+    moments = jax.eval_shape(tx.init, shapes)
+    moments = optax.tree.map_params(
+        tx, placed, moments, specs, transform_non_params=lambda a: placed(a, P())
+    )
+    tokens = jax.ShapeDtypeStruct(
+        (row["global_batch"], row["sequence"] + 1), jnp.int32, sharding=NamedSharding(mesh, P(ROWS))
+    )
+
+    def build(_):
+        def step(state, tokens):
+            params, moments = state
+            loss = functools.partial(loss_of, row, mesh)
+            value, gradient = jax.value_and_grad(loss)(params, tokens)
+            updates, moments = tx.update(gradient, moments, params)
+            return (optax.apply_updates(params, updates), moments), value
+
+        return step
+
+    return build, ((params, moments), tokens)
+
+
+def optimizer(row: Row) -> optax.GradientTransformation:
+    decay = 0.1 if "wd .1" in row["optimizer"] else 0.0
+    adam = optax.adamw(3e-4, 0.9, 0.95, weight_decay=decay)
+    clip = optax.clip_by_global_norm(1.0) if "clip" in row["optimizer"] else optax.identity()
+    return optax.chain(clip, adam)
+
+
+def shapes_of(row: Row) -> dict[str, Any]:
+    m = row["model"]
+    L, width, K, F, V = m["layers"], m["width"], m["head_dim"], m["ffn"], m["vocab"]
+    gates = {"wi_0": (L, width, F)} | ({"wi_1": (L, width, F)} if gated(row) else {})
+    layers = gates | {
+        "query": (L, width, m["heads"], K),
+        "key": (L, width, m["kv_heads"], K),
+        "value": (L, width, m["kv_heads"], K),
+        "out": (L, m["heads"], K, width),
+        "wo": (L, F, width),
+        "norm1": (L, width),
+        "norm2": (L, width),
+    }
+    outer = {"embedding": (V, width), "norm": (width,)}
+    outer |= {} if m["tied_embeddings"] else {"head": (width, V)}
+    shape = lambda s: jax.ShapeDtypeStruct(s, jnp.float32)
+    return {k: shape(s) for k, s in outer.items()} | {
+        "layers": {k: shape(s) for k, s in layers.items()}
+    }
+
+
+def specs_of(row: Row) -> dict[str, Any]:
+    specs = {
+        "query": P(None, E, WIDE),
+        "key": P(None, E, WIDE),
+        "value": P(None, E, WIDE),
+        "out": P(None, WIDE, None, E),
+        "wi_0": P(None, E, WIDE),
+        "wi_1": P(None, E, WIDE),
+        "wo": P(None, WIDE, E),
+        "norm1": P(None, E),
+        "norm2": P(None, E),
+        "embedding": P(WIDE, E),
+        "head": P(E, WIDE),
+        "norm": P(E),
+    }
+    shapes = shapes_of(row)
+    named = lambda tree: {k: specs[k] for k in tree if k != "layers"}
+    return named(shapes) | {"layers": named(shapes["layers"])}
+
+
+def gated(row: Row) -> bool:
+    return "gated" in row["model"]["mlp"]
+
+
+def loss_of(row: Row, mesh, params, tokens):
+    """The mean loss in nats per token."""
+    divided = lambda x, *spec: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
+    half = functools.partial(jax.tree.map, lambda a: a.astype(jnp.bfloat16))
+
+    def layer(x, w):
+        w = half(w)
+        x = checkpoint_name(x, "decoder_layer_input")
+        n = norm(x, w["norm1"])
+        product = lambda name: jnp.einsum("bse,ehk->bshk", n, w[name])
+        q = checkpoint_name(rotated(product("query")), "query_proj")
+        k = checkpoint_name(rotated(product("key")), "key_proj")
+        v = checkpoint_name(product("value"), "value_proj")
+        a = checkpoint_name(attention(row, mesh, q, k, v), "context")
+        out = jnp.einsum("bshk,hke->bse", a, w["out"])
+        x = x + checkpoint_name(divided(out, ROWS), "out_proj")
+        n = norm(x, w["norm2"])
+        wide = checkpoint_name(n @ w["wi_0"], "mlpwi_0")
+        if gated(row):
+            wide = jax.nn.silu(wide) * checkpoint_name(n @ w["wi_1"], "mlpwi_1")
+        else:
+            wide = jax.nn.relu(wide)
+        x = x + checkpoint_name(divided(wide @ w["wo"], ROWS), "mlpwo")
+        return divided(x, ROWS), None
+
+    layer = jax.checkpoint(layer, policy=policy_of(row), prevent_cse=False)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    embedding = params["embedding"].astype(jnp.bfloat16)
+    if "use_iota_embed" in row["notes"]:
+        x = jax.nn.one_hot(inputs, embedding.shape[0], dtype=jnp.bfloat16) @ embedding
+    else:
+        x = embedding[inputs]
+    if row["scan_over_layers"]:
+        x, _ = jax.lax.scan(layer, divided(x, ROWS), params["layers"])
+    else:
+        x = divided(x, ROWS)
+        for i in range(row["model"]["layers"]):
+            x, _ = layer(x, jax.tree.map(lambda a, i=i: a[i], params["layers"]))
+    x = norm(x, params["norm"].astype(jnp.bfloat16))
+    head = embedding.T if row["model"]["tied_embeddings"] else params["head"].astype(jnp.bfloat16)
+    logits = divided(x @ head, ROWS, None, "tensor").astype(jnp.float32)
+    picked = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
+    return (jax.nn.logsumexp(logits, -1) - picked).mean()
+
+
+def norm(x, scale):
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-6)
+    return wide.astype(x.dtype) * scale
+
+
+def rotated(x):
+    """Rotary positions, of (B, S, H, K)."""
+    S, K = x.shape[1], x.shape[3]
+    rates = 10_000.0 ** (-jnp.arange(0, K, 2) / K)
+    angles = jnp.arange(S)[:, None, None] * rates
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    one, other = jnp.split(x.astype(jnp.float32), 2, -1)
+    turned = jnp.concatenate((one * cos - other * sin, other * cos + one * sin), -1)
+    return turned.astype(x.dtype)
+
+
+OFFLOADED = "decoder_layer_input", "query_proj", "key_proj", "value_proj", "out_proj"
+NAMES = {
+    "custom: the named tensors offloaded": ((), OFFLOADED),
+    "qkv_proj_offloaded": ((), ("query_proj", "key_proj", "value_proj")),
+    "save_dot_except_mlpwi": (
+        ("query_proj", "key_proj", "value_proj", "out_proj", "mlpwo"),
+        (),
+    ),
+    "custom: decoder_layer_input, context": (
+        ("decoder_layer_input", "context", "query_proj", "key_proj", "value_proj"),
+        (),
+    ),
+}
+
+
+def policy_of(row: Row):
+    """The policy of `jax.checkpoint` that a row describes."""
+    policies = jax.checkpoint_policies
+    if row["remat"].startswith("full"):
+        return policies.nothing_saveable
+    if row["remat"].startswith("minimal_flash"):
+        context = policies.save_only_these_names("context")
+        return policies.save_from_both_policies(
+            policies.checkpoint_dots_with_no_batch_dims, context
+        )
+    if row["remat"].startswith("minimal"):
+        return policies.checkpoint_dots_with_no_batch_dims
+    saved, moved = next(names for start, names in NAMES.items() if row["remat"].startswith(start))
+    return policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=saved,
+        names_which_can_be_offloaded=moved,
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+
+def attention(row: Row, mesh, q, k, v):
+    """Causal attention, (B, S, H, K)."""
+    kind = row["attention"].split()[0]
+    if kind in ("splash", "flash", "autoselected", "tokamax"):
+        groups = q.shape[2] // k.shape[2]
+        tensor = mesh.shape["tensor"]
+        if groups > 1 and k.shape[2] % tensor:
+            k, v = (jnp.repeat(a, groups, 2) for a in (k, v))
+        spec = P(ROWS, "tensor")
+        run = flash if kind == "flash" else functools.partial(splash, row)
+        run = jax.shard_map(
+            run, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec, check_vma=False
+        )
+        heads_first = lambda a: a.transpose(0, 2, 1, 3)
+        return heads_first(run(*map(heads_first, (q, k, v))))
+    if kind == "dot":
+        scores = jnp.einsum("bqhk,bthk->bhqt", q, k) * q.shape[-1] ** -0.5
+        seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+        probs = jax.nn.softmax(jnp.where(seen, scores.astype(jnp.float32), -1e9)).astype(q.dtype)
+        return jnp.einsum("bhqt,bthk->bqhk", probs, v)
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+
+
+def flash(q, k, v):
+    """JAX's first flash attention for TPUs, of (B, H, S, K)."""
+    from jax.experimental.pallas.ops.tpu.flash_attention import BlockSizes, flash_attention
+
+    block = min(512, q.shape[2])
+    names = (
+        "block_q", "block_k_major", "block_k", "block_q_major_dkv", "block_k_major_dkv",
+        "block_k_dkv", "block_q_dkv", "block_k_major_dq", "block_k_dq", "block_q_dq",
+    )  # fmt: skip
+    sizes = BlockSizes(block_b=1, **dict.fromkeys(names, block))
+    return flash_attention(q, k, v, causal=True, sm_scale=q.shape[3] ** -0.5, block_sizes=sizes)
+
+
+def splash(row: Row, q, k, v):
+    """JAX's splash attention for TPUs, of q (B, H, S, K) and k, v (B, G, S, K)."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    S, H = q.shape[2], q.shape[1]
+    block = min(2048 if "all blocks 2048" in row["attention"] else 512, S)
+    names = (
+        "block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv",
+        "block_kv_dkv_compute",
+    )  # fmt: skip
+    fused = "fused backward" in row["attention"]
+    more = {} if fused else {"block_q_dq": block, "block_kv_dq": block}
+    sizes = kernel.BlockSizes(
+        **dict.fromkeys(names, block), **more, use_fused_bwd_kernel=fused
+    )
+    mask = masks.MultiHeadMask([masks.CausalMask((S, S)) for _ in range(H)])
+    make = kernel.make_splash_mha if k.shape[1] == H else kernel.make_splash_mqa
+    q = q * q.shape[3] ** -0.5
+    if k.shape[1] == H:
+        run = make(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1)
+        return jax.vmap(run)(q, k, v)
+    G = k.shape[1]
+    mask = masks.MultiHeadMask([masks.CausalMask((S, S)) for _ in range(H // G)])
+    run = make(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1)
+    grouped = q.reshape(q.shape[0], G, H // G, *q.shape[2:])
+    return jax.vmap(jax.vmap(run))(grouped, k, v).reshape(q.shape)
