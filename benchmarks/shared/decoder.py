@@ -218,9 +218,7 @@ def attention(row: Row, mesh, q, k, v):
             k, v = (jnp.repeat(a, groups, 2) for a in (k, v))
         spec = P(ROWS, "tensor")
         run = flash if kind == "flash" else functools.partial(splash, row)
-        run = jax.shard_map(
-            run, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec, check_vma=False
-        )
+        run = jax.shard_map(run, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
         heads_first = lambda a: a.transpose(0, 2, 1, 3)
         return heads_first(run(*map(heads_first, (q, k, v))))
     if kind == "dot":
@@ -257,9 +255,7 @@ def splash(row: Row, q, k, v):
     )  # fmt: skip
     fused = "fused backward" in row["attention"]
     more = {} if fused else {"block_q_dq": block, "block_kv_dq": block}
-    sizes = kernel.BlockSizes(
-        **dict.fromkeys(names, block), **more, use_fused_bwd_kernel=fused
-    )
+    sizes = kernel.BlockSizes(**dict.fromkeys(names, block), **more, use_fused_bwd_kernel=fused)
     mask = masks.MultiHeadMask([masks.CausalMask((S, S)) for _ in range(H)])
     make = kernel.make_splash_mha if k.shape[1] == H else kernel.make_splash_mqa
     q = q * q.shape[3] ** -0.5

@@ -1,0 +1,76 @@
+"""Predictions against measurements that others published: step seconds and bytes of steps that ran
+on real TPUs and GPUs, rebuilt from their dimensions and compiled here without hardware.
+
+    python -m benchmarks.published [RESULT ...]
+
+The rows are in `benchmarks/published.json`: source with its commit, model, mesh, rematerialization,
+attention, and what was measured. Each row has all that is needed to compile the step. A row that is
+`aside` takes no part in any choice of a constant of the cost model.
+
+`published_steps`: dense decoders on slices of TPUs, rebuilt by `benchmarks/shared/decoder.py`.
+`seconds` is the prediction: a roofline of XLA's fusions at datasheet rates (docs/tpu.md). `ratio`
+is predicted over measured. Two rows have no time: one step ran, and one ran out of memory; `fits`
+says whether the compiled bytes are within the device's memory.
+"""
+
+import pathlib
+import statistics
+from typing import Any
+
+from benchmarks.shared.case import Step, on
+from benchmarks.shared.decoder import Row, step_of
+from benchmarks.shared.results import Benchmark, Report, known, measure
+from jaxmem._core.database import Database
+from jaxmem._core.files import read_json
+
+PUBLISHED: dict[str, Row] = {
+    row["id"]: row for row in read_json(pathlib.Path(__file__).parent / "published.json")
+}
+# Not dense, or not on a TPU.
+OTHERS = "gemma3", "deepseek", "mixtral", "h100", "a100", "t4-"
+DENSE = [name for name in PUBLISHED if not any(word in name for word in OTHERS)]
+
+
+def compiled(name: str) -> dict[str, Any]:
+    """The compiled step of one row."""
+    row = PUBLISHED[name]
+    with on(row["target"], Database()) as backend:
+        step = Step(*step_of(row), backend).compile_fully(None).result()
+        room = backend.target.usable_bytes
+    found = {
+        "seconds": step.xla_seconds,
+        "bytes": step.total_bytes,
+        "host bytes": step.host_bytes,
+        "fits": step.total_bytes <= room,
+        "compile seconds": step.compile_seconds,
+    }
+    measured = row["measured"]
+    seconds = measured.get("step_time_s", measured.get("step_time_derived_s"))
+    if seconds is None:
+        return found
+    return found | {"measured": seconds, "ratio": known(step.xla_seconds) / seconds}
+
+
+def of_steps(report: Report) -> dict[str, Any]:
+    """Errors of the predicted seconds: of all rows, and of the rows that are aside."""
+    timed = {name: row["ratio"] for name, row in report.results.items() if "ratio" in row}
+    aside = [ratio for name, ratio in timed.items() if PUBLISHED[name]["aside"]]
+    off = lambda ratios: [abs(ratio - 1) for ratio in ratios]
+    fits = [
+        row["fits"] != PUBLISHED[name]["measured"].get("runs_out_of_memory", False)
+        for name, row in report.results.items()
+    ]
+    return {
+        "rows": len(timed),
+        "median error": statistics.median(off(timed.values())),
+        "within 30 %": sum(e <= 0.3 for e in off(timed.values())),
+        "rows aside": len(aside),
+        "largest error aside": max(off(aside), default=None),
+        "memory is right": f"{sum(fits)} of {len(fits)}",
+    }
+
+
+RESULTS = {"published_steps": Benchmark(DENSE, row=compiled, summary=of_steps)}
+
+if __name__ == "__main__":
+    measure("published", RESULTS)
