@@ -17,9 +17,10 @@ the seconds.
 of 128 GB, planned jointly, with moments in float32 and in 8 bits, compiled without hardware. The
 predicted seconds are of the layers, in a step of the largest model with float32 moments.
 
-`fine_tuning`: full fine-tuning of Llama 2 7B with AdamW, 4 sequences of 2048 in one microbatch,
+`fine_tuning`: full fine-tuning of Llama 2 7B with AdamW, 4 sequences of 2048 in one microbatch:
 `released_step(tx, loss)` with the loss as it is (a `jax.lax.scan` over layers, XLA's attention,
-bfloat16 compute), planned and compiled without hardware. `48 GB alone` uses no host memory; `24 GB` has a host of 128 GB, and plans place the states.
+bfloat16 compute), planned and compiled without hardware. `48 GB alone` uses no host memory; `24 GB`
+has a host of 128 GB, and plans place the states.
 """
 
 import itertools

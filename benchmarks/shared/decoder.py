@@ -151,8 +151,10 @@ def loss_of(row: Row, mesh, params, tokens):
     x = norm(x, params["norm"].astype(jnp.bfloat16))
     head = embedding.T if row["model"]["tied_embeddings"] else params["head"].astype(jnp.bfloat16)
     logits = divided(x @ head, ROWS, None, "tensor").astype(jnp.float32)
-    picked = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
-    return (jax.nn.logsumexp(logits, -1) - picked).mean()
+    # By a one-hot array, as MaxText does. XLA fuses it, and would not fuse the scatter that is the
+    # backward of an index.
+    chosen = jax.nn.one_hot(targets, logits.shape[-1], dtype=logits.dtype)
+    return (jax.nn.logsumexp(logits, -1) - (chosen * logits).sum(-1)).mean()
 
 
 def norm(x, scale):
@@ -238,7 +240,7 @@ def flash(q, k, v):
         "block_q", "block_k_major", "block_k", "block_q_major_dkv", "block_k_major_dkv",
         "block_k_dkv", "block_q_dkv", "block_k_major_dq", "block_k_dq", "block_q_dq",
     )  # fmt: skip
-    sizes = BlockSizes(block_b=1, **dict.fromkeys(names, block))
+    sizes: Any = BlockSizes(block_b=1, **dict.fromkeys(names, block))
     return flash_attention(q, k, v, causal=True, sm_scale=q.shape[3] ** -0.5, block_sizes=sizes)
 
 
@@ -247,8 +249,8 @@ def splash(row: Row, q, k, v):
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    S, H = q.shape[2], q.shape[1]
-    block = min(2048 if "all blocks 2048" in row["attention"] else 512, S)
+    (B, H, S, K), G = q.shape, k.shape[1]
+    block = min(2048 if "blocks 2048" in row["attention"] else 512, S)
     names = (
         "block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv",
         "block_kv_dkv_compute",
@@ -256,14 +258,9 @@ def splash(row: Row, q, k, v):
     fused = "fused backward" in row["attention"]
     more = {} if fused else {"block_q_dq": block, "block_kv_dq": block}
     sizes = kernel.BlockSizes(**dict.fromkeys(names, block), **more, use_fused_bwd_kernel=fused)
-    mask = masks.MultiHeadMask([masks.CausalMask((S, S)) for _ in range(H)])
-    make = kernel.make_splash_mha if k.shape[1] == H else kernel.make_splash_mqa
-    q = q * q.shape[3] ** -0.5
-    if k.shape[1] == H:
-        run = make(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1)
-        return jax.vmap(run)(q, k, v)
-    G = k.shape[1]
+    # H / G heads of queries share a head of keys and values.
     mask = masks.MultiHeadMask([masks.CausalMask((S, S)) for _ in range(H // G)])
+    make: Any = kernel.make_splash_mqa
     run = make(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1)
-    grouped = q.reshape(q.shape[0], G, H // G, *q.shape[2:])
+    grouped = (q * K**-0.5).reshape(B, G, H // G, S, K)
     return jax.vmap(jax.vmap(run))(grouped, k, v).reshape(q.shape)
