@@ -240,7 +240,8 @@ def flash(q, k, v):
         "block_q", "block_k_major", "block_k", "block_q_major_dkv", "block_k_major_dkv",
         "block_k_dkv", "block_q_dkv", "block_k_major_dq", "block_k_dq", "block_q_dq",
     )  # fmt: skip
-    sizes: Any = BlockSizes(block_b=1, **dict.fromkeys(names, block))
+    blocks: dict[str, Any] = dict.fromkeys(names, block)
+    sizes = BlockSizes(block_b=1, **blocks)
     return flash_attention(q, k, v, causal=True, sm_scale=q.shape[3] ** -0.5, block_sizes=sizes)
 
 
@@ -256,8 +257,9 @@ def splash(row: Row, q, k, v):
         "block_kv_dkv_compute",
     )  # fmt: skip
     fused = "fused backward" in row["attention"]
-    more = {} if fused else {"block_q_dq": block, "block_kv_dq": block}
-    sizes = kernel.BlockSizes(**dict.fromkeys(names, block), **more, use_fused_bwd_kernel=fused)
+    more = () if fused else ("block_q_dq", "block_kv_dq")
+    blocks: dict[str, Any] = dict.fromkeys((*names, *more), block)
+    sizes = kernel.BlockSizes(**blocks, use_fused_bwd_kernel=fused)
     # H / G heads of queries share a head of keys and values.
     mask = masks.MultiHeadMask([masks.CausalMask((S, S)) for _ in range(H // G)])
     make: Any = kernel.make_splash_mqa
