@@ -39,6 +39,7 @@ class Gpu:
     has_xla_estimates: bool
     source: str  # the datasheet of the rates; the instance or machine of the host memory
     platform = "cuda"
+    product_efficiency = 1.0  # XLA estimates the seconds of products; a rate is their limit
 
     @property
     def time_source(self) -> str:

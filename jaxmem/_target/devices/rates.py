@@ -40,7 +40,9 @@ WAYS = "link_to_device", "link_to_host"
 def datasheet(chip: Chip) -> Rates:
     """Returns the rates by the chip's datasheet, with estimates for copies and codecs."""
     link, codec = LINK_EFFICIENCY * chip.pcie, CODEC_EFFICIENCY * chip.bandwidth
-    return Rates(chip.bandwidth, chip.flops_16bit, chip.flops_f32, link, codec)
+    products = chip.product_efficiency
+    flops = products * chip.flops_16bit, products * chip.flops_f32
+    return Rates(chip.bandwidth, *flops, link, codec)
 
 
 def rates_of(chip: Chip) -> Rates:

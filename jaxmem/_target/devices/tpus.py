@@ -5,6 +5,10 @@ takes more. How many devices JAX lists a chip, and whether one device is both co
 megacore), is what libtpu's own topologies list. Rates are dense peaks from the source that each
 entry names, divided by the devices of a chip; float32 products run at the rate of bfloat16, since
 XLA multiplies them in one pass of bfloat16 by default.
+
+Products reach a share of the peak. The shares are fitted to the step times that others measured on
+slices of v4, v5e, v5p and v6e (`python -m benchmarks.published`), without the rows that are aside.
+v2, v3 and tpu7x have the share of v4: no measured step was compiled for them.
 """
 
 import dataclasses
@@ -26,6 +30,7 @@ class Tpu:
     memory_bytes: int
     bandwidth: float  # B/s
     flops_16bit: float  # bfloat16 products with float32 sums
+    product_efficiency: float  # the share of `flops_16bit` that products of large steps reach
     clock: float  # Hz
     cores: int  # tensor cores
     pcie: float  # B/s each way, the host link's line
@@ -59,19 +64,19 @@ _BOOK = "How to Scale Your Model, 2025"
 
 # fmt: off
 _TABLE = (
-    Tpu("v2", "TPU v2", 2, 2, "", 7664 * MiB, 350e9, 23e12, 0.70e9, 1, 16e9, 62e9,
+    Tpu("v2", "TPU v2", 2, 2, "", 7664 * MiB, 350e9, 23e12, 0.85, 0.70e9, 1, 16e9, 62e9,
         334 * _GB // 8, f"{_CLOUD}: TPU v2"),
-    Tpu("v3", "TPU v3", 2, 2, "", 15856 * MiB, 450e9, 61.5e12, 0.94e9, 1, 16e9, 82e9,
+    Tpu("v3", "TPU v3", 2, 2, "", 15856 * MiB, 450e9, 61.5e12, 0.85, 0.94e9, 1, 16e9, 82e9,
         334 * _GB // 8, f"{_CLOUD}: TPU v3"),
-    Tpu("v4", "TPU v4", 3, 1, "megacore", 31488 * MiB, 1228e9, 275e12, 1.05e9, 2, 16e9, 45e9,
+    Tpu("v4", "TPU v4", 3, 1, "megacore", 31488 * MiB, 1228e9, 275e12, 0.85, 1.05e9, 2, 16e9, 45e9,
         407 * _GB // 4, f"{_CLOUD}: TPU v4; {_BOOK}"),
-    Tpu("v5e", "TPU v5 lite", 2, 1, "", 16128 * MiB, 819e9, 197e12, 1.50e9, 1, 16e9, 45e9,
+    Tpu("v5e", "TPU v5 lite", 2, 1, "", 16128 * MiB, 819e9, 197e12, 0.90, 1.50e9, 1, 16e9, 45e9,
         188 * _GB // 4, f"{_CLOUD}: TPU v5e, ct5lp-hightpu-4t; {_BOOK}"),
-    Tpu("v5p", "TPU v5", 3, 1, "", 98036 * MiB, 2765e9, 459e12, 1.75e9, 2, 16e9, 90e9,
+    Tpu("v5p", "TPU v5", 3, 1, "", 98036 * MiB, 2765e9, 459e12, 0.86, 1.75e9, 2, 16e9, 90e9,
         448 * _GB // 4, f"{_CLOUD}: TPU v5p, ct5p-hightpu-4t; {_BOOK}"),
-    Tpu("v6e", "TPU v6 lite", 2, 1, "", 32000 * MiB, 1640e9, 918e12, 1.75e9, 1, 32e9, 90e9,
+    Tpu("v6e", "TPU v6 lite", 2, 1, "", 32000 * MiB, 1640e9, 918e12, 0.72, 1.75e9, 1, 32e9, 90e9,
         720 * _GB // 4, f"{_CLOUD}: TPU v6e, ct6e-standard-4t; {_BOOK}"),
-    Tpu("tpu7x", "TPU7x", 3, 2, "", 97024 * MiB, 3690e9, 1153.5e12, 1.90e9, 1, 32e9, 100e9,
+    Tpu("tpu7x", "TPU7x", 3, 2, "", 97024 * MiB, 3690e9, 1153.5e12, 0.85, 1.90e9, 1, 32e9, 100e9,
         960 * _GB // 8, f"{_CLOUD}: TPU7x, tpu7x-standard-4t"),
 )
 # fmt: on
@@ -116,10 +121,22 @@ class Topology:
 
     @property
     def ring(self) -> float:
-        """B/s each way that a ring over all devices has, which goes along every axis at once."""
+        """B/s that reach each device when all devices gather an array, along every axis at once.
+
+        Around a ring, data reach a device from both sides. Along an axis without a link between its
+        ends, a device at an end receives from one side.
+        """
         if self.chips > 1:
-            return self.tpu.link * sum(n > 1 for n in self.shape)
+            return self.tpu.link * sum(1 + self._closes(n) for n in self.shape if n > 1)
         return self.tpu.bandwidth if self.tpu.per_chip > 1 else 0.0  # both share one memory
+
+    def _closes(self, chips: int) -> bool:
+        """Whether an axis of so many chips is a ring: of a plane, the longest axis that is sold; of
+        a cube, each axis if the slice is made of whole cubes of 4 x 4 x 4.
+        """
+        if self.tpu.axes == 3:
+            return all(n % 4 == 0 for n in self.shape)
+        return chips == LONGEST.get(self.tpu.name, 32)
 
 
 def topology_of(tpu: Tpu, text: str) -> Topology:
