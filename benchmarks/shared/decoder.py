@@ -21,8 +21,16 @@ from jax.sharding import PartitionSpec as P
 
 AXES = "data", "fsdp", "fsdp_transpose", "tensor"
 ROWS = "data", "fsdp", "fsdp_transpose"  # axes that divide the batch
-# The axis of the mesh that divides each dimension, as MaxText's rules name them.
-E, WIDE = ("fsdp",), ("fsdp_transpose", "tensor")
+# libtpu's flags by MaxText's names for them; of others, today's libtpu has or refuses the values.
+FLAGS = {
+    "DENSE_VMEM_LIMIT": "--xla_tpu_scoped_vmem_limit_kib=98304",
+    "DISABLE_COLLECTIVE_MATMUL": "--xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000",
+    "LAYOUT_FOR_ALL_REDUCE_SCATTER": "--xla_tpu_use_minor_sharding_for_major_trivial_input=true"
+    " --xla_tpu_relayout_group_size_threshold_for_reduce_scatter=1"
+    " --xla_tpu_assign_all_reduce_scatter_layout=true",
+    "DATA_PARALLEL_OVERLAP": "--xla_tpu_enable_data_parallel_all_reduce_opt=true"
+    " --xla_tpu_data_parallel_opt_different_sized_ops=true",
+}
 
 Row = dict[str, Any]
 
@@ -58,6 +66,11 @@ def step_of(row: Row) -> tuple[Callable, tuple]:
     return build, ((params, moments), tokens)
 
 
+def flags_of(row: Row) -> str:
+    """libtpu's flags of a row, as LIBTPU_INIT_ARGS has them."""
+    return " ".join(flag for name, flag in FLAGS.items() if name in row["compiler_flags"])
+
+
 def optimizer(row: Row) -> optax.GradientTransformation:
     decay = 0.1 if "wd .1" in row["optimizer"] else 0.0
     adam = optax.adamw(3e-4, 0.9, 0.95, weight_decay=decay)
@@ -87,19 +100,17 @@ def shapes_of(row: Row) -> dict[str, Any]:
 
 
 def specs_of(row: Row) -> dict[str, Any]:
+    # As MaxText's rules divide them.
+    width, wide = ("fsdp", "fsdp_transpose"), ("fsdp_transpose", "tensor")
+    heads = P(None, width, "tensor")
     specs = {
-        "query": P(None, E, WIDE),
-        "key": P(None, E, WIDE),
-        "value": P(None, E, WIDE),
-        "out": P(None, WIDE, None, E),
-        "wi_0": P(None, E, WIDE),
-        "wi_1": P(None, E, WIDE),
-        "wo": P(None, WIDE, E),
-        "norm1": P(None, E),
-        "norm2": P(None, E),
-        "embedding": P(WIDE, E),
-        "head": P(E, WIDE),
-        "norm": P(E),
+        **dict.fromkeys(("query", "key", "value"), heads),
+        "out": P(None, "tensor", None, width),
+        **dict.fromkeys(("wi_0", "wi_1"), P(None, "fsdp", wide)),
+        "wo": P(None, wide, "fsdp"),
+        **dict.fromkeys(("norm1", "norm2", "norm"), P()),
+        "embedding": P("tensor", width),
+        "head": P(width, "tensor"),
     }
     shapes = shapes_of(row)
     named = lambda tree: {k: specs[k] for k in tree if k != "layers"}
@@ -112,28 +123,32 @@ def gated(row: Row) -> bool:
 
 def loss_of(row: Row, mesh, params, tokens):
     """The mean loss in nats per token."""
-    divided = lambda x, *spec: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
+    # MaxText's rules divide the features of every activation, or its heads, by the axis "tensor".
+    features, heads = P(ROWS, None, "tensor"), P(ROWS, None, "tensor", None)
+    divided = lambda x, spec=features: jax.lax.with_sharding_constraint(
+        x, NamedSharding(mesh, spec)
+    )
     half = functools.partial(jax.tree.map, lambda a: a.astype(jnp.bfloat16))
 
     def layer(x, w):
         w = half(w)
         x = checkpoint_name(x, "decoder_layer_input")
         n = norm(x, w["norm1"])
-        product = lambda name: jnp.einsum("bse,ehk->bshk", n, w[name])
+        product = lambda name: divided(jnp.einsum("bse,ehk->bshk", n, w[name]), heads)
         q = checkpoint_name(rotated(product("query")), "query_proj")
         k = checkpoint_name(rotated(product("key")), "key_proj")
         v = checkpoint_name(product("value"), "value_proj")
         a = checkpoint_name(attention(row, mesh, q, k, v), "context")
         out = jnp.einsum("bshk,hke->bse", a, w["out"])
-        x = x + checkpoint_name(divided(out, ROWS), "out_proj")
+        x = x + checkpoint_name(divided(out), "out_proj")
         n = norm(x, w["norm2"])
-        wide = checkpoint_name(n @ w["wi_0"], "mlpwi_0")
+        wide = checkpoint_name(divided(n @ w["wi_0"]), "mlpwi_0")
         if gated(row):
-            wide = jax.nn.silu(wide) * checkpoint_name(n @ w["wi_1"], "mlpwi_1")
+            wide = jax.nn.silu(wide) * checkpoint_name(divided(n @ w["wi_1"]), "mlpwi_1")
         else:
             wide = jax.nn.relu(wide)
-        x = x + checkpoint_name(divided(wide @ w["wo"], ROWS), "mlpwo")
-        return divided(x, ROWS), None
+        x = x + checkpoint_name(divided(wide @ w["wo"]), "mlpwo")
+        return divided(x), None
 
     layer = jax.checkpoint(layer, policy=policy_of(row), prevent_cse=False)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -143,14 +158,14 @@ def loss_of(row: Row, mesh, params, tokens):
     else:
         x = embedding[inputs]
     if row["scan_over_layers"]:
-        x, _ = jax.lax.scan(layer, divided(x, ROWS), params["layers"])
+        x, _ = jax.lax.scan(layer, divided(x), params["layers"])
     else:
-        x = divided(x, ROWS)
+        x = divided(x)
         for i in range(row["model"]["layers"]):
             x, _ = layer(x, jax.tree.map(lambda a, i=i: a[i], params["layers"]))
     x = norm(x, params["norm"].astype(jnp.bfloat16))
     head = embedding.T if row["model"]["tied_embeddings"] else params["head"].astype(jnp.bfloat16)
-    logits = divided(x @ head, ROWS, None, "tensor").astype(jnp.float32)
+    logits = divided(x @ head).astype(jnp.float32)
     # By a one-hot array, as MaxText does. XLA fuses it, and would not fuse the scatter that is the
     # backward of an index.
     chosen = jax.nn.one_hot(targets, logits.shape[-1], dtype=logits.dtype)
@@ -212,7 +227,7 @@ def policy_of(row: Row):
 
 def attention(row: Row, mesh, q, k, v):
     """Causal attention, (B, S, H, K)."""
-    kind = row["attention"].split()[0]
+    kind = row["attention"].split()[0].rstrip(",")
     if kind in ("splash", "flash", "autoselected", "tokamax"):
         groups = q.shape[2] // k.shape[2]
         tensor = mesh.shape["tensor"]
