@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxmem._target.devices.chips import CHIPS, chip_of_kind
+from jaxmem._target.devices.rates import LINK_EFFICIENCY, datasheet
 from jaxmem._target.devices.target import Target
 from jaxmem._target.devices.tiles import tiled_bytes
 from jaxmem._target.devices.tpus import TPUS
@@ -51,6 +52,29 @@ def test_a_number_of_chips_or_a_topology(text, name, devices, hosts):
 )
 def test_what_is_no_topology(text):
     Target.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "links"),
+    [  # links by which an array that all devices gather reaches a device
+        ("v5e:2x4", 2),
+        ("v5e:8x16", 3),
+        ("v6e:16x16", 4),
+        ("v5p:2x2x1", 2),
+        ("v5p:2x4x4", 3),
+        ("v4:4x4x12", 6),
+        ("v3:16x16", 2),
+    ],
+)
+def test_an_axis_whose_ends_are_linked_brings_data_from_both_sides(text, links):
+    target = Target.parse(text)
+    assert target.peers == pytest.approx(LINK_EFFICIENCY * links * TPUS[target.name].link)
+
+
+@pytest.mark.parametrize("tpu", TPUS.values(), ids=TPUS)
+def test_products_reach_a_share_of_the_peak(tpu):
+    assert datasheet(tpu).flops_16bit == tpu.product_efficiency * tpu.flops_16bit
+    assert 0.5 < tpu.product_efficiency < 1
 
 
 def test_kinds_of_devices_are_told_apart():

@@ -76,8 +76,8 @@ class EightBits:
         """
         wide = x.astype(jnp.float32)
         magnitude = jnp.abs(wide)
-        # A row with a NaN is NaN, as XLA's maximum is. XLA:CPU vectorizes this maximum. The maximum of
-        # the bits as integers took ten times as long there.
+        # A row with a NaN is NaN, as XLA's maximum is. XLA:CPU vectorizes this maximum; the maximum
+        # of the bits, as integers, took ten times as long there.
         largest = jnp.max(magnitude, -1, keepdims=True, initial=0)
         scales = largest / (1 - _least(signed))
         y = magnitude / jnp.where(scales > 0, scales, 1)
