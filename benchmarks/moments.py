@@ -24,6 +24,7 @@ has a host of 128 GB, and plans place the states.
 """
 
 import itertools
+import math
 import statistics
 from typing import Any
 
@@ -186,7 +187,7 @@ def fine_tuned(memory: str, kind: str) -> dict[str, Any]:
     state = jax.eval_shape(build(None).init, params, tokens)
     plan = jaxmem.plan(build, state, tokens, target=target, **options)
     return {
-        "parameters": optax.tree.size(params),
+        "parameters": sum(math.prod(a.shape) for a in jax.tree.leaves(params)),
         "states": str(plan.places or "on the device"),
         "compiled": plan.compiled_bytes,
         "host compiled": plan.host_bytes,

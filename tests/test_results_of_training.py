@@ -1,6 +1,8 @@
 """What docs/results.md quotes of AdamA, runs and checkpoints is in the committed results."""
 
+import json
 import re
+import statistics
 
 from tests.shared.quoted import PAGE, ROOT, answer, numbers, quotes, result, tables
 
@@ -97,6 +99,34 @@ def test_the_largest_model_with_moments_in_8_bits():
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     text = text[text.index("in 8 bits has ") + len("in 8 bits") :]
     assert quotes(text[: text.index("Result:")], *found["summary"].values())
+
+
+def test_full_fine_tuning_of_a_llama():
+    page, found = PAGE["Full fine-tuning of a Llama of 7 billion parameters"], result("fine_tuning")
+    assert page.keys() == found["results"].keys()
+    for name, row in found["results"].items():
+        sizes = (row[key] / 1e9 for key in ("compiled", "host compiled"))
+        assert quotes(" ".join(page[name]), *sizes, row["seconds"]), name
+
+
+def test_predictions_beside_published_measurements():
+    page, found = PAGE["Predictions beside published measurements"], result("published_steps")
+    timed = {name: row for name, row in found["results"].items() if "ratio" in row}
+    rows = {cell.partition(",")[0]: cells for cell, cells in page.items()}
+    assert rows.keys() == timed.keys()
+    for name, row in timed.items():
+        values = row["measured"], row["seconds"], row["ratio"]
+        assert quotes(" ".join(rows[name][2:]), *values), name
+    published = json.loads((ROOT / "benchmarks/published.json").read_text(encoding="utf-8"))
+    aside = {row["id"] for row in published if row["aside"]}
+    assert aside == {c.partition(",")[0] for c in page if c.endswith(", aside")}
+    errors = {name: abs(row["ratio"] - 1) for name, row in timed.items()}
+    median, largest = statistics.median(errors.values()), max(errors[name] for name in aside)
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    assert f"largest error of the steps aside is {100 * largest:.1f} %" in text
+    assert f"median error of all {len(timed)} steps is" in " ".join(text.split())
+    assert quotes(answer("real hardware").partition("error is")[2], 100 * median, 100 * largest)
+    assert sum(error <= 0.08 for error in errors.values()) == 18
 
 
 def test_time_of_adama():
