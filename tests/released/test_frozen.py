@@ -42,14 +42,29 @@ def lora_parameters(layers=LAYERS):
     return outer | {"layers": stacks}
 
 
-def with_lora(params, x):
-    def layer(x, p):
-        h = jnp.tanh(x @ p["up"] + x @ p["a"] @ p["b"])
-        decoded = (p["coded"].astype(x.dtype) - 128) * p["scale"]
-        return x + h @ p["down"] + jnp.sin(x) @ decoded * params["gain"], None
+def adapted_layer(x, p, gain):
+    h = jnp.tanh(x @ p["up"] + x @ p["a"] @ p["b"])
+    decoded = (p["coded"].astype(x.dtype) - 128) * p["scale"]
+    return x + h @ p["down"] + jnp.sin(x) @ decoded * gain
 
+
+def with_lora(params, x):
+    layer = lambda x, p: (adapted_layer(x, p, params["gain"]), None)
     x, _ = jax.lax.scan(layer, x @ params["embedding"], params["layers"])
     return ((x @ params["head"]) ** 2).mean()
+
+
+def in_a_python_loop(params, x):
+    x = x @ params["embedding"]
+    for p in params["layers"]:
+        x = adapted_layer(x, p, params["gain"])
+    return ((x @ params["head"]) ** 2).mean()
+
+
+def loop_parameters():
+    params = lora_parameters()
+    slices = [jax.tree.map(lambda a, i=i: a[i], params["layers"]) for i in range(LAYERS)]
+    return params | {"layers": slices}
 
 
 TRAINED = {"a", "b", "head"}
@@ -98,6 +113,12 @@ MODELS = {
         {"model": of_names({"a", "b"})(lora_parameters()), "head": True},
     ),
     "NNX's filter": nnx_scan,
+    "a Python loop": lambda: (in_a_python_loop, loop_parameters(), of_names(TRAINED)),
+    "adapters alone in a Python loop": lambda: (
+        in_a_python_loop,
+        loop_parameters(),
+        of_names({"a", "b"}),
+    ),
 }
 
 
@@ -204,6 +225,19 @@ def test_frozen_layers_in_host_memory_train_as_resident_layers_do(tx, where, cli
     assert is_bit_equal(params, jax.device_get(got[0]), mask_of(trainable, params))
 
 
+@pytest.mark.parametrize("tx", OPTIMIZERS)
+def test_frozen_layers_of_a_python_loop_stream(tx):
+    loss, params, trainable = MODELS["a Python loop"]()
+    step = jaxmem.released_step(OPTIMIZERS[tx](), loss, trainable=trainable)
+    state = step.init(params, batch())
+    split = step.of(params, batch()).split(jax.tree.map(jnp.copy, state), 1)
+    memories = [layer["coded"].sharding.memory_kind for layer in split[0]["layers"]]
+    assert memories == ["device", *["pinned_host"] * (LAYERS - 1)]
+    got, want = (ran(step, s, (batch(),), 3)[0] for s in (split, state))
+    close(numbers(got), numbers(want), 1e-11)
+    assert is_bit_equal(params, jax.device_get(got[0]), mask_of(trainable, params))
+
+
 def test_frozen_layers_may_be_in_host_memory_from_the_start():
     loss, params, trainable = MODELS["LoRA"]()
     step = jaxmem.released_step(adam(), loss, trainable=trainable)
@@ -234,10 +268,11 @@ def shapes_within(step, state, *args):
     }
 
 
-def test_no_gradient_of_a_frozen_parameter_is_computed():
+@pytest.mark.parametrize("name", ["LoRA", "a Python loop"])
+def test_no_gradient_of_a_frozen_parameter_is_computed(name):
     """A gradient of a weight is a product of the weight's shape. Without frozen parameters, the
     step has such products."""
-    loss, params, trainable = MODELS["LoRA"]()
+    loss, params, trainable = MODELS[name]()
     weights = {"up": (WIDTH, 2 * WIDTH), "down": (2 * WIDTH, WIDTH), "embedding": (WIDTH, WIDTH)}
     gradients = {("dot_general", s) for shape in weights.values() for s in (shape, shape[::-1])}
     step = jaxmem.released_step(adam(), loss, trainable=trainable)
@@ -285,9 +320,10 @@ def test_decoded_weights_are_not_saved():
         assert (WIDTH, WIDTH) in {shape for _, shape in made}
 
 
+@pytest.mark.parametrize("name", ["LoRA", "a Python loop"])
 @pytest.mark.parametrize("plan", [Assignment.nothing(), Assignment.everything()])
-def test_a_plan_changes_no_value(plan):
-    loss, params, trainable = MODELS["LoRA"]()
+def test_a_plan_changes_no_value(plan, name):
+    loss, params, trainable = MODELS[name]()
     step = functools.partial(jaxmem.released_step, adam(), loss, trainable=trainable)
     state = step().init(params, batch())
     got, want = (ran(step(plan=p), state, (batch(),), 3)[0] for p in (plan, None))
@@ -305,7 +341,8 @@ def test_frozen_states_are_planned():
     layer = sum(a.nbytes for a in jax.tree.leaves(params["layers"])) // LAYERS
     budget = least - layer
     want, _ = ran(build(None), state, (batch(64),), 3)
-    fitted = jaxmem.jit(build(None), budget, decide=("actions", "states"))
+    options = {"decide": ("actions", "states"), "actions": jaxmem.plans.LOSSLESS}
+    fitted = jaxmem.jit(build(None), budget, **options)
     got = fitted.init(jax.tree.map(jnp.copy, params), batch(64))
     for _ in range(3):
         got, _ = fitted(got, batch(64))

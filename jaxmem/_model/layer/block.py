@@ -91,15 +91,18 @@ def layer_of(
 
 
 def layers_of(
-    programs: Sequence[Program], activations: Sequence[Sequence[int]], label: str
+    programs: Sequence[Program],
+    activations: Sequence[Sequence[int]],
+    label: str,
+    frozen: Sequence[int] = (),
 ) -> list[Layer]:
-    """Returns equal layers, with equal candidates and names.
+    """Returns equal layers, with equal candidates and names. `frozen` is as for `layer_of`.
 
     The candidates are found in the second layer, whose input comes from an equal layer. They have
     the same positions in the other layers.
     """
-    model = layer_of(programs[1], activations[1], label)
-    own = lambda i: layer_of(programs[i], activations[i], label)
+    model = layer_of(programs[1], activations[1], label, frozen)
+    own = lambda i: layer_of(programs[i], activations[i], label, frozen)
     return [_like(model, program) or own(i) for i, program in enumerate(programs)]
 
 

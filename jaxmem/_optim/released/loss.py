@@ -111,7 +111,9 @@ class LossStep:
             return state, {k: v for k, v in metrics.items() if k != "aux"} | aux
 
         if isinstance(divided, SegmentedLoss):
-            segments = SegmentedStep(self.tx, self.clip, divided, form.shapes, leaves)
+            segments = SegmentedStep(
+                self.tx, self.clip, divided, form.shapes, form.trained(form.shapes), leaves
+            )
             run = lambda state, batch, key=None: named(*segments(state, (batch, *keys_of(key))))
             return Within(segments, run, lambda pair: pair, lambda _, pair: pair)
         form.layers = divided.layers
@@ -189,7 +191,7 @@ class LossStep:
                 + (", and a tree of arrays" if self.has_aux else "; or has_aux=True for a pair")
             )
         planned = self.plan is not None
-        loops = PythonLoops.of(closed, len(form.paths), planned)
+        loops = PythonLoops.of(closed, len(form.paths), planned, form.frozen_numbers)
         if loops is not None and loops.work > loops.scanned:
             return loops.segmented(self.plan, self.label), jax.tree.structure(aux)
         label = self.label if planned else None
