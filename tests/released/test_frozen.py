@@ -16,6 +16,7 @@ import jaxmem
 from jaxmem._trace.jaxpr import equations
 from jaxmem.errors import NoLayersError, OptimizerError
 from jaxmem.plans import Assignment
+from tests.released.test_streamed_deviceless import compiled
 from tests.shared.compare import close
 
 pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
@@ -380,3 +381,40 @@ def test_three_functions_take_no_trainable():
     f = lambda *a: a
     with pytest.raises(OptimizerError, match="`trainable` is given with three functions"):
         jaxmem.released_step(adam(), f, f, f, trainable=True)  # pyright: ignore
+
+
+@pytest.mark.slow
+@pytest.mark.jax_defaults
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 11, 1), reason="reads host stacks of a scan at wrong offsets"
+)
+def test_frozen_layers_are_streamed_on_an_absent_gpu(h200):
+    """Host memory has the layers' states alone, and temporaries are not a layer's frozen weights
+    more than those of a step with its states on the device, but for the two fetched layers."""
+    width, layers = 512, 8
+    make = lambda *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct((layers, *shape), dtype)
+    frozen = {
+        "up": make(width, 4 * width),
+        "down": make(4 * width, width),
+        "coded": make(width, width, dtype=jnp.uint8),
+        "scale": make(width),
+    }
+    adapters = {"a": make(width, 2, dtype=jnp.float32), "b": make(2, 4 * width, dtype=jnp.float32)}
+    outer = {
+        "embedding": jax.ShapeDtypeStruct((width, width), jnp.float32),
+        "gain": jax.ShapeDtypeStruct((width,), jnp.float32),
+        "head": jax.ShapeDtypeStruct((width, 3), jnp.float32),
+    }
+    x = jax.ShapeDtypeStruct((8, width), jnp.float32)
+    step = jaxmem.released_step(adam(), with_lora, trainable=of_names(TRAINED))
+    params = outer | {"layers": frozen | adapters}
+    state = jax.eval_shape(lambda p: step.init(p, x), params)
+    nbytes = lambda tree: sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
+    stored = nbytes(frozen) + 3 * nbytes(adapters)
+    found = {}
+    for persist in (0, layers):
+        args = step.of(params, x).split(state, persist), x
+        found[persist] = compiled(h200, step, *args)
+        assert found[persist].host_bytes == stored * (layers - persist) // layers
+    assert found[layers].temp_bytes < 2 * nbytes(frozen) // layers
+    assert found[0].temp_bytes <= found[layers].temp_bytes + 3 * stored // layers
