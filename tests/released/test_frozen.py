@@ -362,6 +362,7 @@ def test_frozen_states_are_planned():
         (lambda params: jax.tree.map(lambda a: a.shape, params), r"`trainable` "),
         ("head", "`trainable` has the leaf 'head'|`trainable` does not fit"),
         (nnx.LoRAParam, "`trainable` .*nnx.filterlib.to_predicate"),
+        (nnx.All(nnx.LoRAParam), "`trainable` .*nnx.filterlib.to_predicate"),
         (of_names({"coded", "head"}), r"\['coded'\]` is uint8; expected .* a `trainable` that"),
     ],
 )

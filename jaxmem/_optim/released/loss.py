@@ -340,10 +340,10 @@ def trained_leaves(trainable, shapes) -> list[bool]:
     parameter is trained.
     """
     mask = True if trainable is None else trainable
-    mask = mask(shapes) if callable(mask) and not isinstance(mask, type) else mask
     is_flag = lambda a: isinstance(a, bool | np.bool_)
     of_branch = lambda flag, branch: jax.tree.map(lambda _: flag, branch)
     try:
+        mask = mask(shapes) if callable(mask) and not isinstance(mask, type) else mask
         found = jax.tree.leaves(jax.tree.map(of_branch, mask, shapes))
     except (TypeError, ValueError) as error:
         raise OptimizerError(_not_a_mask(f"does not fit `params`: {error}")) from error
