@@ -1,4 +1,4 @@
-"""Adam's moments in 8 bits: final losses, and the bytes and the time of an update.
+"""Small states: Adam's moments in 8 bits, and frozen parameters.
 
     python -m benchmarks.moments [RESULT ...]
 
@@ -21,6 +21,11 @@ predicted seconds are of the layers, in a step of the largest model with float32
 `released_step(tx, loss)` with the loss as it is (a `jax.lax.scan` over layers, XLA's attention,
 bfloat16 compute), planned and compiled without hardware. `48 GB alone` uses no host memory; `24 GB`
 has a host of 128 GB, and plans place the states.
+
+`lora_7b`: a Llama of 7 billion parameters with adapters of rank 16 (`benchmarks/shared/lora.py`),
+8 sequences of 1024 tokens, trained by AdamW for an H200 within budgets below its memory and 128 GB
+of host memory, planned jointly and compiled without hardware. Its frozen base is in bfloat16 or in
+8 bits. With the base "full", all parameters are trained in float32, without adapters.
 """
 
 import itertools
@@ -43,6 +48,7 @@ from benchmarks.placed import (
     search_of,
     step_of,
 )
+from benchmarks.shared import lora
 from benchmarks.shared.case import on
 from benchmarks.shared.devices import compiled
 from benchmarks.shared.results import Benchmark, Report, known, measure
@@ -195,8 +201,43 @@ def fine_tuned(memory: str, kind: str) -> dict[str, Any]:
     }
 
 
+FULL = "full"
+FITTED = [("bfloat16", 24), ("bfloat16", 12), ("int8", 12), ("int8", 8), (FULL, 24)]  # GB
+
+
+def fitted(base: str, gigabytes: str) -> dict[str, Any]:
+    """The plan of a step within so many gigabytes, and the bytes that it compiles to."""
+    build, args = lora.step_of(lora.Llama(base=None if base == FULL else base))
+    budget = int(float(gigabytes.removesuffix(" GB")) * 1e9)
+    decide, host = ("actions", "states"), int(128e9)
+    plan = jaxmem.plan(
+        build,
+        *args,
+        budget=budget,
+        host_budget=host,
+        target="h200",
+        decide=decide,
+        actions=jaxmem.plans.LOSSLESS,
+    )
+    params, _ = args[0]
+    nbytes = lambda tree: sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
+    trained = lora.trained_of(params) if base != FULL else params
+    assert plan.places is not None
+    return {
+        "parameters": optax.tree.size(params),
+        "trained": optax.tree.size(trained),
+        "state bytes": nbytes(args[0]),
+        "states": str(plan.places),
+        "compiled": plan.compiled_bytes,
+        "host compiled": plan.host_bytes,
+        "everything kept": plan.baseline_bytes,
+        "seconds": plan.predicted_seconds,
+    }
+
+
 RESULTS = {
     "fine_tuning": Benchmark(TUNED, row=fine_tuned),
+    "lora_7b": Benchmark([(base, f"{size} GB") for base, size in FITTED], row=fitted),
     "moments_losses": Benchmark(CASES, row=trained, summary=of_losses),
     "moments_update": Benchmark(run=updates),
     "largest_moments": Benchmark(run=of_largest, summary=of_sizes),

@@ -129,6 +129,29 @@ def test_predictions_beside_published_measurements():
     assert sum(error <= 0.08 for error in errors.values()) == 18
 
 
+def test_lora_of_a_model_of_7_billion_parameters():
+    heading = "LoRA of a model of 7 billion parameters"
+    page, found = PAGE[heading], result("lora_7b")["results"]
+    names = {"frozen base in bfloat16": "bfloat16", "frozen base in 8 bits": "int8"}
+    keys = []
+    for row, cells in page.items():
+        *how, budget = row.split(", ")
+        keys.append(f"{names.get(how[-1], 'full')}, {budget}")
+        one = found[keys[-1]]
+        first = one["states"].split()[0]  # "14 of 32 layers", or "all 32 layers"
+        layers = 32 if first == "all" else int(first)
+        sizes = [one[key] / 1e9 for key in ("trained", "state bytes", "compiled", "host compiled")]
+        assert quotes(" ".join(cells), *sizes[:2], layers, *sizes[2:], one["seconds"]), row
+        assert one["compiled"] <= float(budget.removesuffix(" GB")) * 1e9
+    assert keys == [*found]
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    text = text[text.index("the step with the base in bfloat16 takes") :]
+    half, eight = found["bfloat16, 24 GB"], found["int8, 8 GB"]
+    assert quotes(text, half["everything kept"] / 1e9)
+    sizes = half["compiled"] / 1e9, 24, eight["compiled"] / 1e9, 8, 8, eight["host compiled"] / 1e9
+    assert quotes(answer("LoRA of 7 billion"), *sizes)
+
+
 def test_time_of_adama():
     page, ratios = PAGE["AdamA: time"], result("adama_time")["results"]
     models = ("gpt_nano", "width 512")

@@ -221,6 +221,16 @@ def reads(closed: ClosedJaxpr) -> list[bool]:
     return [v in read for v in flat.inputs]
 
 
+def depending(closed: ClosedJaxpr) -> list[bool]:
+    """Returns for each output whether it depends on any of the inputs."""
+    flat = flatten(closed)
+    found = {*flat.inputs}
+    for node in flat.nodes:
+        if not found.isdisjoint(node.reads):
+            found.update(node.outputs)
+    return [isinstance(v, int) and v in found for v in flat.outputs]
+
+
 def run(
     nodes: Iterable[Node],
     values: dict,

@@ -15,7 +15,7 @@ pass on have gradients.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,10 @@ class DividedLoss:
 
 
 def divided_loss(
-    closed: ClosedJaxpr, paths: Sequence[str], label: str | None = None
+    closed: ClosedJaxpr,
+    paths: Sequence[str],
+    label: str | None = None,
+    frozen: Collection[int] = (),
 ) -> DividedLoss:
     """Divides the trace of a loss.
 
@@ -59,13 +62,16 @@ def divided_loss(
     paths: the path of each leaf of the parameters, for errors.
     label: the label under which a plan decides the layers: their tensors then get tags. None
       leaves the loop's body as it is, with its own checkpoints.
+    frozen: the numbers of the leaves that are not trained. The layers of the loop have at least one
+      trained leaf.
 
-    Raises NoLayersError if no loop reads slices of parameters, or if something other than the loop
-    reads their leaves.
+    Raises NoLayersError if no loop reads slices of trained parameters, or if something other than
+    the loop reads the leaves that the loop slices.
     """
     program = program_of(closed, lambda eqn: eqn.primitive.name in REMAT and not holds_loop(eqn))
     own = dict(zip(program.inputs, range(len(paths))))
-    found = [loop for node in program.nodes if (loop := _Loop.of(program, node, own)) is not None]
+    loops = (_Loop.of(program, node, own, frozen) for node in program.nodes)
+    found = [loop for loop in loops if loop is not None and loop.trains]
     if not found:
         raise NoLayersError(_no_loop(program, own))
     return max(found, key=lambda loop: flops(loop.node)).divided(paths, label)
@@ -85,15 +91,16 @@ class _Loop:
     scan: how many arrays the iterations share, and how many they carry.
     leaves: for each sliced array, the parameter's value and the conversions of it; None for an
       array that is no parameter.
+    frozen: the numbers of the leaves that are not trained.
     """
 
-    def __init__(self, program: Program, node: Node, own: dict[int, int], scan: Scan, leaves: list):
-        self.program, self.node, self.own = program, node, own
+    def __init__(self, program: Program, node: Node, own: dict, scan: Scan, leaves: list, frozen):
+        self.program, self.node, self.own, self.frozen = program, node, own, frozen
         self.consts, self.carry = scan.consts, scan.carry
         self.leaves: list[tuple[int, list[Node]] | None] = leaves
 
     @staticmethod
-    def of(program: Program, node: Node, own: dict[int, int]) -> "_Loop | None":
+    def of(program: Program, node: Node, own: dict[int, int], frozen) -> "_Loop | None":
         """Returns the loop; None for another operation, and for a loop that slices no parameter."""
         scan = as_scan(node.eqn) if is_loop(node) and not node.eqn.params["reverse"] else None
         if scan is None:
@@ -106,7 +113,16 @@ class _Loop:
             return (source, passed[::-1]) if isinstance(source, int) and source in own else None
 
         leaves = [leaf(v) for v in node.inputs[scan.consts + scan.carry :]]
-        return _Loop(program, node, own, scan, leaves) if any(leaves) else None
+        return _Loop(program, node, own, scan, leaves, frozen) if any(leaves) else None
+
+    @property
+    def trains(self) -> bool:
+        """Whether the loop slices a trained parameter."""
+        return not all(map(self._is_frozen, filter(None, self.leaves)))
+
+    def _is_frozen(self, leaf: tuple[int, list[Node]] | None) -> bool:
+        """Whether a sliced array is a parameter that is not trained."""
+        return leaf is not None and self.own[leaf[0]] in self.frozen
 
     def divided(self, paths: Sequence[str], label: str | None) -> DividedLoss:
         program, node = self.program, self.node
@@ -179,7 +195,9 @@ class _Loop:
             plain = program_of(body, lambda eqn: eqn.primitive.name in REMAT)
             return lambda *inputs: plain.run(inputs)
         program, activations = turn(self.node, LayerGraph(self.program, ()))
-        return layer_of(program, activations, label).tagged
+        sliced = zip(program.inputs[self.consts + self.carry :], self.leaves)
+        frozen = [v for v, leaf in sliced if self._is_frozen(leaf)]
+        return layer_of(program, activations, label, frozen).tagged
 
     def _kinds(self) -> list[str]:
         """For each carried array: "passed" for floating-point arrays that the body changes, "kept"
@@ -245,7 +263,8 @@ def _no_loop(program: Program, own: dict[int, int]) -> str:
     def why(node: Node) -> str:
         if not is_loop(node):
             return "it multiplies no matrices"
-        return "it runs backward" if node.eqn.params["reverse"] else "it slices no parameter"
+        backward = node.eqn.params["reverse"]
+        return "it runs backward" if backward else "it slices no parameter that is trained"
 
     seen = "; ".join(f"the {n.primitive} at {line_of(n.eqn)}: {why(n)}" for n in loops[:3])
     return (

@@ -16,7 +16,7 @@ cotangent.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from jaxmem._model.auto.divide import holds_loop
@@ -64,6 +64,7 @@ class SegmentedLoss:
     reported: `reported(leaves, values)` returns the arrays that the loss returns after the loss
       itself. `leaves` are the parameters by number, and `values` the values of segments.
     owned: for each layer, the numbers of the parameters that it alone reads.
+    frozen: the numbers of the parameters that are not trained.
     """
 
     segments: tuple[Segment, ...]
@@ -71,6 +72,7 @@ class SegmentedLoss:
     output: int
     reported: Callable[[Sequence, dict], list]
     owned: tuple[tuple[int, ...], ...]
+    frozen: Collection[int] = ()
 
 
 class PythonLoops:
@@ -80,21 +82,31 @@ class PythonLoops:
     scanned: FLOPs of the loss's largest scan.
     """
 
-    def __init__(self, program: Program, views: list[Node], count: int, stretches: list[range]):
+    def __init__(
+        self,
+        program: Program,
+        views: list[Node],
+        count: int,
+        stretches: list[range],
+        frozen: Collection[int],
+    ):
         self._program, self._views, self._count = program, views, count
-        self._stretches = stretches
+        self._stretches, self._frozen = stretches, frozen
         each = list(map(flops, program.nodes))
         self.work = sum(sum(each[s.start : s.stop]) for s in stretches)
         scans = [w for node, w in zip(program.nodes, each) if node.primitive == "scan"]
         self.scanned = max(scans, default=0.0)
 
     @staticmethod
-    def of(closed: ClosedJaxpr, count: int, planned: bool) -> "PythonLoops | None":
+    def of(
+        closed: ClosedJaxpr, count: int, planned: bool, frozen: Collection[int] = ()
+    ) -> "PythonLoops | None":
         """Finds the layers in the trace of a loss. Returns None if no layers repeat.
 
         closed: the trace. Its first `count` inputs are the leaves of the parameters, and its first
           output is the loss.
         planned: whether a plan decides the layers. Otherwise they keep their own checkpoints.
+        frozen: the numbers of the leaves that are not trained.
         """
         keeps = lambda eqn: eqn.primitive.name in REMAT and not holds_loop(eqn)
         program = read(closed) if planned else program_of(closed, keeps)
@@ -107,7 +119,7 @@ class PythonLoops:
         stretches = repeats(program, shortest)
         if not stretches or not isinstance(program.outputs[0], int):
             return None
-        return PythonLoops(program, views, count, stretches)
+        return PythonLoops(program, views, count, stretches, frozen)
 
     def segmented(self, plan: Any, label: str) -> SegmentedLoss:
         """Cuts the loss at its layers.
@@ -116,10 +128,10 @@ class PythonLoops:
         label: the label under which the plan decides the layers of the first loop. Further loops
           have the labels `label_2`, `label_3`, and so on.
 
-        Raises NoLayersError if no layer has parameters that it alone reads.
+        Raises NoLayersError if no layer has trained parameters that it alone reads.
         """
         program = self._program
-        cutter, done = _Cutter(program, self._views, self._count), 0
+        cutter, done = _Cutter(program, self._views, self._count, self._frozen), 0
         for number, stretch in enumerate(self._stretches, 1):
             cutter.between(done, stretch.start)
             bounds = [(low, low + stretch.step) for low in stretch]
@@ -127,7 +139,8 @@ class PythonLoops:
             calls = [p.run for p in parts]
             if plan is not None:
                 own = label if number == 1 else f"{label}_{number}"
-                calls = _blocks(layers_of(parts, between(program, bounds), own), plan)
+                layers = layers_of(parts, between(program, bounds), own, cutter.still)
+                calls = _blocks(layers, plan)
             for stretch, call in zip(parts, calls):
                 cutter.layer(stretch, call)
             done = bounds[-1][1]
@@ -172,18 +185,24 @@ class _Cutter:
     program: the program.
     views: the casts and views of parameters, which each segment computes for itself.
     count: number of the parameters.
+    frozen: the numbers of the parameters that are not trained.
     """
 
-    def __init__(self, program: Program, views: Sequence[Node], count: int):
-        self.program, self.views = program, views
+    def __init__(
+        self, program: Program, views: Sequence[Node], count: int, frozen: Collection[int]
+    ):
+        self.program, self.views, self.frozen = program, views, frozen
         self.numbers = {v: i for i, v in enumerate(program.inputs[:count])}
         self.segments: list[Segment] = []
         self.layers = 0
-        # The values that a gradient of a parameter depends on.
-        self.active = {v for node in views for v in node.outputs} | {*self.numbers}
-        for node in program.nodes:
+        # The values that a gradient of a trained parameter depends on.
+        self.active = {v for v, i in self.numbers.items() if i not in frozen}
+        for node in (*views, *program.nodes):
             if not self.active.isdisjoint(node.reads):
                 self.active.update(v for v in node.outputs if is_inexact(program.avals[v]))
+        # Frozen parameters and their casts and views.
+        made = {v for node in views for v in node.outputs} | {*self.numbers}
+        self.still = sorted(made - self.active) if frozen else []
 
     def between(self, low: int, high: int) -> None:
         """Adds the segment of the nodes between two loops over layers."""
@@ -203,7 +222,7 @@ class _Cutter:
         reads = [v for v in reads if v not in made and v not in self.program.constants]
         own = [v for v in reads if v in self.numbers]
         takes = [v for v in reads if v in self.active and v not in self.numbers]
-        others = [v for v in reads if v not in self.active]
+        others = [v for v in reads if v not in self.active and v not in self.numbers]
         outputs = [v for v in stretch.outputs if isinstance(v, int)]
         makes = [v for v in outputs if v in self.active]
         rest = [v for v in outputs if v not in self.active]
@@ -228,14 +247,14 @@ class _Cutter:
         )
 
     def loss(self, place: str) -> SegmentedLoss:
-        """Returns the loss. Raises NoLayersError if no layer has parameters that it alone reads."""
+        """Returns the loss. Raises NoLayersError if no layer alone reads a trained parameter."""
         readers: dict[int, list[Segment]] = {}
         for segment in self.segments:
             for i in segment.leaves:
                 readers.setdefault(i, []).append(segment)
         alone = lambda s: tuple(sorted(i for i in s.leaves if readers[i] == [s]))
         owned = tuple(alone(s) for s in self.segments if s.layer is not None)
-        if not any(owned):
+        if not any(i not in self.frozen for numbers in owned for i in numbers):
             raise NoLayersError(
                 f"released_step: no layer of the Python loop at {place} reads a parameter that"
                 " nothing else reads (a slice of stacked parameters, or a value that was computed"
@@ -253,4 +272,4 @@ class _Cutter:
             known = run(views, self.program.constants | known, lambda node, x: node.run(x))
             return [v.val if isinstance(v, Literal) else known[v] for v in more]
 
-        return SegmentedLoss(tuple(self.segments), rest, output, reported, owned)
+        return SegmentedLoss(tuple(self.segments), rest, output, reported, owned, self.frozen)

@@ -24,7 +24,7 @@ from jaxmem._model.tags.operations import (
 from jaxmem._model.tags.policy import Policy, for_jax
 from jaxmem._model.tags.primitive import name_p, tag_p
 from jaxmem._model.tags.tag import tag
-from jaxmem._trace.rewrite import Node, Program, flatten
+from jaxmem._trace.rewrite import Node, Program, flatten, leading_to
 from jaxmem._trace.vary import axes_of, varying
 
 _NUMBER = "value "  # begins a tag's name where every value is tagged by its number
@@ -74,11 +74,15 @@ class Layer:
         return jax.checkpoint(tagged, policy=for_jax(policy), prevent_cse=prevent_cse)
 
 
-def layer_of(program: Program, activations: Sequence[int], label: str) -> Layer:
+def layer_of(
+    program: Program, activations: Sequence[int], label: str, frozen: Sequence[int] = ()
+) -> Layer:
     """Returns `program` as a layer: each softmax is one node, each derivative rule has a number for
     its saved tensors, and the candidates are values that the derivative depends on.
+
+    frozen: inputs of `program` without a derivative, such as frozen parameters.
     """
-    graph = LayerGraph(_folded(program), activations)
+    graph = LayerGraph(_folded(program), activations, frozen)
     found = _worth_it(graph, candidates(graph))
     # If there are too many candidates, the largest remain, in the order in which they are computed.
     largest = sorted(found, key=lambda c: -graph.bytes(c.value))[:MOST_CANDIDATES]
@@ -87,15 +91,18 @@ def layer_of(program: Program, activations: Sequence[int], label: str) -> Layer:
 
 
 def layers_of(
-    programs: Sequence[Program], activations: Sequence[Sequence[int]], label: str
+    programs: Sequence[Program],
+    activations: Sequence[Sequence[int]],
+    label: str,
+    frozen: Sequence[int] = (),
 ) -> list[Layer]:
-    """Returns equal layers, with equal candidates and names.
+    """Returns equal layers, with equal candidates and names. `frozen` is as for `layer_of`.
 
     The candidates are found in the second layer, whose input comes from an equal layer. They have
     the same positions in the other layers.
     """
-    model = layer_of(programs[1], activations[1], label)
-    own = lambda i: layer_of(programs[i], activations[i], label)
+    model = layer_of(programs[1], activations[1], label, frozen)
+    own = lambda i: layer_of(programs[i], activations[i], label, frozen)
     return [_like(model, program) or own(i) for i, program in enumerate(programs)]
 
 
@@ -192,7 +199,7 @@ def _worth_it(graph: LayerGraph, found: Sequence[Candidate]) -> list[Candidate]:
         candidate.
         """
         for node in graph.used_by(value):
-            if is_costly(node):
+            if is_costly(node) and not needed.isdisjoint(node.outputs):
                 return False
             for v in node.outputs:
                 if v in tagged or (v in graph.outputs and v not in read):
@@ -201,6 +208,10 @@ def _worth_it(graph: LayerGraph, found: Sequence[Candidate]) -> list[Candidate]:
                     return False
         return True
 
+    # The values that are read, and the values that they are computed from. A product with frozen
+    # parameters may be neither: only its result leads to the layer's output.
+    nodes = leading_to(graph.program.nodes, read) if graph.frozen else graph.program.nodes
+    needed = {v for node in nodes for v in node.outputs}
     given = {*graph.program.inputs}
     # The recomputation of a mask draws random bits again. The tensors that a rule saves are not
     # values of the program, so `read` never has them.
@@ -238,7 +249,8 @@ def _read(graph: LayerGraph) -> set[int]:
     program = graph.program
     inputs = tuple(v if isinstance(v, int) else str(v) for n in program.nodes for v in n.inputs)
     operations = tuple((n.primitive, n.outputs, *_said(n)) for n in program.nodes)
-    key = (tuple(map(str, program.avals)), operations, inputs, program.inputs, graph.activations)
+    key = (tuple(map(str, program.avals)), operations, inputs, program.inputs)
+    key += (graph.activations, graph.frozen)
     if key not in _KNOWN:
         if len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.clear()
@@ -259,7 +271,8 @@ def _read_by_the_derivative(graph: LayerGraph) -> set[int]:
     program = graph.program
     types = [program.avals[v] for v in program.inputs]
     avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in types]
-    inexact = [i for i, aval in enumerate(avals) if is_inexact(aval)]
+    given = zip(program.inputs, avals)
+    inexact = [i for i, (v, a) in enumerate(given) if is_inexact(a) and v not in graph.frozen]
     every = [
         Candidate(v, "linear", "", name=f"{_NUMBER}{v}")
         for node in program.nodes

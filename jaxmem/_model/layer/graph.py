@@ -26,11 +26,12 @@ class LayerGraph:
 
     activations: inputs that earlier layers computed. The other inputs are parameters, masks and
       keys, which are in memory under every plan.
+    frozen: inputs without a derivative.
     """
 
-    def __init__(self, program: Program, activations: Iterable[int]):
+    def __init__(self, program: Program, activations: Iterable[int], frozen: Iterable[int] = ()):
         self.program = program
-        self.activations = frozenset(activations)
+        self.activations, self.frozen = frozenset(activations), frozenset(frozen)
         self.outputs = {v for v in program.outputs if isinstance(v, int)}
         self.maker = {v: node for node in program.nodes for v in node.outputs}
         self.users: dict[int, list[Node]] = {}

@@ -32,10 +32,11 @@ def merged(pair, which: tuple[bool, ...]) -> list:
 @dataclasses.dataclass(frozen=True)
 class ParameterSplit:
     """Separates a layer's floating-point parameters, which have a gradient, from the other arrays
-    of the layer, which have no gradient. The layer's key belongs to the other arrays.
+    of the layer, which have no gradient. The layer's key and frozen parameters belong to the other
+    arrays.
 
     structure: the tree structure of the parameters.
-    which: for each leaf, whether it is floating-point.
+    which: for each leaf, whether it has a gradient.
     dtype: the dtype in which a layer receives the parameters; None means their stored dtype.
     """
 
@@ -44,12 +45,13 @@ class ParameterSplit:
     dtype: Any
 
     @staticmethod
-    def of(params, dtype) -> "ParameterSplit":
+    def of(params, dtype, frozen: int = 0) -> "ParameterSplit":
         """Returns the split of `params`, stacked or of one layer: only structure and dtypes are
-        read.
+        read. The last `frozen` leaves have no gradient.
         """
         leaves, structure = jax.tree.flatten(params)
-        return ParameterSplit(structure, tuple(map(is_floating, leaves)), dtype)
+        trained = map(is_floating, leaves[: len(leaves) - frozen])
+        return ParameterSplit(structure, (*trained, *[False] * frozen), dtype)
 
     def own(self, layer, key, i) -> tuple[list, Any]:
         """Separates layer i's arrays into a pair: the floating-point leaves, which are
@@ -84,7 +86,7 @@ class ParameterSplit:
 
         Gradients are converted to the dtypes of `params`, which undoes the conversion of `own`. If
         `params` has a part of an array (ZeRO), the gradient keeps its dtype: it is scattered in
-        fewer bytes, as the array was gathered. Leaves that are not floating-point become None.
+        fewer bytes, as the array was gathered. Leaves without a gradient become None.
         """
         leaves = jax.tree.leaves(params)
         sources = merged((gradients, [None] * len(leaves)), self.which)

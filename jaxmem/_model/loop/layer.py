@@ -5,7 +5,9 @@ A layer's `jax.vjp` closure is a tree whose leaves are all arrays that the backw
 keeps these leaves, and distinguishes them in the jaxpr of the layer's forward, for which the block
 is traced once:
 
-- A leaf that follows from the layer's own parameters by casts and views is computed again.
+- A leaf that follows from the layer's own parameters by casts and views is computed again. From
+  frozen parameters, it is computed again by any operation but a product: weights that are stored in
+  4 or 8 bits are decoded again, and not saved in the dtype of compute.
 - A leaf that does not differ by layer is computed once for all layers.
 - All other leaves are stacked.
 
@@ -22,7 +24,7 @@ from typing import Any
 
 import jax
 
-from jaxmem._trace.jaxpr import Literal, as_function
+from jaxmem._trace.jaxpr import Literal, as_function, matmul_flops
 from jaxmem._trace.primitives import REPEATED
 from jaxmem._trace.rewrite import Node, Program, flatten, leading_to, run
 
@@ -78,7 +80,7 @@ class Residuals:
         return jax.tree.unflatten(self.tree, [take[how](what) for how, what in self.leaves])
 
 
-def forward(layer: Callable, own, x, common) -> tuple[Any, list, Residuals]:
+def forward(layer: Callable, own, x, common, frozen: int = 0) -> tuple[Any, list, Residuals]:
     """Returns one layer's output, the arrays to save for the layer, and the `Residuals` that
     rebuild the layer's `jax.vjp` closure from them.
 
@@ -88,6 +90,7 @@ def forward(layer: Callable, own, x, common) -> tuple[Any, list, Residuals]:
     own: this layer's arrays, as a pair of the differentiated arrays and the other arrays.
     x: the input of the layer.
     common: the arrays that all layers read, as such a pair.
+    frozen: the number of frozen parameters, the first leaves of `own[1]`.
     """
     trees: dict[str, Any] = {}  # the structures of the output and the closure, found by the trace
 
@@ -108,7 +111,9 @@ def forward(layer: Callable, own, x, common) -> tuple[Any, list, Residuals]:
     flat = flatten(closed)
     mine = tuple(flat.inputs[: len(jax.tree.leaves(own))])
     shared = tuple(flat.inputs[len(mine) : len(mine) + len(jax.tree.leaves(common))])
-    leaves, saved, once = _origins(flat, flat.outputs[outputs:], mine, shared)
+    first = len(jax.tree.leaves(own[0]))
+    still = mine[first : first + frozen]
+    leaves, saved, once = _origins(flat, flat.outputs[outputs:], mine, shared, still)
     residuals = Residuals(trees["pull"], leaves, flat, mine, shared, once)
     return (
         jax.tree.unflatten(trees["out"], values[:outputs]),
@@ -117,7 +122,7 @@ def forward(layer: Callable, own, x, common) -> tuple[Any, list, Residuals]:
     )
 
 
-def _origins(flat: Program, leaves, mine, common):
+def _origins(flat: Program, leaves, mine, common, frozen):
     """Decides the source of each leaf of the closure in the backward.
 
     Returns a pair for each leaf, as in `Residuals.leaves`; the positions of the saved leaves; and
@@ -128,10 +133,13 @@ def _origins(flat: Program, leaves, mine, common):
     leaves: the closure's leaves, as values of `flat` or literals.
     mine: the inputs of `flat` that are the layer's parameters and key.
     common: the inputs of `flat` that all layers share.
+    frozen: the inputs of `flat` that are frozen parameters.
     """
     # Only casts and views of a layer's own inputs are computed again: they cost less than a stacked
     # copy. Arrays that all layers share are computed once, by any operation without a side effect.
-    again = _computed(flat, mine, lambda e: e.eqn.primitive.name in REPEATED)
+    decodes = lambda e: not e.eqn.effects and not matmul_flops(e.eqn)[0]
+    decoded = _computed(flat, frozen, decodes) if frozen else set()
+    again = _computed(flat, {*mine, *decoded}, lambda e: e.eqn.primitive.name in REPEATED)
     same = _computed(flat, common, lambda e: not e.eqn.effects)
     saved: dict[int, int] = {}  # value -> its index among the saved arrays
     once: dict[int, int] = {}  # value -> its index among values computed once

@@ -99,6 +99,7 @@ class Loops:
     layer: `layer(own, x, common) -> (x, aux)`. `own` (one layer's arrays) and `common` (the arrays
       that all layers read) are pairs of the differentiated arrays and the other arrays.
     own: `own(parameters, key, i)` makes such a pair from layer i's parameters and the stack's key.
+      The layer's other arrays are a pair of frozen parameters and the layer's key.
     runs: the runs of layers, in order.
     """
 
@@ -158,7 +159,7 @@ class Loops:
         box: list[Residuals] = []  # one for each trace of `one`; the last trace runs
 
         def one(own, x):
-            (x, extra), kept, residuals = forward(layer, own, x, common)
+            (x, extra), kept, residuals = forward(layer, own, x, common, len(own[1][0]))
             box.append(residuals)
             return x, (extra, kept)
 

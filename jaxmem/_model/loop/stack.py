@@ -22,7 +22,7 @@ traffic of the folds fell from ten passes to six, on GPUs as on CPUs. `tests/sta
 looks for such copies.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -172,6 +172,7 @@ def loops_over(
     has_aux: bool,
     whole: Callable = lambda layer: layer,
     states=(),
+    frozen: Sequence | None = None,
 ):
     """Makes the loops that `stack` and the released step run.
 
@@ -180,17 +181,26 @@ def loops_over(
 
     The arguments are the arguments of `stack`, with `shared` as one tuple. `whole` gathers a
     layer's parameters if `params` has a device's parts. `states` are the states that the backward
-    replaces. Raises errors as `stack` does.
+    replaces. `frozen` has, for each stack of `params`, a tree of arrays without a gradient; `block`
+    then receives the pair of both trees. Raises errors as `stack` does.
     """
     lengths = check(params, x)
-    spans = len(lengths) == 1 and not streams((params, states))
+    spans = len(lengths) == 1 and not streams((params, states, frozen))
     groups = groups_of(plan, label, sum(lengths), spans)
     runs = runs_of(groups, lengths, buffers_of(params))
-    split = ParameterSplit.of(masters_of(params)[0], dtype)
+    without = 0 if frozen is None else len(jax.tree.leaves(frozen[0]))
+    split = ParameterSplit.of(with_frozen(masters_of(params), frozen)[0], dtype, without)
     own = lambda layer, key, i: split.own(whole(layer), key, i)
-    first = own(fetch(read_of(params)[0], 0), key, 0)
+    first = own(fetch(with_frozen(read_of(params), frozen)[0], 0), key, 0)
     call, common = lifted(block, split, first, x, shared, has_aux)
     return Loops(call, own, runs), split, common
+
+
+def with_frozen(stacks: Sequence, frozen: Sequence | None) -> Sequence:
+    """Returns the pairs of each stack and the frozen arrays of its layers; the stacks alone if
+    `frozen` is None.
+    """
+    return stacks if frozen is None else [*zip(stacks, frozen, strict=True)]
 
 
 def folded_at(fold: Callable, state, i, gradient):

@@ -112,13 +112,13 @@ def length(stacked) -> int:
     return jax.tree.leaves(stacked)[0].shape[0]
 
 
-def bounds(places: Places) -> list[Bound]:
+def bounds(places: Places, copied: str = HOST) -> list[Bound]:
     """Returns, for each stack, its first layer, the layer after its last layer, and the memory of
-    its states.
+    its states. `copied` is the memory of layers with copies.
     """
     counts = (places.persist, places.copies, places.streamed)
     ends = itertools.pairwise(itertools.accumulate(counts, initial=0))
-    found = [(*pair, kind) for pair, kind in zip(ends, (DEVICE, HOST, HOST))]
+    found = [(*pair, kind) for pair, kind in zip(ends, (DEVICE, copied, HOST))]
     return [bound for bound in found if bound[0] < bound[1]]
 
 
@@ -130,16 +130,18 @@ def together(places: Places, parts: Sequence):
     return parts[0] if whole else Stacks(tuple(parts), places.buffers)
 
 
-def split(layers, places: Places, kept: Collection[int] = ()):
+def split(layers, places: Places, kept: Collection[int] = (), copied: str = HOST):
     """Returns the layers' arrays in the stacks and memories of `places`. The old array is deleted
     if an array moves.
 
     layers: a tree of stacked arrays, or of their shapes; or a `Stacks`.
     kept: the ids of arrays that are not deleted, since other arrays share their memory.
+    copied: the memory of layers with copies. The frozen arrays of such layers are in device memory
+      alone.
     """
     stacks = masters_of(layers)
     leaves = zip(*map(jax.tree.leaves, stacks))
-    divided = zip(*(_divided(arrays, bounds(places), kept) for arrays in leaves))
+    divided = zip(*(_divided(arrays, bounds(places, copied), kept) for arrays in leaves))
     parts = [jax.tree.unflatten(jax.tree.structure(stacks[0]), part) for part in divided]
     return together(places, parts)
 

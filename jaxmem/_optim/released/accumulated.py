@@ -196,7 +196,7 @@ class Accumulated:
             use = Accumulation(rule, old.count, (b1, b2), update, mean_over, number=i)
             return Fold(use, clip, mean_over=mean_over)
 
-        if by_layer or streams((params, old)):
+        if by_layer or streams((params, old, model.frozen)):
             # Each device updates its own parts. Whole parameters with divided moments, or moments
             # that are reduced first, would be copied between host and device once more.
             parts = zip(model.masters(params), jax.tree.leaves(shapes(old.mu)), strict=True)
@@ -329,7 +329,7 @@ def _streamed(
 
     # All microbatches but the last only fold, and read the parameters from outside their loop.
     before, last = (jax.tree.map(lambda a, s=s: a[s], microbatches) for s in (slice(-1), -1))
-    carry = moments, fetched_first(read_of(gathered[model.layers]))
+    carry = moments, fetched_first(model.with_frozen(read_of(gathered[model.layers])))
     if not rule.single:
         carry, losses = jax.lax.scan(one, carry, before)
     (outer, layers), held = carry

@@ -25,7 +25,7 @@ from jaxmem._model.states.layout import Copied, length, masters_of, one_layer, r
 from jaxmem._model.states.store import brought, fetch, returned, streams
 from jaxmem._optim.released.fold import TALLIES, Fold, Folds, squared
 from jaxmem._optim.released.model import Model
-from jaxmem._trace.rewrite import reads
+from jaxmem._trace.rewrite import depending, reads
 from jaxmem._trace.vary import zeros
 from jaxmem.errors import OptimizerError
 
@@ -59,9 +59,9 @@ def backward(
     # Forward: embed, the loop over layers, head. Each is differentiated separately, so that its
     # gradients appear when the folds need them.
     outer, layers = model.outer(params), params[model.layers]
-    stacks = read_of(layers)
+    stacks = model.with_frozen(read_of(layers))
     outer_states, layer_states = states
-    embed, combine = _embedding(model, batch, key, sum(map(length, stacks)))
+    embed, combine = _embedding(model, outer, batch, key, sum(map(length, stacks)))
     (x, floats), pull_embed, others = jax.vjp(embed, outer, has_aux=True)
     loops, split, common = loops_over(
         model.block,
@@ -73,8 +73,9 @@ def backward(
         key,
         model.dtype,
         model.has_aux,
-        whole,
+        whole if model.frozen is None else lambda layer: (whole(layer[0]), layer[1]),
         layer_states,
+        model.frozen,
     )
     first = fetched_first(stacks) if held is None else held
     y, aux, saved, fetched = loops.forward(stacks, key, x, common, first)
@@ -91,8 +92,11 @@ def backward(
     # Runs the layers backward. `into` puts each layer's gradient into the state of its stack.
     def back(states, into, parameters):
         # A gradient takes the dtypes of the master, which is updated, and not of a copy.
-        like = one_layer(masters_of(layers)[0])
-        as_tree = lambda k, state, i, g, own: into(k, state, i, split.whole(like, g), own)
+        like = one_layer(model.with_frozen(masters_of(layers))[0])
+        trained = model.trained
+        as_tree = lambda k, state, i, g, own: into(
+            k, state, i, trained(split.whole(like, g)), trained(own)
+        )
         cotangents = d_y, d_aux, zeros(common[0])
         return loops.backward(parameters, key, saved, fetched, cotangents, states, as_tree)
 
@@ -117,7 +121,12 @@ def backward(
 
         # Replaced parameters are read from the loop's carry: from outside the loop, they would be
         # stored twice.
-        read = lambda k, state: read_of(state["params"])[0] if "params" in state else stacks[k]
+        def read(k, state):
+            if "params" not in state:
+                return stacks[k]
+            of_carry = read_of(state["params"])[0]
+            return of_carry if model.frozen is None else (of_carry, model.frozen[k])
+
         d_x, d_common, new, told, held = back(carried, into, read)
         counted = jax.tree.map(jnp.add, tallies, told)
         return d_x, d_common, [state | tally for state, tally in zip(new, counted)], held
@@ -165,11 +174,12 @@ def _used(fold: Fold, state, gradient):
     return returned(fold(brought(state_then), gradient), state)
 
 
-def _embedding(model: Model, batch, key, layers: int):
+def _embedding(model: Model, outer, batch, key, layers: int):
     """Separates the differentiated results of the model's `embed` from its other results.
 
     Returns `embed(outer) -> (x, floats), others` and `combine(floats, others)`, which returns the
-    arrays that all layers share as one tuple. `layers` is the number of layers.
+    arrays that all layers share as one tuple. `outer` are the trained parameters outside the
+    layers, and `layers` is the number of layers.
     """
     # the structure of the shared values, and which leaves are floating-point; known after one run
     box: dict[str, Any] = {}
@@ -181,9 +191,14 @@ def _embedding(model: Model, batch, key, layers: int):
         )
         x, *shared = out if isinstance(out, tuple) else (out,)
         leaves, box["tree"] = jax.tree.flatten(tuple(shared))
-        box["which"] = tuple(map(is_floating, leaves))
+        box["which"] = box.get("which", tuple(map(is_floating, leaves)))
         floats, others = separated(leaves, box["which"])
         return (x, floats), others
+
+    if model.frozen is not None:
+        # A floating-point array that depends on frozen parameters alone has no gradient.
+        depends = iter(depending(jax.make_jaxpr(lambda outer: embed(outer)[0][1])(outer)))
+        box["which"] = tuple(is_float and next(depends) for is_float in box["which"])
 
     return embed, lambda *pair: jax.tree.unflatten(box["tree"], merged(pair, box["which"]))
 

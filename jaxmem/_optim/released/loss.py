@@ -8,23 +8,26 @@ rates by path would no longer fit the user's tree.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxmem._core.assignment import INT8, moments_of
 from jaxmem._model.auto.divide import DividedLoss, divided_loss
 from jaxmem._model.auto.segments import PythonLoops, SegmentedLoss
-from jaxmem._model.states.layout import is_split, joined_shapes, one_layer
+from jaxmem._model.states import layout
+from jaxmem._model.states.layout import is_split, joined_shapes, one_layer, parts_of
 from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._optim.adama.eight_bits import is_coded, quantized
 from jaxmem._optim.adama.transform import AdamA
+from jaxmem._optim.released import placement
 from jaxmem._optim.released.accumulated import Accumulated, microbatches
 from jaxmem._optim.released.direct import Direct
 from jaxmem._optim.released.fold import Clip, entries
-from jaxmem._optim.released.form import check_is_pair
+from jaxmem._optim.released.form import check_is_pair, check_split, check_untraced
 from jaxmem._optim.released.model import Model
 from jaxmem._optim.released.segments import SegmentedStep
 from jaxmem._optim.released.step import ReleasedStep, Within
@@ -49,6 +52,7 @@ class LossStep:
     plan, label: as for `released_step`.
     clip: how gradients are clipped.
     has_aux: whether the loss returns a pair of the loss and a tree of arrays.
+    trainable: which parameters are trained, as for `released_step`; None trains all of them.
     """
 
     tx: optax.GradientTransformation
@@ -57,11 +61,13 @@ class LossStep:
     label: str
     clip: Clip
     has_aux: bool = False
+    trainable: Any = None
 
     def init(self, params, batch, key=None) -> tuple[Any, Any]:
         """Makes the first state: the pair of `params` and the optimizer's state.
 
-        params: the parameters, in device memory: any tree of floating-point arrays.
+        params: the parameters: any tree of arrays. Trained parameters are floating-point arrays in
+          device memory.
         batch: a batch, or its shapes. With it, the loop over layers is found.
         key: the random key, if the loss takes one.
 
@@ -69,7 +75,8 @@ class LossStep:
         layers.
         """
         bound = self.of(params, batch, key)
-        return bound.put(None, bound.released.init(bound.get((params, None))[0]))
+        state = params, None
+        return bound.put(state, bound.released.init(bound.get(state)[0]))
 
     def with_plan(self, plan) -> "LossStep":
         """Returns the step under another plan."""
@@ -87,7 +94,7 @@ class LossStep:
 
         Raises the errors of `init`.
         """
-        form = _Form(params, isinstance(self.tx, AdamA))
+        form = _Form(params, isinstance(self.tx, AdamA), self.trainable)
         count, one = 1, batch
         if isinstance(self.tx, AdamA):
             count = self.tx.rule.accumulation_steps
@@ -104,30 +111,66 @@ class LossStep:
             return state, {k: v for k, v in metrics.items() if k != "aux"} | aux
 
         if isinstance(divided, SegmentedLoss):
-            segments = SegmentedStep(self.tx, self.clip, divided, form.shapes, leaves)
+            segments = SegmentedStep(
+                self.tx, self.clip, divided, form.shapes, form.trained(form.shapes), leaves
+            )
             run = lambda state, batch, key=None: named(*segments(state, (batch, *keys_of(key))))
             return Within(segments, run, lambda pair: pair, lambda _, pair: pair)
         form.layers = divided.layers
-        model = Model(
-            lambda outer, given: divided.embed(outer[OUTER], leaves(given)),
-            divided.block,
-            lambda outer, x, stacked, given: divided.head(outer[OUTER], x, stacked, leaves(given)),
-            LAYERS,
-            self.plan,
-            self.label,
-            None,
-            True,
-            True,
-        )
         tx: Any = self.tx
         optimizer = Accumulated(tx) if isinstance(tx, AdamA) else Direct(form.of_users(tx), None)
-        released = ReleasedStep(optimizer, model, self.clip)
+
+        def released(frozen: _Frozen) -> ReleasedStep:
+            outer_of = lambda outer: form.merged(outer[OUTER], frozen.outer, of_layers=False)
+            block = lambda layer, x, *shared: divided.block(
+                form.merged(*layer, of_layers=True), x, *shared
+            )
+            model = Model(
+                lambda outer, given: divided.embed(outer_of(outer), leaves(given)),
+                divided.block if form.trains_all else block,
+                lambda outer, x, stacked, given: divided.head(
+                    outer_of(outer), x, stacked, leaves(given)
+                ),
+                LAYERS,
+                self.plan,
+                self.label,
+                None,
+                True,
+                True,
+                None if form.trains_all else parts_of(frozen.layers),
+            )
+            return ReleasedStep(optimizer, model, self.clip)
 
         def step(state, batch, key=None):
-            pair, metrics = released(form.opened(state), (batch, *keys_of(key)))
-            return named(form.closed(pair), metrics)
+            pair, frozen = form.opened(state), form.frozen(state[0])
+            if jax.tree.leaves(frozen.layers):
+                check_split({"params": pair[0][LAYERS], "the frozen params": frozen.layers})
+            else:
+                none = layout.like(pair[0][LAYERS], [[] for _ in parts_of(pair[0][LAYERS])])
+                frozen = frozen._replace(layers=none)
+            pair, metrics = released(frozen)(pair, (batch, *keys_of(key)))
+            return named(form.closed(pair, frozen), metrics)
 
-        return Within(released, step, form.opened, lambda _, pair: form.closed(pair))
+        def placed(state, where: dict | None):
+            pair, frozen = form.opened(state), form.frozen(state[0])
+            if not jax.tree.leaves(frozen.layers):
+                return state
+            check_untraced("split" if where else "joined", "state", state)
+            kept = layout.sharing(state)
+            if where is None:
+                layers = layout.joined(frozen.layers, kept)
+            else:
+                defaults = {"copies": 0, "buffers": 0, "outer_moments": layout.DEVICE}
+                places = placement.places_of(bare.model.count(pair[0]), **(defaults | where))
+                stacks = optimizer.opened(bare.model, *pair)[0]
+                states = layout.masters_of(pair[0][LAYERS]), stacks, frozen.layers
+                placement.check_host(states, places)
+                layers = layout.split(frozen.layers, places, kept, copied=layout.DEVICE)
+            return form.closed(pair, frozen._replace(layers=layers))
+
+        bare = released(form.frozen(form.shapes))
+        put = lambda state, pair: form.closed(pair, form.frozen(state[0]))
+        return Within(bare, step, form.opened, put, placed)
 
     def _divided(self, form: "_Form", rest: tuple) -> tuple[DividedLoss | SegmentedLoss, Any]:
         """Divides the trace of the loss for parameters of `form`, at the layers with most FLOPs:
@@ -148,34 +191,49 @@ class LossStep:
                 + (", and a tree of arrays" if self.has_aux else "; or has_aux=True for a pair")
             )
         planned = self.plan is not None
-        loops = PythonLoops.of(closed, len(form.paths), planned)
+        loops = PythonLoops.of(closed, len(form.paths), planned, form.frozen_numbers)
         if loops is not None and loops.work > loops.scanned:
             return loops.segmented(self.plan, self.label), jax.tree.structure(aux)
-        divided = divided_loss(closed, form.paths, self.label if planned else None)
+        label = self.label if planned else None
+        divided = divided_loss(closed, form.paths, label, form.frozen_numbers)
         return divided, jax.tree.structure(aux)
 
 
+class _Frozen(NamedTuple):
+    """The parameters that are not trained.
+
+    outer: the arrays outside the layers.
+    layers: the layers' arrays: a list of stacks, or a `Stacks` of lists.
+    """
+
+    outer: list
+    layers: Any
+
+
 class _Form:
-    """The user's tree of parameters, and its form in a `ReleasedStep`: a dict of two lists.
+    """The user's tree of parameters, and its form in a `ReleasedStep`: a dict of two lists, without
+    frozen parameters. In the trees of trained parameters, None stands for a frozen one.
 
     shapes: the parameters' shapes, in the user's tree.
     layers: the numbers of the layers' leaves, once the loss is divided.
     """
 
-    def __init__(self, params, accumulates: bool):
-        """Raises OptimizerError unless `params` are floating-point arrays.
+    def __init__(self, params, accumulates: bool, trainable):
+        """Raises OptimizerError unless trained parameters are floating-point arrays.
 
         accumulates: whether the optimizer is AdamA, whose moments have the tree of the parameters.
+        trainable: the argument of `released_step`.
         """
         leaves, self._structure = jax.tree.flatten(params, is_leaf=is_split)
         self.shapes = jax.tree.unflatten(self._structure, map(_shape, leaves))
         self.layers: tuple[int, ...] = ()
         self._accumulates = accumulates
-        for path, a in zip(self.paths, jax.tree.leaves(self.shapes)):
-            if not jnp.issubdtype(a.dtype, jnp.inexact):
+        self._trained = trained_leaves(trainable, self.shapes)
+        for path, a, trained in zip(self.paths, jax.tree.leaves(self.shapes), self._trained):
+            if trained and not jnp.issubdtype(a.dtype, jnp.inexact):
                 raise OptimizerError(
                     f"released_step: `params{path}` is {a.dtype}; expected floating-point arrays,"
-                    " which gradients are folded for"
+                    " which gradients are folded for, or a `trainable` that leaves this array out"
                 )
 
     @property
@@ -183,19 +241,66 @@ class _Form:
         """The paths of the leaves."""
         return [jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(self.shapes)]
 
-    def inner(self, tree) -> dict[str, Any]:
-        """Returns a tree like the parameters in the form of a `ReleasedStep`."""
-        leaves = jax.tree.leaves(tree, is_leaf=lambda a: is_split(a) or is_coded(a))
-        others = [a for i, a in enumerate(leaves) if i not in self.layers]
-        return {OUTER: others, LAYERS: _together([leaves[i] for i in self.layers])}
+    @property
+    def trains_all(self) -> bool:
+        return all(self._trained)
 
-    def users(self, inner: dict[str, Any]) -> Any:
-        """The inverse of `inner`."""
-        found = dict(zip(self.layers, _apart(inner[LAYERS], len(self.layers))))
-        others = iter(inner[OUTER])
-        numbers = range(self._structure.num_leaves)
-        leaves = [found[i] if i in found else next(others) for i in numbers]
-        return jax.tree.unflatten(self._structure, leaves)
+    @property
+    def frozen_numbers(self) -> frozenset[int]:
+        """The numbers of the leaves that are not trained."""
+        return frozenset(i for i, trained in enumerate(self._trained) if not trained)
+
+    def _numbers(self, *, of_layers: bool, trained: bool) -> list[int]:
+        """The numbers of leaves, the layers' leaves in the order of `layers`."""
+        others = [i for i in range(len(self._trained)) if i not in self.layers]
+        return [i for i in (self.layers if of_layers else others) if self._trained[i] == trained]
+
+    def merged(self, trained: Sequence, frozen: Sequence, *, of_layers: bool) -> list:
+        """Returns trained and frozen leaves in one list: a layer's, or those outside the layers."""
+        found = {
+            i: a
+            for is_trained, arrays in ((True, trained), (False, frozen))
+            for i, a in zip(self._numbers(of_layers=of_layers, trained=is_trained), arrays)
+        }
+        order = self.layers if of_layers else sorted(found)
+        return [found[i] for i in order]
+
+    def inner(self, tree) -> dict[str, Any]:
+        """Returns a tree like the trained parameters in the form of a `ReleasedStep`."""
+        leaves = jax.tree.leaves(tree, is_leaf=lambda a: is_split(a) or is_coded(a))
+        numbers = [i for i, trained in enumerate(self._trained) if trained]
+        found = dict(zip(numbers, leaves, strict=True))
+        outer, layers = (
+            [found[i] for i in self._numbers(of_layers=of_layers, trained=True)]
+            for of_layers in (False, True)
+        )
+        return {OUTER: outer, LAYERS: _together(layers)}
+
+    def users(self, inner: dict[str, Any], frozen: _Frozen | None = None) -> Any:
+        """The inverse of `inner`; with `frozen` the tree of all parameters."""
+        found: dict[int, Any] = {}
+        given = [(True, inner[OUTER], inner[LAYERS])]
+        given += [] if frozen is None else [(False, *frozen)]
+        for trained, outer, layers in given:
+            numbers = self._numbers(of_layers=True, trained=trained)
+            found |= dict(zip(numbers, _apart(layers, len(numbers))))
+            found |= dict(zip(self._numbers(of_layers=False, trained=trained), outer))
+        return jax.tree.unflatten(self._structure, map(found.get, range(len(self._trained))))
+
+    def frozen(self, params) -> _Frozen:
+        """Returns the frozen parameters of the tree of all parameters."""
+        leaves = jax.tree.leaves(params, is_leaf=is_split)
+        outer, layers = (
+            [leaves[i] for i in self._numbers(of_layers=of_layers, trained=False)]
+            for of_layers in (False, True)
+        )
+        return _Frozen(outer, _together(layers))
+
+    def trained(self, params) -> Any:
+        """Returns the tree of all parameters with None in place of frozen ones."""
+        leaves = jax.tree.leaves(params, is_leaf=is_split)
+        kept = [a if trained else None for a, trained in zip(leaves, self._trained)]
+        return jax.tree.unflatten(self._structure, kept)
 
     def of_users(self, tx: optax.GradientTransformation) -> optax.GradientTransformation:
         """The transformation for the form of a `ReleasedStep`. Its state is of the user's tree."""
@@ -212,17 +317,51 @@ class _Form:
 
     def opened(self, state) -> tuple[Any, Any]:
         """Returns the pair that a `ReleasedStep` receives, from a pair of the user's trees."""
-        return self.inner(state[0]), self._moments(state[1], self.inner)
+        trained = self.trained(state[0])
+        return self.inner(trained), self._moments(state[1], self.inner)
 
-    def closed(self, pair) -> tuple[Any, Any]:
-        """The inverse of `opened`."""
-        return self.users(pair[0]), self._moments(pair[1], self.users)
+    def closed(self, pair, frozen: _Frozen) -> tuple[Any, Any]:
+        """The inverse of `opened` and `frozen`."""
+        return self.users(pair[0], frozen), self._moments(pair[1], self.users)
 
     def _moments(self, state, change: Callable) -> Any:
         """Changes the trees of AdamA's moments. Another optimizer's state is of the user's tree."""
         if not self._accumulates or state is None:
             return state
         return state._replace(**{k: change(v) for k, v in entries(state.moments).items()})
+
+
+def trained_leaves(trainable, shapes) -> list[bool]:
+    """Returns for each leaf of `shapes` whether it is trained.
+
+    trainable: the argument of `released_step`.
+
+    Raises OptimizerError for a mask of another tree, for leaves that are not booleans, and if no
+    parameter is trained.
+    """
+    mask = True if trainable is None else trainable
+    is_flag = lambda a: isinstance(a, bool | np.bool_)
+    of_branch = lambda flag, branch: jax.tree.map(lambda _: flag, branch)
+    try:
+        mask = mask(shapes) if callable(mask) and not isinstance(mask, type) else mask
+        found = jax.tree.leaves(jax.tree.map(of_branch, mask, shapes))
+    except (TypeError, ValueError) as error:
+        raise OptimizerError(_not_a_mask(f"does not fit `params`: {error}")) from error
+    if not all(map(is_flag, found)):
+        wrong = next(a for a in found if not is_flag(a))
+        raise OptimizerError(_not_a_mask(f"has the leaf {wrong!r}"))
+    if not any(found):
+        raise OptimizerError(_not_a_mask("trains no parameter"))
+    return [*map(bool, found)]
+
+
+def _not_a_mask(problem: str) -> str:
+    return (
+        f"released_step: `trainable` {problem}; expected a tree of booleans like `params`, with at"
+        " least one True, in which one boolean may stand for a branch, or a function that returns"
+        " such a tree for the parameters' shapes: for a filter of Flax NNX,"
+        " lambda params: nnx.map_state(nnx.filterlib.to_predicate(filter), params)"
+    )
 
 
 def stored_under(plan, tx) -> Any:
@@ -242,7 +381,7 @@ def bound(made, args: tuple) -> Any:
 
 def _together(leaves: Sequence) -> Any:
     """Returns the layers' leaves as one list, or as the `Stacks` of lists of a split state."""
-    return jax.tree.map(lambda *each: [*each], *leaves, is_leaf=is_coded)
+    return jax.tree.map(lambda *each: [*each], *leaves, is_leaf=is_coded) if leaves else []
 
 
 def _apart(layers, count: int) -> list:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from jaxmem._model.loop.stack import with_frozen
 from jaxmem._model.states.layout import joined_shapes, length, like, masters_of, one_layer, parts_of
 from jaxmem._optim.adama.eight_bits import is_coded
 from jaxmem._optim.released.fold import TALLIES, Clip
@@ -26,6 +27,9 @@ class Model:
     plan, label, dtype, has_aux: as for `jaxmem.stack`.
     reports: whether `head` returns a pair of the loss and a tree of values, which become
       `metrics["aux"]`.
+    frozen: for each stack of the layers, a tree of stacked arrays that are read and not trained.
+      `block` then receives the pair of a layer's parameters and its frozen arrays. None means that
+      all parameters are trained.
     """
 
     embed: Callable
@@ -37,6 +41,17 @@ class Model:
     dtype: Any
     has_aux: bool
     reports: bool = False
+    frozen: Sequence | None = None
+
+    def with_frozen(self, stacks: Sequence) -> Sequence:
+        """Returns the pairs of each stack and the frozen arrays of its layers; the stacks alone if
+        all parameters are trained.
+        """
+        return with_frozen(stacks, self.frozen)
+
+    def trained(self, layer):
+        """Returns a layer's trained part: the inverse of `with_frozen`."""
+        return layer if self.frozen is None else layer[0]
 
     def check(self, params) -> None:
         """Raises OptimizerError unless `params` is a dict of floating-point arrays with an entry

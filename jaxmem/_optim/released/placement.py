@@ -72,19 +72,27 @@ def created(
 def split(model: Model, optimizer, state, places: Places):
     """Returns the state (params, optimizer state) with its arrays in the memories of `places`."""
     layers = state[0][model.layers]
-    share = Fraction(places.layers - places.persist, places.layers)
-    states = layout.masters_of(layers), optimizer.opened(model, *state)[0]
-    device, wanted = room.device_of(state), int(room.nbytes(states) * share)
-    room.check_pool(device, wanted)
-    # A CPU has one memory: a move between its two memory kinds needs no more bytes.
-    if room.has_host_memory(device):
-        there = [a for a in jax.tree.leaves(states) if a.sharding.memory_kind == layout.HOST]
-        room.check_free(wanted - room.nbytes(there))
+    check_host((layout.masters_of(layers), optimizer.opened(model, *state)[0]), places)
     change = lambda layers, kept: layout.split(layers, places, kept)
     params, new = _over(model, optimizer, state, change, places.outer_moments)
     layout.drop_copies(layers)
     params[model.layers] = layout.with_copies(params[model.layers], places, model.dtype)
     return params, new
+
+
+def check_host(states, places: Places) -> None:
+    """Raises TargetError if the host has too little memory for the layers that `places` stores
+    there.
+
+    states: the arrays of all layers, or their shapes.
+    """
+    share = Fraction(places.layers - places.persist, places.layers)
+    device, wanted = room.device_of(states), int(room.nbytes(states) * share)
+    room.check_pool(device, wanted)
+    # A CPU has one memory: a move between its two memory kinds needs no more bytes.
+    if room.has_host_memory(device):
+        there = [a for a in jax.tree.leaves(states) if a.sharding.memory_kind == layout.HOST]
+        room.check_free(wanted - room.nbytes(there))
 
 
 def joined(model: Model, optimizer, state):

@@ -29,6 +29,7 @@ def released_step(
     label: str = "block",
     has_aux: bool = False,
     clip: tuple[str, float] | None = None,
+    trainable=None,
 ) -> LossStep: ...
 
 
@@ -62,6 +63,7 @@ def released_step(
     has_aux: bool = False,
     clip: tuple[str, float] | None = None,
     axis_name: str | None = None,
+    trainable=None,
 ) -> ReleasedStep | LossStep:
     """Makes a training step that releases each layer's gradient as soon as the gradient exists.
 
@@ -94,6 +96,9 @@ def released_step(
       (benchmarks/adama.py).
     axis_name: the mesh axis over whose devices the gradients for an optax transformation are
       averaged. For AdamA, pass `axis_name` to `jaxmem.adama`. None means one device.
+    trainable: the parameters of a whole loss that are trained: a tree of booleans like `params`, in
+      which one boolean may stand for a branch, or a function that returns such a tree for the
+      parameters' shapes. None trains all parameters. See below.
 
     If the step receives a key, `embed` and `block` are called with `key=` too. The gradient of an
     array outside the layers is used once the gradient is complete. If only `head` reads the array,
@@ -111,6 +116,13 @@ def released_step(
     plan, their tensors get the tags of `jaxmem.auto`. `plan`, `label` and `clip` are as for three
     functions; a second Python loop has the label `label_2`. The step raises NoLayersError for a
     loss without such layers.
+
+    **Frozen parameters.** A parameter that `trainable` leaves out is frozen. The step computes no
+    gradient of it, stores no moments for it, and returns its array as it is. The optimizer receives
+    trees with None in place of frozen parameters, as Equinox's `partition` makes them, and the
+    optimizer's state is `tx.init` of such a tree. A frozen parameter may have any dtype, such as
+    int8 or uint8. The frozen arrays of a layer move to host memory with the layer's states, and are
+    never written back.
 
     An optax transformation receives the arrays of one layer at a time, without the axis of layers,
     as `block` does. A trust ratio or a factored moment therefore belongs to one layer, and the
@@ -134,6 +146,12 @@ def released_step(
     tx = stored_under(plan, tx)
     optimizer = _optimizer(tx, axis_name)
     if block is not None and head is not None:
+        if trainable is not None:
+            raise OptimizerError(
+                "released_step: `trainable` is given with three functions; expected it with a whole"
+                " loss, released_step(tx, loss, trainable=...), or functions that close over the"
+                " frozen parameters"
+            )
         model = Model(embed, block, head, layers, plan, label, dtype, has_aux)
         return ReleasedStep(optimizer, model, Clip.of(clip))
     if (layers, dtype, optimizer.axis_name) != ("layers", None, None):
@@ -142,7 +160,7 @@ def released_step(
             " loss; expected none of them: the loss's own trace says which parameters are the"
             " layers', and in which dtype; or give embed, block and head"
         )
-    return LossStep(tx, embed, plan, label, Clip.of(clip), has_aux)
+    return LossStep(tx, embed, plan, label, Clip.of(clip), has_aux, trainable)
 
 
 def _optimizer(tx, axis_name: str | None) -> Accumulated | Direct:

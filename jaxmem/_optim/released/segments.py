@@ -52,6 +52,7 @@ class SegmentedStep:
     clip: how gradients are clipped.
     loss: the loss in segments.
     shapes: the tree of the parameters' shapes.
+    trained: `shapes` with None in place of frozen parameters.
     leaves: `leaves(microbatch)` returns the arrays that the loss reads.
     """
 
@@ -59,21 +60,37 @@ class SegmentedStep:
     clip: Clip
     loss: SegmentedLoss
     shapes: Any
+    trained: Any
     leaves: Callable[[Any], list]
 
     @property
-    def components(self) -> list[tuple[int, ...]]:
-        """The numbers of the parameters of each component: first the layers, then the others."""
-        of_layers = {i for owned in self.loss.owned for i in owned}
+    def numbers(self) -> list[int]:
+        """The numbers of the trained parameters, in the order of the optimizer's trees."""
         count = len(jax.tree.leaves(self.shapes))
-        return [*self.loss.owned, *((i,) for i in range(count) if i not in of_layers)]
+        return [i for i in range(count) if i not in self.loss.frozen]
+
+    @property
+    def components(self) -> list[tuple[int, ...]]:
+        """The numbers of the trained parameters of each component: first the layers, then the
+        others.
+        """
+        of_layers = {i for owned in self.loss.owned for i in owned}
+        layers = [tuple(i for i in own if i not in self.loss.frozen) for own in self.loss.owned]
+        return [*layers, *((i,) for i in self.numbers if i not in of_layers)]
+
+    @property
+    def _places(self) -> dict[int, int]:
+        """The place of each trained parameter in the optimizer's trees, by number."""
+        return {i: place for place, i in enumerate(self.numbers)}
 
     def init(self, params) -> tuple[Any, Any]:
         """Makes the first state: the pair of `params` and the optimizer's state.
 
         Raises OptimizerError for a transformation that does not update each array independently.
         """
-        state = self.tx.init(params)
+        numbers, (leaves, structure) = {*self.numbers}, jax.tree.flatten(params)
+        kept = [a if i in numbers else None for i, a in enumerate(leaves)]
+        state = self.tx.init(structure.unflatten(kept))
         if isinstance(self.tx, AdamA):
             return params, state
         # A state with the buffer of a parameter could not be donated together with the parameter.
@@ -133,18 +150,19 @@ class SegmentedStep:
 
     @property
     def _state_shapes(self):
-        return jax.eval_shape(self.tx.init, self.shapes)
+        return jax.eval_shape(self.tx.init, self.trained)
 
     @property
     def _alone(self) -> Alone:
-        return proved(self.tx, self.shapes)
+        return proved(self.tx, self.trained)
 
     def _owners(self, state) -> Sequence[int | None]:
         """The number of the parameter that each leaf of the optimizer's state belongs to, if the
         leaf moves with the parameter; else None.
         """
+        numbered = self.numbers
         if not isinstance(self.tx, AdamA):
-            return self._alone.owners
+            return [None if i is None else numbered[i] for i in self._alone.owners]
 
         def each(moment):  # the two arrays of a moment in 8 bits belong to one parameter
             number = next(numbers)
@@ -155,10 +173,10 @@ class SegmentedStep:
             numbers = itertools.count()
             moments = jax.tree.map(each, getattr(state, name), is_leaf=is_coded)
             owners = owners._replace(**{name: moments})
-        return [None if i < 0 else i for i in jax.tree.leaves(owners)]
+        return [None if i < 0 else numbered[i] for i in jax.tree.leaves(owners)]
 
     def _tally(self) -> dict[str, Any]:
-        return tally_of(jax.tree.leaves(self.shapes))()
+        return tally_of(jax.tree.leaves(self.trained))()
 
     def _metrics(self, states: States, losses):
         count = len(self.loss.owned)
@@ -169,44 +187,44 @@ class SegmentedStep:
         """Updates each component by its gradient (LOMO)."""
         alone, leaves = self._alone, jax.tree.leaves(params)
         stored, structure = jax.tree.flatten(old)
-        owned = [[s for s, i in enumerate(alone.owners) if i in c] for c in self.components]
+        places = self._places
+        placed = [[places[i] for i in c] for c in self.components]
+        owned = [[s for s, i in enumerate(alone.owners) if i in c] for c in placed]
         shared = {s: brought(stored[s]) for s, i in enumerate(alone.owners) if i is None}
         states = [
             {"params": [leaves[i] for i in c], "optimizer": [stored[s] for s in own]}
             | self._tally()
             for c, own in zip(self.components, owned)
         ]
-        folds = [
-            Fold(Update(alone, [*c], own, shared), self.clip)
-            for c, own in zip(self.components, owned)
-        ]
+        folds = [Fold(Update(alone, c, own, shared), self.clip) for c, own in zip(placed, owned)]
         states, loss = self._backward(folds, leaves, states, batch)
         _, new = alone.updated({}, {}, shared, {})
         new = {s: returned(a, stored[s]) for s, a in new.items()}
         for own, state in zip(owned, states):
             new |= dict(zip(own, state["optimizer"]))
         made = structure.unflatten([new[s] for s in range(len(stored))])
-        return (self._joined(states, "params"), made), self._metrics(states, one_microbatch(loss))
+        new = self._params(states, leaves), made
+        return new, self._metrics(states, one_microbatch(loss))
 
     def _accumulated(self, params, old, batch):
         """Folds each microbatch into AdamA's moments, and updates each component when the last
         microbatch is folded into it.
         """
         rule, leaves = self.tx.rule, jax.tree.leaves(params)  # pyright: ignore
-        n, mask = rule.accumulation_steps, rule.mask_of(self.shapes)
+        n, mask, places = rule.accumulation_steps, rule.mask_of(self.trained), self._places
         if mask is not None:  # one boolean for each parameter: a mask may be of whole branches
             of_branch = lambda is_set, branch: jax.tree.map(lambda _: is_set, branch)
-            mask = jax.tree.leaves(jax.tree.map(of_branch, mask, self.shapes))
+            mask = jax.tree.leaves(jax.tree.map(of_branch, mask, self.trained))
         rule.check_rows(old.moments)
         leaves_of = lambda tree: jax.tree.leaves(tree, is_leaf=is_coded)
         moments = {k: leaves_of(tree) for k, tree in entries(old.moments).items()}
         states = [
-            {k: [of_leaves[i] for i in c] for k, of_leaves in moments.items()} | self._tally()
+            {k: [of[places[i]] for i in c] for k, of in moments.items()} | self._tally()
             for c in self.components
         ]
 
         def updating(component) -> Callable:
-            own = None if mask is None else [mask[i] for i in component]
+            own = None if mask is None else [mask[places[i]] for i in component]
             masked = dataclasses.replace(rule, mask=own)
             # The update reads the stored moments. If XLA fused the update with the fold, it would
             # compute the moments once more.
@@ -234,14 +252,24 @@ class SegmentedStep:
         losses = stacked_values([loss], losses)
         made = {k: self._joined(states, k) for k in moments}
         made |= {"count": optax.safe_increment(old.count), "folded": jnp.zeros_like(old.folded)}
-        return (self._joined(states, "params"), old._replace(**made)), self._metrics(states, losses)
+        new = self._params(states, leaves), old._replace(**made)
+        return new, self._metrics(states, losses)
+
+    def _found(self, states: States, name: str) -> dict[int, Any]:
+        """The entries `name` of the components' states, by the numbers of the parameters."""
+        pairs = zip(self.components, states)
+        return {i: a for c, state in pairs for i, a in zip(c, state[name])}
 
     def _joined(self, states: States, name: str):
-        """The entries `name` of the components' states, in the user's tree."""
-        pairs = zip(self.components, states)
-        found = {i: a for c, state in pairs for i, a in zip(c, state[name])}
-        structure = jax.tree.structure(self.shapes)
-        return structure.unflatten([found[i] for i in sorted(found)])
+        """The entries `name` of the components' states, in the tree of trained parameters."""
+        found = self._found(states, name)
+        return jax.tree.structure(self.trained).unflatten([found[i] for i in sorted(found)])
+
+    def _params(self, states: States, leaves: Sequence):
+        """The new parameters, in the user's tree. `leaves` are the old ones."""
+        found = self._found(states, "params")
+        new = [found.get(i, a) for i, a in enumerate(leaves)]
+        return jax.tree.structure(self.shapes).unflatten(new)
 
     def _backward(self, folds: Sequence[Fold], leaves, states: States, batch):
         """Runs one microbatch, and uses each gradient when it is complete. Returns the new states
@@ -278,7 +306,7 @@ class _Run:
         arguments: the other arrays that the loss reads.
         """
         self.segments, self.components, self.leaves = loss.segments, components, leaves
-        self.output = loss.output
+        self.output, self.frozen = loss.output, loss.frozen
         first = {i: k for k, s in reversed([*enumerate(loss.segments)]) for i in s.leaves}
         # The components whose gradients are complete when a segment has run backward. The gradient
         # of a parameter that no segment reads is zero.
@@ -294,9 +322,16 @@ class _Run:
             values |= segment.rest(own, values)
             taken, others = ([values[v] for v in vs] for vs in (segment.takes, segment.others))
             following = self._fetched(k + 1, taken)
-            call = lambda own, x, _, segment=segment: segment.call(own[0], x, own[1])
-            given = [*own.values()], others
-            made, saved, residuals = forward(call, given, taken, ((), ()))
+            trained, still = self._apart(own)
+
+            def call(own, x, _, segment=segment, names=(*trained, *still)):
+                arrays = [*own[0], *own[1]]
+                known = dict(zip(names, arrays))
+                leaves = [known[i] for i in segment.leaves]
+                return segment.call(leaves, x, arrays[len(names) :])
+
+            given = [*trained.values()], [*still.values(), *others]
+            made, saved, residuals = forward(call, given, taken, ((), ()), len(still))
             values |= dict(zip(segment.makes, made))
             self.saved.append((saved, residuals, others))
             self.made.append({v: jax.typeof(a) for v, a in zip(segment.makes, made)})
@@ -324,12 +359,14 @@ class _Run:
             ]
             ready = self._ready(k - 1, states, given)
             saved, residuals, others = self.saved[k]
-            pull = residuals.closure([*own.values(), *others], saved, residuals.shared([]))
+            trained, still = self._apart(own)
+            read = [*trained.values(), *still.values(), *others]
+            pull = residuals.closure(read, saved, residuals.shared([]))
             # The pullbacks of layers are not read: their zeros are small.
             back = pulled if segment.layer is None else lambda pull, given: pull(given)
             d_own, d_taken, _ = back(pull, given)
             for into, names, found in (
-                (gradients, own, d_own),
+                (gradients, trained, d_own),
                 (cotangents, segment.takes, d_taken),
             ):
                 for name, d in zip(names, found):
@@ -348,6 +385,11 @@ class _Run:
             for c, new in now.items():
                 used[c] = returned(new, states[c]) if states[c] else new
         return used
+
+    def _apart(self, own: dict[int, Any]) -> tuple[dict[int, Any], dict[int, Any]]:
+        """The trained and the frozen parameters of a segment, by number."""
+        of = lambda frozen: {i: a for i, a in own.items() if (i in self.frozen) == frozen}
+        return of(False), of(True)
 
     def _fetched(self, k: int, after) -> dict[int, Any]:
         """The parameters of segment k in device memory, by number. Parameters in host memory are

@@ -41,12 +41,15 @@ class Within:
     step: the wrapped function.
     get: `get(state)` returns the pair that the released step receives.
     put: `put(state, pair)` returns the state with `pair` in place of its own pair.
+    placed: `placed(state, where)` returns the state with the layers' frozen parameters moved as by
+      `split` with the arguments `where`; None joins their stacks.
     """
 
     released: Any
     step: Callable
     get: Callable[[Any], tuple[Any, Any]]
     put: Callable[[Any, tuple[Any, Any]], Any]
+    placed: Callable[[Any, dict[str, Any] | None], Any] = lambda state, where: state
 
     def __call__(self, state, *args, **named):
         return self.step(state, *args, **named)
@@ -60,6 +63,7 @@ class Within:
 
         Raises the errors of `ReleasedStep.split`.
         """
+        state = self.placed(state, {"persist": persist, **where})
         return self.put(state, self.released.split(self.get(state), persist, **where))
 
     def joined(self, state):
@@ -67,6 +71,7 @@ class Within:
 
         Raises the errors of `ReleasedStep.joined`.
         """
+        state = self.placed(state, None)
         return self.put(state, self.released.joined(self.get(state)))
 
 

@@ -38,6 +38,7 @@ class States:
     outside_wire: bytes that an all-gather of the parameters outside the layers moves, in the dtype
       of compute.
     outside_stored: bytes of the parameters outside the layers, in the stored dtype.
+    frozen: bytes of one layer's frozen parameters, which are read and never written back.
     """
 
     layers: int
@@ -49,11 +50,17 @@ class States:
     wire: int = 0
     outside_wire: int = 0
     outside_stored: int = 0
+    frozen: int = 0
+
+    @property
+    def read(self) -> int:
+        """Bytes that a layer's forward reads: its parameters, frozen ones included."""
+        return self.parameters + self.frozen
 
     @property
     def layer(self) -> int:
         """Bytes of one layer's states."""
-        return self.parameters + self.moments
+        return self.read + self.moments
 
     @property
     def resident(self) -> int:
@@ -68,12 +75,14 @@ class States:
             RESIDENT: self.layer,
             COPIED: self.copy,
             STREAMED: 0,
-            BUFFERED: self.parameters,
+            BUFFERED: self.read,
         }[place]
 
     def on_host(self, place: str) -> int:
-        """Host bytes of one layer's states."""
-        return 0 if place == RESIDENT else self.layer
+        """Host bytes of one layer's states. The frozen parameters of a `copied` layer are in
+        device memory alone.
+        """
+        return {RESIDENT: 0, COPIED: self.layer - self.frozen}.get(place, self.layer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,17 +214,18 @@ def lanes_of(
     it, which takes as long as the layer's own work. The forward fetches parameters. The backward
     fetches parameters and moments, without the parameters of `buffered` layers. Every microbatch
     writes moments back, and the last microbatch also writes parameters back. The parameters of a
-    `copied` layer are fetched only for their update. Over several devices, all passes gather
+    `copied` layer are fetched only for their update. Frozen parameters are fetched with the others
+    of a layer without a copy, and never written back. Over several devices, all passes gather
     parameters if layers are gathered one at a time, and the backwards scatter gradients.
 
     If the step clips by the global norm, a backward that computes the norm precedes each backward.
     It fetches parameters, without the parameters of `buffered` layers, and no moments.
     """
-    p, m = states.parameters, states.moments
-    forward = {RESIDENT: 0, COPIED: 0, STREAMED: p, BUFFERED: p}[place]
-    backward = {RESIDENT: 0, COPIED: m, STREAMED: p + m, BUFFERED: m}[place]
-    last = {RESIDENT: 0, COPIED: p + m, STREAMED: p + m, BUFFERED: m}[place]
-    norm = {RESIDENT: 0, COPIED: 0, STREAMED: p, BUFFERED: 0}[place]
+    p, m, read = states.parameters, states.moments, states.read
+    forward = {RESIDENT: 0, COPIED: 0, STREAMED: read, BUFFERED: read}[place]
+    backward = {RESIDENT: 0, COPIED: m, STREAMED: read + m, BUFFERED: m}[place]
+    last = {RESIDENT: 0, COPIED: p + m, STREAMED: read + m, BUFFERED: m}[place]
+    norm = {RESIDENT: 0, COPIED: 0, STREAMED: read, BUFFERED: 0}[place]
     to_device, to_host = 1 / link.to_device, 1 / link.to_host
     back = 0 if place == RESIDENT else (1 - STORED_BESIDE) * to_host
     offloaded = policy.host_bytes
@@ -241,4 +251,4 @@ def lanes_of(
 def fetched_first(places: Sequence[str], states: States, link: Link) -> float:
     """Seconds of the first fetch of a step, which overlaps with no work."""
     streams = any(place in (STREAMED, BUFFERED) for place in places)
-    return states.parameters / link.to_device if streams else 0.0
+    return states.read / link.to_device if streams else 0.0

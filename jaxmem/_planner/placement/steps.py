@@ -168,6 +168,7 @@ class PlacedSteps:
         copied, _ = bytes_at(Places(layers, 0, copies=layers))
         size = lambda tree: sum(shard_bytes(a) for a in jax.tree.leaves(tree)) // layers
         parameters, moments = map(size, (masters_of(params[model.layers]), stacks))
+        frozen = (resident - streamed) // layers - parameters - moments
         # Collectives between devices move arrays in the dtype of compute.
         wire_bytes = lambda a: a.size * jnp.dtype(model.dtype or a.dtype).itemsize
         wire = lambda tree: sum(map(wire_bytes, jax.tree.leaves(tree)))
@@ -177,12 +178,13 @@ class PlacedSteps:
             moments=moments,
             copy=(copied - streamed) // layers,
             outside=outside,
-            fixed=resident - outside - layers * (parameters + moments),
+            fixed=resident - outside - layers * (parameters + moments + frozen),
             wire=wire(masters_of(params[model.layers])) // layers,
             outside_wire=wire(model.outer(params)),
             outside_stored=sum(
                 a.size * a.dtype.itemsize for a in jax.tree.leaves(model.outer(params))
             ),
+            frozen=frozen,
         )
 
     def estimate(self, assignment: Assignment, places: Places) -> int:
