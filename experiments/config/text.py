@@ -7,7 +7,7 @@ from pydantic import Field
 
 from experiments.config import sections
 from experiments.config.models import Model
-from experiments.config.sections import Count, Path, Positive, Probability, Section, Text
+from experiments.config.sections import Count, Mesh, Path, Positive, Probability, Section, Text
 from jaxmem.plans import Action
 
 ActionName = Annotated[Action, Field(strict=False)]  # strict=False reads an action from its name
@@ -192,6 +192,7 @@ class Config(sections.Trained):
     remat: Remat = Remat()
     states: States = States()
     sample: Sample = Sample()
+    mesh: Mesh = Mesh()
 
     @property
     def sampled(self) -> int:
@@ -271,6 +272,24 @@ class Config(sections.Trained):
                     f"optimizer.{key}: got {value!r} beside plan.decide = {decide}; allowed"
                     f" there: {allowed}"
                 )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _is_divided(self) -> Self:
+        if not self.mesh.divides:
+            return self
+        mesh = dict(zip(("data", "fsdp", "tensor"), self.mesh.sizes))
+        if self.model.kind not in CAUSAL:
+            raise ValueError(
+                f"mesh: got {mesh} with model.kind = {self.model.kind!r}; allowed for {CAUSAL}:"
+                " other models train on one device"
+            )
+        if self.streams:
+            raise ValueError(
+                f"mesh: got {mesh} beside states that may be in host memory (states.persist,"
+                " plan.decide); allowed there: nothing, since only a plan with 'sharding' in"
+                " plan.decide divides such states"
+            )
         return self
 
     @pydantic.model_validator(mode="after")

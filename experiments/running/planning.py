@@ -15,6 +15,7 @@ import jaxmem.runs
 from experiments.config.text import Config
 from experiments.errors import InputError, nearest
 from experiments.models import registry as models
+from experiments.models import sharding
 from experiments.models.loops import scanned
 from experiments.running.policies import Candidate, candidates
 from experiments.steps.accumulate import released_step
@@ -85,6 +86,8 @@ def check(config: Config) -> None:
             " without 'sharding', since it is one device"
         )
     _check_codecs(config)
+    if config.mesh.divides:
+        sharding.check(config, jax.device_count() if wanted.target == "local" else target.devices)
     if wanted.path is not None:
         with _told_of("plan.path"):
             Plan.load(wanted.path)
@@ -98,6 +101,8 @@ def check_run(config: Config) -> None:
             " 'sharding', since it trains on one device; experiments.plan plans it"
         )
     check(config)
+    if config.mesh.divides:
+        sharding.check(config, jax.device_count())
 
 
 def _check_codecs(config: Config) -> None:
@@ -133,7 +138,7 @@ def budget_bytes(config: Config) -> int:
 def new_plan(config: Config) -> Plan:
     """Plans the config's step from shapes, without allocating arrays of the model."""
     wanted = config.plan
-    with progress():
+    with progress(), over_devices(config, wanted.target):
         try:
             build, args = _planned(config)
             sizes = {"batch": wanted.batch, "sizes": wanted.sizes}
@@ -143,6 +148,14 @@ def new_plan(config: Config) -> Plan:
             raise InputError(f"plan.budget: {error}") from error
         except jaxmem.errors.TargetError as error:
             raise InputError(f"plan.target: {error}") from error
+
+
+def over_devices(config: Config, target: str = "local") -> contextlib.AbstractContextManager:
+    """Returns a context with the config's mesh over the devices of a target."""
+    if not config.mesh.divides and target != "local":
+        return contextlib.nullcontext()
+    devices = None if target == "local" else Target.parse(target).devices
+    return sharding.within(sharding.over(config.mesh, devices))
 
 
 def _planned(config: Config) -> tuple[Callable[..., Any], tuple[Any, Any]]:
@@ -174,31 +187,41 @@ def _asked(config: Config) -> dict[str, Any]:
 
 def prepare(config: Config) -> Ready:
     """Returns the compiled step for training: under a named policy, a loaded plan, a new plan, or
-    no plan.
+    no plan. The step runs over the config's mesh.
     """
     if config.remat.policy != "plan":
-        return named(config)
-    given = lambda config: (functools.partial(make_step, config), *abstract(config))
+        with over_devices(config):
+            return named(config)
     if config.plan.path is not None:
-        with _told_of("plan.path"):
-            plan = Plan.load(config.plan.path)
-            if plan.target == "local":
-                plan = jaxmem.verify(plan, *given(config.of_size(plan.batch)))
+        plan = loaded(config)
     elif config.plan.budget == UNPLANNED:
-        return unplanned(make_step(config), *abstract(config))
+        with over_devices(config):
+            return unplanned(make_step(config), *abstract(config))
     else:
         plan = new_plan(config)
     config = config.of_size(plan.batch)
-    build, *shapes = given(config)
     told: dict[str, Any] = {"explained": explain(config, plan)}
-    if config.plan.rectify:
-        told["rectifier"] = jaxmem.runs.Rectifier(plan, build, *shapes, **_asked(config))
-    if plan.target == "local":
-        return Ready(plan.step, plan, plan.compiled_bytes, **told)
-    # The budget of another target does not apply to this device.
-    here = dataclasses.replace(plan, target="local", budget_bytes=sys.maxsize)
-    verified = jaxmem.verify(here, build, *shapes)
+    with over_devices(config):
+        given = functools.partial(make_step, config), *abstract(config)
+        if config.plan.rectify:
+            told["rectifier"] = jaxmem.runs.Rectifier(plan, *given, **_asked(config))
+        if plan.target == "local":
+            return Ready(plan.step, plan, plan.compiled_bytes, **told)
+        # The budget of another target does not apply to this device.
+        here = dataclasses.replace(plan, target="local", budget_bytes=sys.maxsize)
+        verified = jaxmem.verify(here, *given)
     return Ready(verified.step, plan, verified.compiled_bytes, **told)
+
+
+def loaded(config: Config) -> Plan:
+    """Returns the plan of the file `plan.path`, verified if it is a plan for this device."""
+    with _told_of("plan.path"):
+        plan = Plan.load(config.plan.path)
+        if plan.target != "local":
+            return plan
+        config = config.of_size(plan.batch)
+        with over_devices(config):
+            return jaxmem.verify(plan, functools.partial(make_step, config), *abstract(config))
 
 
 def explain(config: Config, plan: Plan):
@@ -207,8 +230,9 @@ def explain(config: Config, plan: Plan):
     """
     if not config.plan.explain:
         return None
-    build = functools.partial(make_step, config)
-    return jaxmem.explain(build, *abstract(config), plan=plan, target=plan.target, beside=True)
+    build, target = functools.partial(make_step, config), plan.target
+    with over_devices(config, target):
+        return jaxmem.explain(build, *abstract(config), plan=plan, target=target, beside=True)
 
 
 def unplanned(step: Callable[..., Any], *shapes: Any) -> Ready:

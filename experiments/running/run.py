@@ -1,5 +1,6 @@
 """Runs any kind of experiment: from data and a plan to a folder of results."""
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -35,7 +36,8 @@ class Experiment(Generic[C, D]):
     include `val_loss`; a text `sample` is also written to a file.
     `told(found)` -> the results to print, by name.
     `count(config)`: the number of units in a step. `unit`: the unit of speed, such as tokens.
-    `remedy`: the advice if the loss is not finite.
+    `remedy`: the advice if the loss is not finite. `within(config)`: the context in which the state
+    is made, trained and evaluated, such as a mesh.
     """
 
     check: Callable[[C], None]
@@ -49,6 +51,7 @@ class Experiment(Generic[C, D]):
     unit: str
     count: Callable[[C], int]
     remedy: str
+    within: Callable[[C], contextlib.AbstractContextManager] = lambda _: contextlib.nullcontext()
 
 
 def run(
@@ -88,9 +91,10 @@ def run(
             progress(number, row.get("loss"))
 
         begun = time.perf_counter()
-        with progress:
-            state = train(experiment, config, data, ready, results, record)
-        found = experiment.evaluate(config, state, data)
+        with experiment.within(config):
+            with progress:
+                state = train(experiment, config, data, ready, results, record)
+            found = experiment.evaluate(config, state, data)
         if "sample" in found:
             results.sample(found["sample"])
         if ready.rectifier is not None:  # the rectifier may have replaced the plan

@@ -1,5 +1,6 @@
 """The experiment of a GPT, a Llama or a BERT on text."""
 
+import functools
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ from experiments.data import text
 from experiments.data.text import Text
 from experiments.errors import DivergedError
 from experiments.models import registry as models
+from experiments.models import sharding
 from experiments.models.loops import stacked
 from experiments.running.planning import check_run, prepare
 from experiments.running.run import Experiment
@@ -32,8 +34,9 @@ def says(config: Config, data: Text) -> str:
 
 def batch(config: Config, data: Text, number: int):
     t = config.train
-    rows = text.sample(data.train, t.seed, number, t.batch, t.sequence)
-    return models.batch(config, rows, number)
+    read = functools.partial(text.sample, data.train, t.seed, number, t.batch, t.sequence)
+    rows = lambda part: models.batch(config, read(part=part), number)
+    return sharding.place_rows(rows, (t.batch, t.sequence + 1))
 
 
 def evaluate(config: Config, state: State, data: Text) -> dict[str, float]:
@@ -42,10 +45,12 @@ def evaluate(config: Config, state: State, data: Text) -> dict[str, float]:
     """
     # jaxmem's loop reads layers from any memory.
     loop = stacked() if config.streams else None
-    t, loss = config.train, jax.jit(make_loss(config, loop))
+    t, loss = config.train, jax.jit(sharding.automatic(make_loss(config, loop)))
     batches = text.windows(data.validation, t.eval_batches, t.batch, t.sequence)
+    place = lambda rows: sharding.place_rows(lambda part: rows[part], rows.shape)
     values = [
-        float(loss(state.params, models.batch(config, rows, i))) for i, rows in enumerate(batches)
+        float(loss(state.params, jax.tree.map(place, models.batch(config, rows, i))))
+        for i, rows in enumerate(batches)
     ]
     value = sum(values) / len(values)
     if not math.isfinite(value):
@@ -78,6 +83,7 @@ TEXT = Experiment(
     batch=batch,
     evaluate=ended,
     told=told,
+    within=lambda config: sharding.within(sharding.over(config.mesh)),
     unit="tokens",
     count=lambda config: config.train.batch * config.train.sequence,
     remedy="lower optimizer.learning_rate, or clip tighter (optimizer.clip_at)",

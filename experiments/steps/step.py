@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import jaxmem
 from experiments.config.text import Config
 from experiments.models import registry as models
+from experiments.models import sharding
 from experiments.models.loops import Loop, scanned, stacked
 from experiments.models.split import whole
 from experiments.steps import accumulate
@@ -50,7 +51,8 @@ def first_state(config: Config) -> State:
     result equals `placed(config, init_state(config))` to the last bit.
     """
     if (where := config.states.where) is None:
-        return jax.jit(functools.partial(init_state, config))()
+        first = functools.partial(init_state, config)
+        return jax.jit(first, out_shardings=sharding.shardings(jax.eval_shape(first)))()
     params_key, dropout_key = _keys(config)
     outer = jax.jit(lambda: models.parts(config, params_key)[0])()
     # `create` traces each layer alone, where the parameters outside the layers are dead code.
@@ -73,13 +75,13 @@ def _first_moments(config: Config, params):
 
 
 def abstract(config: Config) -> tuple[State, Any]:
-    """Returns the shapes of a step's state and batch."""
+    """Returns the shapes of a step's state and batch, with shardings if a mesh is set."""
     state = jax.eval_shape(functools.partial(init_state, config))
     if config.states.persist is not None:
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         put = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here)
         state = placed(config, jax.tree.map(put, state))
-    return state, models.batch_shape(config)
+    return sharding.shapes(state, models.batch_shape(config))
 
 
 def placed(config: Config, state: State) -> State:
@@ -139,4 +141,4 @@ def _step(config: Config, update: Update):
         params, moments, metrics = update(state.params, state.moments, batch, key)
         return State(params, moments, state.step + 1, state.key), metrics
 
-    return step
+    return sharding.step(step)
