@@ -128,12 +128,12 @@ class Mesh(Section):
     def _has_one_rest(self) -> Self:
         if self.sizes.count(-1) > 1:
             raise ValueError(
-                f"mesh: got data = {self.data}, fsdp = {self.fsdp}, tensor = {self.tensor}; allowed:"
-                " one -1, for the devices that remain"
+                f"mesh: got data = {self.data}, fsdp = {self.fsdp}, tensor = {self.tensor};"
+                " allowed: one -1, for the devices that remain"
             )
         if self.sequence and self.tensor == 1:
             raise ValueError(
-                "mesh.sequence: got true beside mesh.tensor = 1; allowed beside a larger mesh.tensor,"
+                "mesh.sequence: got true beside mesh.tensor = 1; allowed beside a larger axis,"
                 " which divides the sequence"
             )
         return self

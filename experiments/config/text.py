@@ -204,6 +204,11 @@ class Config(sections.Trained):
         """Whether states of layers may be stored in host memory."""
         return self.states.persist is not None or "states" in self.plan.decided
 
+    @property
+    def devices(self) -> Mesh:
+        """The mesh of training. A plan that divides the step divides it over all devices."""
+        return Mesh(data=-1) if self.plan.divides else self.mesh
+
     def placed_by(self, plan) -> Self:
         """Returns the config with the states placed as by `plan`, unchanged if it places none."""
         if plan is None or plan.places is None:
@@ -286,9 +291,9 @@ class Config(sections.Trained):
             )
         if self.streams:
             raise ValueError(
-                f"mesh: got {mesh} beside states that may be in host memory (states.persist,"
-                " plan.decide); allowed there: nothing, since only a plan with 'sharding' in"
-                " plan.decide divides such states"
+                f"mesh: got {mesh} beside states.persist = {self.states.persist} and plan.decide ="
+                f" {self.plan.decided}; allowed where states may be in host memory: no mesh, since"
+                " a plan that decides 'sharding' makes its own"
             )
         return self
 

@@ -103,7 +103,6 @@ def check(config, devices: int) -> None:
         ("model.heads", model.heads, tensor),
         ("model.kv_heads", model.kv_heads or model.heads, tensor),
         ("model.hidden", model.hidden_width, tensor),
-        ("model.vocab", model.vocab, tensor),
         ("train.sequence", train.sequence, tensor if config.mesh.sequence else 1),
     ):
         if dimension % by:
@@ -116,7 +115,7 @@ def check(config, devices: int) -> None:
 def spec(path: tuple, array: Any, shape: dict[str, int]) -> P:
     """Returns the rule of an array in a tree of states. The rule of a parameter also applies to its
     moments, and to a moment that lacks the parameter's last dimensions. A dimension that the axes
-    do not divide, such as the scale of a row, is whole.
+    do not divide, such as a vocabulary of 50,257 tokens or the scale of a row, is whole.
     """
     names = [part.key for part in path if isinstance(part, jax.tree_util.DictKey)]
     rule = RULES.get(".".join(names[-2:]), RULES.get(names[-1] if names else "", P()))
@@ -143,7 +142,14 @@ def current() -> Mesh | AbstractMesh | None:
     """Returns the mesh of the context, outside of a traced function."""
     mesh = jax.sharding.get_mesh()
     mesh = jax.sharding.get_abstract_mesh() if mesh.empty else mesh
-    return None if mesh.empty else mesh
+    return mesh if is_ours(mesh) else None
+
+
+def is_ours(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether a mesh has the axes of the rules. A released step that a plan divides maps itself
+    over a mesh of the axis "data" alone.
+    """
+    return mesh.axis_names == AXES
 
 
 def shardings(state: Any) -> Any:
@@ -179,7 +185,7 @@ def constrain(x, rule: str):
     function.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
+    if not is_ours(mesh):
         return x
     return jax.lax.with_sharding_constraint(
         x, _fitting(tuple(RULES[rule]), x.shape, dict(mesh.shape))
@@ -196,7 +202,7 @@ def automatic(
 
     def divided(*args):
         mesh = jax.sharding.get_abstract_mesh()
-        if mesh.empty:
+        if not is_ours(mesh):
             return function(*args)
         found = out(*args)
         is_spec = lambda a: isinstance(a, P)

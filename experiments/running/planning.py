@@ -19,7 +19,7 @@ from experiments.models import sharding
 from experiments.models.loops import scanned
 from experiments.running.policies import Candidate, candidates
 from experiments.steps.accumulate import released_step
-from experiments.steps.step import abstract, make_step, step_over
+from experiments.steps.step import abstract, divided_step, make_step, step_over
 from jaxmem.plans import (
     LOSSLESS,
     Action,
@@ -94,11 +94,12 @@ def check(config: Config) -> None:
 
 
 def check_run(config: Config) -> None:
-    """Raises InputError as `check` does, and for settings that can be planned but not trained."""
-    if config.plan.divides:
+    """Raises InputError as `check` does, and for a mesh that these devices cannot train."""
+    if config.plan.divides and config.plan.target != "local":
         raise InputError(
-            f"plan.decide: got {config.plan.decided}; allowed where a model trains: without"
-            " 'sharding', since it trains on one device; experiments.plan plans it"
+            f"plan.target: got {config.plan.target!r}; allowed where a model trains with"
+            f" plan.decide = {config.plan.decided}: 'local', since the devices divide the step;"
+            " experiments.plan plans for others"
         )
     check(config)
     if config.mesh.divides:
@@ -152,24 +153,31 @@ def new_plan(config: Config) -> Plan:
 
 def over_devices(config: Config, target: str = "local") -> contextlib.AbstractContextManager:
     """Returns a context with the config's mesh over the devices of a target."""
-    if not config.mesh.divides and target != "local":
-        return contextlib.nullcontext()
+    if config.plan.divides or (not config.mesh.divides and target != "local"):
+        return contextlib.nullcontext()  # the plan makes the mesh
     devices = None if target == "local" else Target.parse(target).devices
     return sharding.within(sharding.over(config.mesh, devices))
 
 
+def built(config: Config) -> tuple[Callable[..., Any], Any, Any]:
+    """Returns the function `build` of `jaxmem.plan`, and the shapes of the step's state and batch.
+    If the plan divides the step over devices, `build` returns only the released step, over the axis
+    "data".
+    """
+    state, batch = abstract(config)
+    if not config.plan.divides:
+        return functools.partial(make_step, config), state, batch
+    build = functools.partial(released_step, config, axis_name="data")
+    return build, jax.eval_shape(build().init, state.params), batch
+
+
 def _planned(config: Config) -> tuple[Callable[..., Any], tuple[Any, Any]]:
     """Returns the arguments of `jaxmem.plan`: `build`, and the shapes of the step's arguments. The
-    batch is a function of its size if the plan chooses `train.batch`. If the plan divides the step
-    over devices, `build` returns only the released step, over the axis "data".
+    batch is a function of its size if the plan chooses `train.batch`.
     """
-    build = functools.partial(make_step, config)
-    state, batch = abstract(config)
-    if config.plan.divides:
-        build = functools.partial(released_step, config, axis_name="data")
-        state = jax.eval_shape(build().init, state.params)
+    build, state, batch = built(config)
     if config.plan.batch is not None:
-        batch = lambda size: models.batch_shape(config.of_size(size))
+        batch = lambda size: sharding.shapes({}, models.batch_shape(config.of_size(size)))[1]
     return build, (state, batch)
 
 
@@ -202,9 +210,11 @@ def prepare(config: Config) -> Ready:
     config = config.of_size(plan.batch)
     told: dict[str, Any] = {"explained": explain(config, plan)}
     with over_devices(config):
-        given = functools.partial(make_step, config), *abstract(config)
+        given = built(config)
         if config.plan.rectify:
             told["rectifier"] = jaxmem.runs.Rectifier(plan, *given, **_asked(config))
+        if config.plan.divides:
+            return Ready(divided_step(plan.step), plan, plan.compiled_bytes, **told)
         if plan.target == "local":
             return Ready(plan.step, plan, plan.compiled_bytes, **told)
         # The budget of another target does not apply to this device.
@@ -221,7 +231,7 @@ def loaded(config: Config) -> Plan:
             return plan
         config = config.of_size(plan.batch)
         with over_devices(config):
-            return jaxmem.verify(plan, functools.partial(make_step, config), *abstract(config))
+            return jaxmem.verify(plan, *built(config))
 
 
 def explain(config: Config, plan: Plan):
@@ -230,9 +240,9 @@ def explain(config: Config, plan: Plan):
     """
     if not config.plan.explain:
         return None
-    build, target = functools.partial(make_step, config), plan.target
-    with over_devices(config, target):
-        return jaxmem.explain(build, *abstract(config), plan=plan, target=target, beside=True)
+    with over_devices(config, plan.target):
+        explained = built(config)
+        return jaxmem.explain(*explained, plan=plan, target=plan.target, beside=True)
 
 
 def unplanned(step: Callable[..., Any], *shapes: Any) -> Ready:

@@ -16,7 +16,8 @@ from experiments.models.loops import stacked
 from experiments.running.planning import check_run, prepare
 from experiments.running.run import Experiment
 from experiments.running.sample import sample
-from experiments.steps.step import State, first_state, make_loss
+from experiments.steps.step import State, divided_state, first_state, make_loss
+from jaxmem.plans import Plan
 
 SHOWN = 60  # characters of a sample on a terminal
 
@@ -30,6 +31,13 @@ def says(config: Config, data: Text) -> str:
         f"{data.source}: {len(data.train):,} bytes to train on, {len(data.validation):,} for"
         " validation"
     )
+
+
+def first(config: Config, plan: Plan | None) -> State:
+    """Returns the first state, in the memories and on the devices that the plan chose."""
+    if plan is None or plan.divided is None:
+        return first_state(config.placed_by(plan))
+    return divided_state(config, plan)
 
 
 def batch(config: Config, data: Text, number: int):
@@ -78,12 +86,12 @@ TEXT = Experiment(
     check=check_run,
     read=read,
     says=says,
-    first_state=lambda config, plan: first_state(config.placed_by(plan)),
+    first_state=first,
     step=lambda config, _: prepare(config),
     batch=batch,
     evaluate=ended,
     told=told,
-    within=lambda config: sharding.within(sharding.over(config.mesh)),
+    within=lambda config: sharding.within(sharding.over(config.devices)),
     unit="tokens",
     count=lambda config: config.train.batch * config.train.sequence,
     remedy="lower optimizer.learning_rate, or clip tighter (optimizer.clip_at)",

@@ -18,6 +18,7 @@ from experiments.models.split import whole
 from experiments.steps import accumulate
 from experiments.steps.accumulate import Update
 from experiments.steps.optimizer import adama, optimizer
+from jaxmem.plans import Plan
 
 
 @functools.partial(
@@ -60,6 +61,25 @@ def first_state(config: Config) -> State:
     step = accumulate.released_step(config)
     params, moments = step.create(outer, layer, config.model.layers, **where)
     return State(params, moments, jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
+
+
+def divided_state(config: Config, plan: Plan) -> State:
+    """Returns the first state under a plan that divides the states over the devices."""
+    state = first_state(config)
+    params, moments = plan.place((state.params, state.moments))
+    return dataclasses.replace(state, params=params, moments=moments)
+
+
+def divided_step(step):
+    """Returns step(state, batch) -> (state, metrics) from the step of a plan that divides the pair
+    of parameters and moments over the devices.
+    """
+
+    def whole(state: State, batch):
+        pair, metrics = step((state.params, state.moments), batch)
+        return State(*pair, state.step + 1, state.key), metrics
+
+    return whole
 
 
 def _keys(config: Config) -> jax.Array:
