@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import jax
 
 import jaxmem.runs
+from experiments.command.processes import ending_together
 from experiments.config.sections import Trained
 from experiments.errors import DivergedError
 from experiments.running.planning import Ready
@@ -75,10 +76,12 @@ def run(
     with jaxmem.runs.record(out, resume=True, **written) as results:
         data = experiment.read(config)
         said = experiment.says(config, data)
-        print(said, file=sys.stderr)
+        if results.writes:
+            print(said, file=sys.stderr)
         ready = experiment.step(config, data)
         config = config.of_size(ready.plan and ready.plan.batch)
-        _announce(ready)
+        if results.writes:
+            _announce(ready)
         if ready.plan is not None:
             results.plan(ready.plan)
         if ready.explained is not None:
@@ -88,10 +91,11 @@ def run(
 
         def record(number: int, row: Mapping[str, float]) -> None:
             rows[number] = row  # a repeated step replaces its earlier row
-            progress(number, row.get("loss"))
+            if results.writes:
+                progress(number, row.get("loss"))
 
         begun = time.perf_counter()
-        with experiment.within(config):
+        with experiment.within(config), ending_together():
             with progress:
                 state = train(experiment, config, data, ready, results, record)
             found = experiment.evaluate(config, state, data)
@@ -108,6 +112,8 @@ def run(
             "command": command,
         }
         results.summary(summary)
+    if not results.writes:
+        return summary
     shown = dict(experiment.told(found))
     if ready.plan is not None:
         jaxmem.plans.report(ready.plan, out / "report.html", run=out)
