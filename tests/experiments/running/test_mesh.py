@@ -39,13 +39,10 @@ def farthest(one, other):
 
 def test_a_gpt_over_a_mesh_has_the_losses_of_one_device(trains):
     micro = f"gpt_nano plan.budget=none {MICRO}"
-    ways = ("", " mesh.fsdp=2 mesh.tensor=2", " mesh.data=2 mesh.tensor=2 mesh.sequence=true")
-    alone, *divided = trains(3, *(micro + way for way in ways))
-    assert [one["share"] < share for one, share in zip(divided, (0.35, 0.7))] == [True, True]
-    assert alone["share"] == 1
-    for one in (alone, *divided):
-        assert one["moved"] > 1e-4
-        assert farthest(one, alone) < 1e-6
+    alone, divided = trains(3, micro, f"{micro} mesh.fsdp=2 mesh.tensor=2 mesh.sequence=true")
+    assert (alone["share"], divided["share"] < 0.4) == (1, True), divided
+    assert min(alone["moved"], divided["moved"]) > 1e-4
+    assert farthest(divided, alone) < 1e-6
 
 
 @pytest.mark.slow
