@@ -1,22 +1,25 @@
 """Several processes of one run: how they find each other, and how all end if one fails.
 
-JAX's own detection serves under Slurm, and under Open MPI 4. The variables that Open MPI 5 and an
-indexed Job of a Kubernetes JobSet set are read here, since JAX's detection needs a variable that
-Open MPI 5 no longer sets, or the Python client of Kubernetes with rights to list pods.
+JAX's own detection serves under Slurm, under Open MPI 4, and on TPU slices of GKE. The variables of
+Open MPI 5 and of an indexed Job in a Kubernetes JobSet (`experiments/launch/jobset.yaml`) are read
+here, since JAX's detection needs a variable that Open MPI 5 no longer sets, or the Python client of
+Kubernetes with rights to list pods.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import os
+import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 
 from experiments.errors import FAILED, InputError
 
@@ -33,6 +36,9 @@ class Address:
     coordinator: str | None
     count: int | None
     number: int | None
+
+
+DETECTED = Address(None, None, None)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -56,10 +62,12 @@ def address(args: argparse.Namespace, environment: Mapping[str, str]) -> Address
             )
         return Address(*given)
     if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
-        return Address(None, None, None)
+        return DETECTED
+    if "," in environment.get("TPU_WORKER_HOSTNAMES", ""):
+        return DETECTED
     if (count := int(environment.get("OMPI_COMM_WORLD_SIZE", 1))) > 1:
         if "OMPI_MCA_orte_hnp_uri" in environment:
-            return Address(None, None, None)
+            return DETECTED
         coordinator = environment.get("JAX_COORDINATOR_ADDRESS")
         if coordinator is None:
             raise InputError(
@@ -87,6 +95,23 @@ def join(args: argparse.Namespace) -> None:
         heartbeat_timeout_seconds=HEARTBEAT,
         shutdown_timeout_seconds=SHUTDOWN,
     )
+
+
+def heed_preemption(batch: Callable[[int], Any]) -> Callable[[int], Any]:
+    """Returns `batch`, a function of a step's number, which also asks JAX's preemption service. If
+    the service announces a preemption, the run ends as after SIGTERM, once this step is saved.
+
+    `jaxmem.runs.train` itself hears SIGTERM. The service also hears notices of other kinds.
+    """
+    if jax.process_count() == 1:
+        return batch
+
+    def heeding(number: int) -> Any:
+        if multihost_utils.reached_preemption_sync_point(number):
+            signal.raise_signal(signal.SIGTERM)
+        return batch(number)
+
+    return heeding
 
 
 @contextlib.contextmanager

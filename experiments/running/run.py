@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import jax
 
 import jaxmem.runs
-from experiments.command.processes import ending_together
+from experiments.command.processes import ending_together, heed_preemption
 from experiments.config.sections import Trained
 from experiments.errors import DivergedError
 from experiments.running.planning import Ready
@@ -137,7 +137,7 @@ def train(
         return jaxmem.runs.train(
             ready.step,
             functools.partial(experiment.first_state, config, ready.plan),
-            functools.partial(experiment.batch, config, data),
+            heed_preemption(functools.partial(experiment.batch, config, data)),
             steps=config.train.steps,
             run=results,
             save_every=config.train.save_every,

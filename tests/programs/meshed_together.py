@@ -1,7 +1,7 @@
 """One process of an experiment in several processes:
 python -m tests.programs.meshed_together NUMBER COUNT PORT OUT SETTING ...
 
-The run is `experiments.train gpt_nano`. Process `FAILS` has no batch of step 4, and each batch takes
+The run is `experiments.train gpt_nano`. Process `FAILS` has no batch of step 4. Each batch takes
 `PAUSE` seconds.
 """
 
