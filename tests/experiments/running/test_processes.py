@@ -11,16 +11,15 @@ import time
 
 import pytest
 
-from jaxmem._target.deviceless.process import child_environment
 from tests.shared import children
 from tests.shared.training import rows, unfinished
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.slow]
-SECONDS = 150
+SECONDS = 60
 MICRO = (
     "model.layers=2", "model.width=16", "model.heads=2", "train.sequence=16", "train.loss_chunk=8",
     "train.steps=10", "optimizer.warmup=2", "plan.budget=none", "sample.length=3",
-    "train.save_every=0", "train.eval_batches=1",
+    "train.save_every=0", "train.eval_batches=1", "train.log_every=1",
 )  # fmt: skip
 MESH = ("mesh.fsdp=2", "mesh.tensor=2")
 
@@ -30,7 +29,7 @@ class Together:
 
     def __init__(self, out, *settings, **environment):
         self.logs, self.running, port = [], [], children.free_port()
-        own = child_environment(children.with_cpus(2)) | {"JAX_ENABLE_X64": "0"} | environment
+        own = children.as_users_have(children.with_cpus(2)) | environment
         for number in range(2):
             self.logs.append(out.with_name(f"{out.name}-{number}.log"))
             line = [number, 2, port, out, *MICRO, *settings]
@@ -72,7 +71,7 @@ class Together:
 def alone(out, devices, text, *settings):
     """Trains in one process. Returns the losses."""
     program = "import sys; from experiments.train import main; sys.exit(main(sys.argv[1:]))"
-    environment = child_environment(children.with_cpus(devices)) | {"JAX_ENABLE_X64": "0"}
+    environment = children.as_users_have(children.with_cpus(devices))
     line = ["gpt_nano", *MICRO, text, *settings, "--out", out]
     children.python("-c", program, *line, environment=environment)
     return losses(out)
