@@ -201,7 +201,7 @@ def prepare(config: Config) -> Ready:
         with over_devices(config):
             return named(config)
     if config.plan.path is not None:
-        plan = loaded(config)
+        plan = loaded(config, config.plan.path)
     elif config.plan.budget == UNPLANNED:
         with over_devices(config):
             return unplanned(make_step(config), *abstract(config))
@@ -223,10 +223,10 @@ def prepare(config: Config) -> Ready:
     return Ready(verified.step, plan, verified.compiled_bytes, **told)
 
 
-def loaded(config: Config) -> Plan:
-    """Returns the plan of the file `plan.path`, verified if it is a plan for this device."""
+def loaded(config: Config, path: str) -> Plan:
+    """Returns the plan of a file, verified if it is a plan for this device."""
     with _told_of("plan.path"):
-        plan = Plan.load(config.plan.path)
+        plan = Plan.load(path)
         if plan.target != "local":
             return plan
         config = config.of_size(plan.batch)

@@ -76,8 +76,8 @@ def divided_step(step):
     """
 
     def whole(state: State, batch):
-        pair, metrics = step((state.params, state.moments), batch)
-        return State(*pair, state.step + 1, state.key), metrics
+        (params, moments), metrics = step((state.params, state.moments), batch)
+        return State(params, moments, state.step + 1, state.key), metrics
 
     return whole
 
