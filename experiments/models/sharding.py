@@ -164,9 +164,18 @@ def shapes(state: Any, batch: Any) -> tuple[Any, Any]:
     """Returns the shapes of a state and of a batch, with their shardings if a mesh is set."""
     if (mesh := current()) is None:
         return state, batch
-    rows = jax.tree.map(lambda _: NamedSharding(mesh, RULES["batch"]), batch)
-    put = lambda a, sharding: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
-    return jax.tree.map(put, state, shardings(state)), jax.tree.map(put, batch, rows)
+    return jax.tree.map(_shape, state, shardings(state)), rows_shape(batch, mesh)
+
+
+def rows_shape(batch: Any, mesh: Mesh | AbstractMesh | None) -> Any:
+    """Returns the shape of a batch on a mesh."""
+    if mesh is None:
+        return batch
+    return jax.tree.map(lambda a: _shape(a, NamedSharding(mesh, RULES["batch"])), batch)
+
+
+def _shape(a: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
 
 
 def place_rows(rows: Callable[[slice], Any], shape: tuple[int, int]) -> Any:

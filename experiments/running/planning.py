@@ -177,7 +177,8 @@ def _planned(config: Config) -> tuple[Callable[..., Any], tuple[Any, Any]]:
     """
     build, state, batch = built(config)
     if config.plan.batch is not None:
-        batch = lambda size: sharding.shapes({}, models.batch_shape(config.of_size(size)))[1]
+        mesh = sharding.current()
+        batch = lambda size: sharding.rows_shape(models.batch_shape(config.of_size(size)), mesh)
     return build, (state, batch)
 
 

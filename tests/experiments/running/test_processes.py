@@ -15,7 +15,7 @@ from tests.shared import children
 from tests.shared.training import rows, unfinished
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.slow]
-SECONDS = 60
+SECONDS = 240
 MICRO = (
     "model.layers=2", "model.width=16", "model.heads=2", "train.sequence=16", "train.loss_chunk=8",
     "train.steps=10", "optimizer.warmup=2", "plan.budget=none", "sample.length=3",
@@ -29,7 +29,7 @@ class Together:
 
     def __init__(self, out, *settings, **environment):
         self.logs, self.running, port = [], [], children.free_port()
-        own = children.as_users_have(children.with_cpus(2)) | environment
+        own = children.with_cpus(2) | environment
         for number in range(2):
             self.logs.append(out.with_name(f"{out.name}-{number}.log"))
             line = [number, 2, port, out, *MICRO, *settings]
@@ -71,7 +71,7 @@ class Together:
 def alone(out, devices, text, *settings):
     """Trains in one process. Returns the losses."""
     program = "import sys; from experiments.train import main; sys.exit(main(sys.argv[1:]))"
-    environment = children.as_users_have(children.with_cpus(devices))
+    environment = children.with_cpus(devices)
     line = ["gpt_nano", *MICRO, text, *settings, "--out", out]
     children.python("-c", program, *line, environment=environment)
     return losses(out)
