@@ -2,8 +2,9 @@
 python -m tests.shared.worker tests.programs.meshed STEPS TEXT SETTINGS ...
 
 Each SETTINGS are overrides of a config, separated by spaces, after the config's name. Returns for
-each the losses; how far the parameters moved from the first ones at least, leaf by leaf; and the
-share of the state's bytes that the first device has.
+each the losses; how far the parameters moved from the first ones at least, leaf by leaf; the share
+of the state's bytes that the first device has; and the compiled bytes of the step and of everything
+kept.
 """
 
 import jax
@@ -30,7 +31,8 @@ def trained(steps: int, text: str, name: str, *overrides: str) -> dict:
         typed = str(jax.typeof(state.params["embedding"]))
     share = here / sum(a.nbytes for a in arrays)
     moved = min(jax.tree.leaves(moved))
-    return {"losses": losses, "moved": moved, "share": share, "type": typed}
+    found = {"losses": losses, "moved": moved, "share": share, "type": typed}
+    return found | {"bytes": [ready.compiled_bytes, ready.baseline_bytes]}
 
 
 def main(steps: str, text: str, *settings: str) -> list[dict]:

@@ -60,7 +60,7 @@ def test_fifty_steps_over_all_meshes_have_the_losses_of_one_device(trains):
     [
         "plan.budget=none mesh.axes=explicit",
         "plan.budget=none mesh.sequence=true",
-        "plan.budget=4MB plan.actions=lossless",
+        "remat.policy=nothing_saveable",
         "plan.budget=none optimizer.accumulation=in_place model.loop=stack train.microbatches=2",
         "plan.budget=none optimizer.accumulation=adama train.microbatches=2"
         " optimizer.second_moment=row",
@@ -75,6 +75,16 @@ def test_each_way_to_train_over_a_mesh_has_the_losses_of_one_device(trains, name
     assert divided["share"] < 0.45
     if "explicit" in way:
         assert "@fsdp" in divided["type"]
+
+
+@pytest.mark.slow
+def test_a_planned_step_over_a_mesh_keeps_its_budget_and_the_losses(trains):
+    unplanned = f"gpt_nano {MICRO} plan.budget=none"
+    planned = f"gpt_nano {MICRO} plan.budget=280KB plan.actions=lossless mesh.fsdp=2 mesh.tensor=2"
+    one, divided = trains(5, unplanned, planned)
+    compiled, everything_kept = divided["bytes"]
+    assert compiled <= 280_000 < everything_kept < one["bytes"][0] / 2
+    assert farthest(divided, one) < 1e-5
 
 
 @pytest.mark.slow
