@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 BAD_INPUT, DIVERGED = 2, 3
+FAILED = 1  # as after any error that is not expected
 SIGNALLED = 128  # plus the signal's number, as in shells
 
 

@@ -11,7 +11,7 @@ last checkpoint. Exit codes: 0; 2 for input that cannot be used; 3 if the loss i
 import sys
 from collections.abc import Sequence
 
-from experiments.command import cli
+from experiments.command import cli, processes
 from experiments.config.text import Config
 from experiments.running.run import run
 from experiments.running.text import TEXT
@@ -21,9 +21,12 @@ PROGRAM = "experiments.train"
 
 def main(argv: Sequence[str] | None = None) -> int:
     description = "Train an experiment under a plan for its budget, then evaluate it."
-    args = cli.parser(PROGRAM, description).parse_intermixed_args(argv)
+    parser = cli.parser(PROGRAM, description)
+    processes.options(parser)
+    args = parser.parse_intermixed_args(argv)
 
     def work() -> None:
+        processes.join(args)
         config, again = cli.settings(args, Config), cli.again(PROGRAM, args)
         named = {"name": cli.name(args), "command": again}
         with cli.told_of(args):

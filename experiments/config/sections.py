@@ -26,6 +26,15 @@ def _without_nul(path: str) -> str:
 Path = Annotated[str, Field(min_length=1), AfterValidator(_without_nul)]
 
 
+def _not_zero(size: int) -> int:
+    if size == 0:
+        raise ValueError("got 0; allowed: at least 1, or -1 for the devices that remain")
+    return size
+
+
+Axis = Annotated[int, Field(ge=-1, le=LARGEST), AfterValidator(_not_zero)]
+
+
 class Section(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -87,6 +96,47 @@ def refuse_rows(optimizer: Optimizer, folds: bool) -> None:
             "optimizer.second_moment: got 'row'; allowed where microbatches are folded into AdamW's"
             " moments: optimizer.accumulation = 'adama', or 'released' of a text model"
         )
+
+
+class Mesh(Section):
+    """The mesh of devices, by the sizes of its axes; at most one size is -1, and takes the devices
+    that remain. Default: one device, without a mesh.
+
+    `data` and `fsdp` divide the rows of a batch; `fsdp` also divides parameters and moments;
+    `tensor` divides the features inside a layer. `experiments/models/sharding.py` has the rules.
+    `axes`: "auto", or "explicit" for arrays whose types show their division. `sequence`: whether
+    `tensor` divides the activations between two layers along the sequence (Korthikanti et al.,
+    2022).
+    """
+
+    data: Axis = 1
+    fsdp: Axis = 1
+    tensor: Axis = 1
+    axes: Literal["auto", "explicit"] = "auto"
+    sequence: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.data, self.fsdp, self.tensor
+
+    @property
+    def divides(self) -> bool:
+        """Whether more than one device may be used."""
+        return self.sizes != (1, 1, 1)
+
+    @pydantic.model_validator(mode="after")
+    def _has_one_rest(self) -> Self:
+        if self.sizes.count(-1) > 1:
+            raise ValueError(
+                f"mesh: got data = {self.data}, fsdp = {self.fsdp}, tensor = {self.tensor};"
+                " allowed: one -1, for the devices that remain"
+            )
+        if self.sequence and self.tensor == 1:
+            raise ValueError(
+                "mesh.sequence: got true beside mesh.tensor = 1; allowed beside a larger axis,"
+                " which divides the sequence"
+            )
+        return self
 
 
 class Trained(Section):

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from experiments.config import sections
 from experiments.config.models import Model
-from experiments.config.sections import Count, Path, Positive, Probability, Section, Text
+from experiments.config.sections import Count, Mesh, Path, Positive, Probability, Section, Text
 from jaxmem.plans import Action
 
 ActionName = Annotated[Action, Field(strict=False)]  # strict=False reads an action from its name
@@ -192,6 +192,7 @@ class Config(sections.Trained):
     remat: Remat = Remat()
     states: States = States()
     sample: Sample = Sample()
+    mesh: Mesh = Mesh()
 
     @property
     def sampled(self) -> int:
@@ -202,6 +203,11 @@ class Config(sections.Trained):
     def streams(self) -> bool:
         """Whether states of layers may be stored in host memory."""
         return self.states.persist is not None or "states" in self.plan.decided
+
+    @property
+    def devices(self) -> Mesh:
+        """The mesh of training. A plan that divides the step divides it over all devices."""
+        return Mesh(data=-1) if self.plan.divides else self.mesh
 
     def placed_by(self, plan) -> Self:
         """Returns the config with the states placed as by `plan`, unchanged if it places none."""
@@ -271,6 +277,24 @@ class Config(sections.Trained):
                     f"optimizer.{key}: got {value!r} beside plan.decide = {decide}; allowed"
                     f" there: {allowed}"
                 )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _is_divided(self) -> Self:
+        if not self.mesh.divides:
+            return self
+        mesh = dict(zip(("data", "fsdp", "tensor"), self.mesh.sizes))
+        if self.model.kind not in CAUSAL:
+            raise ValueError(
+                f"mesh: got {mesh} with model.kind = {self.model.kind!r}; allowed for {CAUSAL}:"
+                " other models train on one device"
+            )
+        if self.streams:
+            raise ValueError(
+                f"mesh: got {mesh} beside states.persist = {self.states.persist} and plan.decide ="
+                f" {self.plan.decided}; allowed where states may be in host memory: no mesh, since"
+                " a plan that decides 'sharding' makes its own"
+            )
         return self
 
     @pydantic.model_validator(mode="after")

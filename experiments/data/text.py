@@ -94,9 +94,13 @@ def _bytes(path: pathlib.Path) -> bytes:
         raise InputError(f"data.path: cannot read {path}: {error.strerror}") from error
 
 
-def sample(text: np.ndarray, seed: int, step: int, batch: int, sequence: int) -> np.ndarray:
-    """Returns batch number `step`, int32 (batch, sequence + 1), a function of the arguments."""
-    starts = np.random.default_rng((seed, step)).integers(0, len(text) - sequence, batch)
+def sample(
+    text: np.ndarray, seed: int, step: int, batch: int, sequence: int, part: slice = slice(None)
+) -> np.ndarray:
+    """Returns batch number `step`, int32 (batch, sequence + 1), a function of the arguments; or the
+    rows `part` of it, without reading the other rows.
+    """
+    starts = np.random.default_rng((seed, step)).integers(0, len(text) - sequence, batch)[part]
     return text[starts[:, None] + np.arange(sequence + 1)].astype(np.int32)
 
 

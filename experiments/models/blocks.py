@@ -13,6 +13,7 @@ from flax import nnx
 import jaxmem
 from experiments.config import images
 from experiments.config.models import Model
+from experiments.models.sharding import constrain
 
 INIT = 0.02
 Layer = Callable[[Any], dict]  # a layer's number, which may be traced -> the layer's parameters
@@ -84,7 +85,7 @@ def attention(model: Model, qkv, key, causal: bool, seen_BT=None):
     B, S, D = *qkv.shape[:2], qkv.shape[2] // 3
     H, K = model.heads, D // model.heads
     qkv = jaxmem.tag(qkv, "qkv", kind="qkv").reshape(B, S, 3, H, K)
-    q_BSHK, k_BSHK, v_BSHK = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+    q_BSHK, k_BSHK, v_BSHK = (constrain(qkv[:, :, i], "heads_BSHK") for i in range(3))
     mask = None if seen_BT is None else seen_BT[:, None, None]
     if model.attention == "fused":
         out = jax.nn.dot_product_attention(

@@ -7,7 +7,10 @@ placed state calls the function for one layer at a time. So both hold the same n
 construction.
 """
 
+import dataclasses
 import types
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +20,7 @@ from experiments.config.text import Config
 from experiments.models import bert, gpt, llama
 from experiments.models import glue as glue_model
 from experiments.models.blocks import Layer
+from experiments.models.sharding import constrain
 from experiments.models.split import Split
 
 MODELS: dict[str, types.ModuleType] = {
@@ -41,7 +45,25 @@ def create(config: Config, key) -> dict:
 
 
 def split(config: Config) -> Split:
-    return MODELS[config.model.kind].split(config)
+    """Returns the model as three functions. If a mesh is set, the activations between them are
+    divided by the rules of `sharding.py`.
+    """
+    found = MODELS[config.model.kind].split(config)
+    between = "x_BSD, sequence" if config.mesh.sequence else "x_BSD"
+
+    def placed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def divided(*args, **options):
+            made = function(*args, **options)
+            if isinstance(made, tuple):  # x, and values that layers share
+                return constrain(made[0], between), *made[1:]
+            return constrain(made, between)
+
+        return divided
+
+    head = lambda outer, x, batch: found.head(outer, constrain(x, "x_BSD"), batch)
+    return dataclasses.replace(
+        found, embed=placed(found.embed), layer=placed(found.layer), head=head
+    )
 
 
 def batch(config: Config, rows, step: int):

@@ -15,10 +15,11 @@ import jaxmem.runs
 from experiments.config.text import Config
 from experiments.errors import InputError, nearest
 from experiments.models import registry as models
+from experiments.models import sharding
 from experiments.models.loops import scanned
 from experiments.running.policies import Candidate, candidates
 from experiments.steps.accumulate import released_step
-from experiments.steps.step import abstract, make_step, step_over
+from experiments.steps.step import abstract, divided_step, make_step, step_over
 from jaxmem.plans import (
     LOSSLESS,
     Action,
@@ -85,19 +86,24 @@ def check(config: Config) -> None:
             " without 'sharding', since it is one device"
         )
     _check_codecs(config)
+    if config.mesh.divides:
+        sharding.check(config, jax.device_count() if wanted.target == "local" else target.devices)
     if wanted.path is not None:
         with _told_of("plan.path"):
             Plan.load(wanted.path)
 
 
 def check_run(config: Config) -> None:
-    """Raises InputError as `check` does, and for settings that can be planned but not trained."""
-    if config.plan.divides:
+    """Raises InputError as `check` does, and for a mesh that these devices cannot train."""
+    if config.plan.divides and config.plan.target != "local":
         raise InputError(
-            f"plan.decide: got {config.plan.decided}; allowed where a model trains: without"
-            " 'sharding', since it trains on one device; experiments.plan plans it"
+            f"plan.target: got {config.plan.target!r}; allowed where a model trains with"
+            f" plan.decide = {config.plan.decided}: 'local', since the devices divide the step;"
+            " experiments.plan plans for others"
         )
     check(config)
+    if config.mesh.divides:
+        sharding.check(config, jax.device_count())
 
 
 def _check_codecs(config: Config) -> None:
@@ -133,7 +139,7 @@ def budget_bytes(config: Config) -> int:
 def new_plan(config: Config) -> Plan:
     """Plans the config's step from shapes, without allocating arrays of the model."""
     wanted = config.plan
-    with progress():
+    with progress(), over_devices(config, wanted.target):
         try:
             build, args = _planned(config)
             sizes = {"batch": wanted.batch, "sizes": wanted.sizes}
@@ -145,18 +151,34 @@ def new_plan(config: Config) -> Plan:
             raise InputError(f"plan.target: {error}") from error
 
 
+def over_devices(config: Config, target: str = "local") -> contextlib.AbstractContextManager:
+    """Returns a context with the config's mesh over the devices of a target."""
+    if config.plan.divides or (not config.mesh.divides and target != "local"):
+        return contextlib.nullcontext()  # the plan makes the mesh
+    devices = None if target == "local" else Target.parse(target).devices
+    return sharding.within(sharding.over(config.mesh, devices))
+
+
+def built(config: Config) -> tuple[Callable[..., Any], Any, Any]:
+    """Returns the function `build` of `jaxmem.plan`, and the shapes of the step's state and batch.
+    If the plan divides the step over devices, `build` returns only the released step, over the axis
+    "data".
+    """
+    state, batch = abstract(config)
+    if not config.plan.divides:
+        return functools.partial(make_step, config), state, batch
+    build = functools.partial(released_step, config, axis_name="data")
+    return build, jax.eval_shape(build().init, state.params), batch
+
+
 def _planned(config: Config) -> tuple[Callable[..., Any], tuple[Any, Any]]:
     """Returns the arguments of `jaxmem.plan`: `build`, and the shapes of the step's arguments. The
-    batch is a function of its size if the plan chooses `train.batch`. If the plan divides the step
-    over devices, `build` returns only the released step, over the axis "data".
+    batch is a function of its size if the plan chooses `train.batch`.
     """
-    build = functools.partial(make_step, config)
-    state, batch = abstract(config)
-    if config.plan.divides:
-        build = functools.partial(released_step, config, axis_name="data")
-        state = jax.eval_shape(build().init, state.params)
+    build, state, batch = built(config)
     if config.plan.batch is not None:
-        batch = lambda size: models.batch_shape(config.of_size(size))
+        mesh = sharding.current()
+        batch = lambda size: sharding.rows_shape(models.batch_shape(config.of_size(size)), mesh)
     return build, (state, batch)
 
 
@@ -174,31 +196,43 @@ def _asked(config: Config) -> dict[str, Any]:
 
 def prepare(config: Config) -> Ready:
     """Returns the compiled step for training: under a named policy, a loaded plan, a new plan, or
-    no plan.
+    no plan. The step runs over the config's mesh.
     """
     if config.remat.policy != "plan":
-        return named(config)
-    given = lambda config: (functools.partial(make_step, config), *abstract(config))
+        with over_devices(config):
+            return named(config)
     if config.plan.path is not None:
-        with _told_of("plan.path"):
-            plan = Plan.load(config.plan.path)
-            if plan.target == "local":
-                plan = jaxmem.verify(plan, *given(config.of_size(plan.batch)))
+        plan = loaded(config, config.plan.path)
     elif config.plan.budget == UNPLANNED:
-        return unplanned(make_step(config), *abstract(config))
+        with over_devices(config):
+            return unplanned(make_step(config), *abstract(config))
     else:
         plan = new_plan(config)
     config = config.of_size(plan.batch)
-    build, *shapes = given(config)
     told: dict[str, Any] = {"explained": explain(config, plan)}
-    if config.plan.rectify:
-        told["rectifier"] = jaxmem.runs.Rectifier(plan, build, *shapes, **_asked(config))
-    if plan.target == "local":
-        return Ready(plan.step, plan, plan.compiled_bytes, **told)
-    # The budget of another target does not apply to this device.
-    here = dataclasses.replace(plan, target="local", budget_bytes=sys.maxsize)
-    verified = jaxmem.verify(here, build, *shapes)
+    with over_devices(config):
+        given = built(config)
+        if config.plan.rectify:
+            told["rectifier"] = jaxmem.runs.Rectifier(plan, *given, **_asked(config))
+        if config.plan.divides:
+            return Ready(divided_step(plan.step), plan, plan.compiled_bytes, **told)
+        if plan.target == "local":
+            return Ready(plan.step, plan, plan.compiled_bytes, **told)
+        # The budget of another target does not apply to this device.
+        here = dataclasses.replace(plan, target="local", budget_bytes=sys.maxsize)
+        verified = jaxmem.verify(here, *given)
     return Ready(verified.step, plan, verified.compiled_bytes, **told)
+
+
+def loaded(config: Config, path: str) -> Plan:
+    """Returns the plan of a file, verified if it is a plan for this device."""
+    with _told_of("plan.path"):
+        plan = Plan.load(path)
+        if plan.target != "local":
+            return plan
+        config = config.of_size(plan.batch)
+        with over_devices(config):
+            return jaxmem.verify(plan, *built(config))
 
 
 def explain(config: Config, plan: Plan):
@@ -207,8 +241,9 @@ def explain(config: Config, plan: Plan):
     """
     if not config.plan.explain:
         return None
-    build = functools.partial(make_step, config)
-    return jaxmem.explain(build, *abstract(config), plan=plan, target=plan.target, beside=True)
+    with over_devices(config, plan.target):
+        explained = built(config)
+        return jaxmem.explain(*explained, plan=plan, target=plan.target, beside=True)
 
 
 def unplanned(step: Callable[..., Any], *shapes: Any) -> Ready:

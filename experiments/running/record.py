@@ -9,6 +9,7 @@ from typing import Any
 FREE = (
     "plan.",
     "states.",
+    "mesh.",
     "sample.",
     "train.log_every",
     "train.eval_batches",

@@ -1,5 +1,6 @@
 """Runs any kind of experiment: from data and a plan to a folder of results."""
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -11,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import jax
 
 import jaxmem.runs
+from experiments.command.processes import ending_together, heed_preemption
 from experiments.config.sections import Trained
 from experiments.errors import DivergedError
 from experiments.running.planning import Ready
@@ -35,7 +37,8 @@ class Experiment(Generic[C, D]):
     include `val_loss`; a text `sample` is also written to a file.
     `told(found)` -> the results to print, by name.
     `count(config)`: the number of units in a step. `unit`: the unit of speed, such as tokens.
-    `remedy`: the advice if the loss is not finite.
+    `remedy`: the advice if the loss is not finite. `within(config)`: the context in which the state
+    is made, trained and evaluated, such as a mesh.
     """
 
     check: Callable[[C], None]
@@ -49,6 +52,7 @@ class Experiment(Generic[C, D]):
     unit: str
     count: Callable[[C], int]
     remedy: str
+    within: Callable[[C], contextlib.AbstractContextManager] = lambda _: contextlib.nullcontext()
 
 
 def run(
@@ -72,10 +76,12 @@ def run(
     with jaxmem.runs.record(out, resume=True, **written) as results:
         data = experiment.read(config)
         said = experiment.says(config, data)
-        print(said, file=sys.stderr)
+        if results.writes:
+            print(said, file=sys.stderr)
         ready = experiment.step(config, data)
         config = config.of_size(ready.plan and ready.plan.batch)
-        _announce(ready)
+        if results.writes:
+            _announce(ready)
         if ready.plan is not None:
             results.plan(ready.plan)
         if ready.explained is not None:
@@ -85,12 +91,14 @@ def run(
 
         def record(number: int, row: Mapping[str, float]) -> None:
             rows[number] = row  # a repeated step replaces its earlier row
-            progress(number, row.get("loss"))
+            if results.writes:
+                progress(number, row.get("loss"))
 
         begun = time.perf_counter()
-        with progress:
-            state = train(experiment, config, data, ready, results, record)
-        found = experiment.evaluate(config, state, data)
+        with experiment.within(config), ending_together():
+            with progress:
+                state = train(experiment, config, data, ready, results, record)
+            found = experiment.evaluate(config, state, data)
         if "sample" in found:
             results.sample(found["sample"])
         if ready.rectifier is not None:  # the rectifier may have replaced the plan
@@ -104,6 +112,8 @@ def run(
             "command": command,
         }
         results.summary(summary)
+    if not results.writes:
+        return summary
     shown = dict(experiment.told(found))
     if ready.plan is not None:
         jaxmem.plans.report(ready.plan, out / "report.html", run=out)
@@ -127,7 +137,7 @@ def train(
         return jaxmem.runs.train(
             ready.step,
             functools.partial(experiment.first_state, config, ready.plan),
-            functools.partial(experiment.batch, config, data),
+            heed_preemption(functools.partial(experiment.batch, config, data)),
             steps=config.train.steps,
             run=results,
             save_every=config.train.save_every,

@@ -11,6 +11,7 @@ import numpy as np
 
 from experiments.config.text import Config
 from experiments.models import registry as models
+from experiments.models import sharding
 from experiments.models.loops import stacked
 from experiments.models.split import next_scores
 
@@ -23,7 +24,7 @@ def sample(config: Config, params) -> str:
     Each byte depends on the `train.sequence` bytes before it. Invalid UTF-8 is replaced.
     """
     S, key = config.train.sequence, jax.random.key(config.train.seed)
-    draw = jax.jit(functools.partial(_draw, config))
+    draw = jax.jit(sharding.automatic(functools.partial(_draw, config)))
     made = [LINE]
     for number in range(config.sampled):
         seen = made[-S:]

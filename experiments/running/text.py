@@ -1,5 +1,6 @@
 """The experiment of a GPT, a Llama or a BERT on text."""
 
+import functools
 import math
 from typing import Any
 
@@ -10,11 +11,13 @@ from experiments.data import text
 from experiments.data.text import Text
 from experiments.errors import DivergedError
 from experiments.models import registry as models
+from experiments.models import sharding
 from experiments.models.loops import stacked
 from experiments.running.planning import check_run, prepare
 from experiments.running.run import Experiment
 from experiments.running.sample import sample
-from experiments.steps.step import State, first_state, make_loss
+from experiments.steps.step import State, divided_state, first_state, make_loss
+from jaxmem.plans import Plan
 
 SHOWN = 60  # characters of a sample on a terminal
 
@@ -30,10 +33,18 @@ def says(config: Config, data: Text) -> str:
     )
 
 
+def first(config: Config, plan: Plan | None) -> State:
+    """Returns the first state, in the memories and on the devices that the plan chose."""
+    if plan is None or plan.divided is None:
+        return first_state(config.placed_by(plan))
+    return divided_state(config, plan)
+
+
 def batch(config: Config, data: Text, number: int):
     t = config.train
-    rows = text.sample(data.train, t.seed, number, t.batch, t.sequence)
-    return models.batch(config, rows, number)
+    read = functools.partial(text.sample, data.train, t.seed, number, t.batch, t.sequence)
+    rows = lambda part: models.batch(config, read(part=part), number)
+    return sharding.place_rows(rows, (t.batch, t.sequence + 1))
 
 
 def evaluate(config: Config, state: State, data: Text) -> dict[str, float]:
@@ -42,10 +53,12 @@ def evaluate(config: Config, state: State, data: Text) -> dict[str, float]:
     """
     # jaxmem's loop reads layers from any memory.
     loop = stacked() if config.streams else None
-    t, loss = config.train, jax.jit(make_loss(config, loop))
+    t, loss = config.train, jax.jit(sharding.automatic(make_loss(config, loop)))
     batches = text.windows(data.validation, t.eval_batches, t.batch, t.sequence)
+    place = lambda rows: sharding.place_rows(lambda part: rows[part], rows.shape)
     values = [
-        float(loss(state.params, models.batch(config, rows, i))) for i, rows in enumerate(batches)
+        float(loss(state.params, jax.tree.map(place, models.batch(config, rows, i))))
+        for i, rows in enumerate(batches)
     ]
     value = sum(values) / len(values)
     if not math.isfinite(value):
@@ -73,11 +86,12 @@ TEXT = Experiment(
     check=check_run,
     read=read,
     says=says,
-    first_state=lambda config, plan: first_state(config.placed_by(plan)),
+    first_state=first,
     step=lambda config, _: prepare(config),
     batch=batch,
     evaluate=ended,
     told=told,
+    within=lambda config: sharding.within(sharding.over(config.devices)),
     unit="tokens",
     count=lambda config: config.train.batch * config.train.sequence,
     remedy="lower optimizer.learning_rate, or clip tighter (optimizer.clip_at)",

@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import jaxmem
 from experiments.config.text import Config
 from experiments.models import registry as models
+from experiments.models import sharding
 from experiments.models.loops import Loop, scanned, stacked
 from experiments.models.split import whole
 from experiments.steps import accumulate
 from experiments.steps.accumulate import Update
 from experiments.steps.optimizer import adama, optimizer
+from jaxmem.plans import Plan
 
 
 @functools.partial(
@@ -50,7 +52,8 @@ def first_state(config: Config) -> State:
     result equals `placed(config, init_state(config))` to the last bit.
     """
     if (where := config.states.where) is None:
-        return jax.jit(functools.partial(init_state, config))()
+        first = functools.partial(init_state, config)
+        return jax.jit(first, out_shardings=sharding.shardings(jax.eval_shape(first)))()
     params_key, dropout_key = _keys(config)
     outer = jax.jit(lambda: models.parts(config, params_key)[0])()
     # `create` traces each layer alone, where the parameters outside the layers are dead code.
@@ -58,6 +61,25 @@ def first_state(config: Config) -> State:
     step = accumulate.released_step(config)
     params, moments = step.create(outer, layer, config.model.layers, **where)
     return State(params, moments, jnp.zeros((), jnp.int32), jax.random.key_data(dropout_key))
+
+
+def divided_state(config: Config, plan: Plan) -> State:
+    """Returns the first state under a plan that divides the states over the devices."""
+    state = first_state(config)
+    params, moments = plan.place((state.params, state.moments))
+    return dataclasses.replace(state, params=params, moments=moments)
+
+
+def divided_step(step):
+    """Returns step(state, batch) -> (state, metrics) from the step of a plan that divides the pair
+    of parameters and moments over the devices.
+    """
+
+    def whole(state: State, batch):
+        (params, moments), metrics = step((state.params, state.moments), batch)
+        return State(params, moments, state.step + 1, state.key), metrics
+
+    return whole
 
 
 def _keys(config: Config) -> jax.Array:
@@ -73,13 +95,13 @@ def _first_moments(config: Config, params):
 
 
 def abstract(config: Config) -> tuple[State, Any]:
-    """Returns the shapes of a step's state and batch."""
+    """Returns the shapes of a step's state and batch, with shardings if a mesh is set."""
     state = jax.eval_shape(functools.partial(init_state, config))
     if config.states.persist is not None:
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         put = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here)
         state = placed(config, jax.tree.map(put, state))
-    return state, models.batch_shape(config)
+    return sharding.shapes(state, models.batch_shape(config))
 
 
 def placed(config: Config, state: State) -> State:
@@ -139,4 +161,4 @@ def _step(config: Config, update: Update):
         params, moments, metrics = update(state.params, state.moments, batch, key)
         return State(params, moments, state.step + 1, state.key), metrics
 
-    return step
+    return sharding.step(step)

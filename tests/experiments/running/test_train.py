@@ -104,7 +104,7 @@ def test_a_run_trains_with_the_size_that_its_plan_chose(text, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_step_is_planned_over_devices_and_not_trained(text, tmp_path, capsys):
+def test_a_step_over_absent_devices_is_planned_and_not_trained(text, tmp_path, capsys):
     settings = (
         'plan.decide=["actions", "states", "sharding"]', "optimizer.accumulation=released",
         "model.loop=stack", "model.dropout=0.0", "optimizer.clip=none", "train.microbatches=2",
@@ -116,7 +116,7 @@ def test_a_step_is_planned_over_devices_and_not_trained(text, tmp_path, capsys):
     assert made.compiled_bytes <= 30_000_000
     capsys.readouterr()
     assert run(text, *settings, "plan.target=h200:2", out=tmp_path / "run") == 2
-    assert "allowed where a model trains: without 'sharding'" in capsys.readouterr().err
+    assert "allowed where a model trains with plan.decide" in capsys.readouterr().err
 
 
 def test_a_plan_for_another_target_trains_here_and_says_if_it_is_over(runs, text, tmp_path, capsys):

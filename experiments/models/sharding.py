@@ -1,0 +1,238 @@
+"""How a mesh divides a GPT or a Llama: the rules of parameters, states, batches and activations.
+
+The axes of the mesh are "data", "fsdp" and "tensor". "data" and "fsdp" divide the rows of a batch.
+"fsdp" also divides parameters and moments (ZeRO-3): XLA gathers a layer's parameters where the
+layer runs, and sums its gradient into the parts. "tensor" divides the features inside a layer as in
+Megatron (Shoeybi et al., 2019): each device has a part of the heads and of the MLP's features.
+
+The rules apply to arrays by their names, so that a model's functions are written for one device.
+The alternative is a list of logical axes for each array, which a second table maps to the axes of
+the mesh, as in MaxText. With six kinds of arrays, one table is shorter, and shows each array's
+division at once.
+
+`jax.set_mesh` sets the mesh (`within`). Without a mesh, no function here changes anything. Axes are
+automatic, so that XLA derives how to divide an operation; or explicit, so that the types of a
+step's arguments and results show their division, and only the step's own operations are automatic.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from experiments.config import sections
+from experiments.errors import InputError
+
+AXES = ("data", "fsdp", "tensor")
+ROWS = ("data", "fsdp")  # the axes that divide the rows of a batch
+
+# The axes of each dimension. A parameter of a layer has a leading axis of layers, which no axis
+# divides. Other parameters are whole on each device.
+RULES = {
+    "embedding": P("tensor", "fsdp"),
+    "head": P("tensor", "fsdp"),
+    "positions": P(None, "fsdp"),
+    **dict.fromkeys(("qkv.kernel", "q.kernel", "k.kernel", "v.kernel"), P("fsdp", "tensor")),
+    **dict.fromkeys(("up.kernel", "gate.kernel"), P("fsdp", "tensor")),
+    **dict.fromkeys(("proj.kernel", "down.kernel"), P("tensor", "fsdp")),
+    **dict.fromkeys(("qkv.bias", "up.bias"), P("tensor")),
+    "batch": P(ROWS, None),
+    "x_BSD": P(ROWS, None, None),  # the activations between two layers
+    "x_BSD, sequence": P(ROWS, "tensor", None),  # with sequence parallelism
+    "heads_BSHK": P(ROWS, None, "tensor", None),
+}
+
+
+def sizes(mesh: sections.Mesh, devices: int) -> tuple[int, ...]:
+    """Returns the sizes of the axes over `devices` devices. -1 takes the devices that remain.
+
+    Raises InputError if the mesh does not fit the number of devices.
+    """
+    wanted = {name: getattr(mesh, name) for name in AXES}
+    others = math.prod(size for size in wanted.values() if size != -1)
+    free = next((name for name in AXES if wanted[name] == -1), None)
+    if devices % others if free else others > devices:
+        allowed = f"a divisor of {devices}" if free else f"at most {devices}"
+        raise InputError(
+            f"mesh: got {' * '.join(f'{name} = {size}' for name, size in wanted.items())}; allowed:"
+            f" a product, without -1, that is {allowed}, the number of devices"
+        )
+    return tuple(devices // others if size == -1 else size for size in wanted.values())
+
+
+def over(mesh: sections.Mesh, devices: int | None = None) -> Mesh | AbstractMesh | None:
+    """Returns the mesh over the devices of all processes, or over `devices` absent devices. None
+    if a single process uses one device.
+    """
+    if not mesh.divides and jax.process_count() == 1:
+        return None
+    shape = sizes(mesh, devices or jax.device_count())
+    kinds = (AxisType.Explicit if mesh.axes == "explicit" else AxisType.Auto,) * len(AXES)
+    if devices is not None:
+        return AbstractMesh(shape, AXES, axis_types=kinds)
+    if (used := math.prod(shape)) < jax.device_count() and jax.process_count() > 1:
+        raise InputError(
+            f"mesh: got {used} devices; allowed in {jax.process_count()} processes: all"
+            f" {jax.device_count()} devices, such as mesh.data = -1"
+        )
+    return jax.make_mesh(shape, AXES, axis_types=kinds, devices=jax.devices()[:used])
+
+
+def within(mesh: Mesh | AbstractMesh | None) -> contextlib.AbstractContextManager:
+    """Returns a context in which `mesh` divides what is traced; None changes nothing."""
+    if mesh is None:
+        return contextlib.nullcontext()
+    if isinstance(mesh, AbstractMesh):
+        return jax.sharding.use_abstract_mesh(mesh)
+    return jax.set_mesh(mesh)
+
+
+def check(config, devices: int) -> None:
+    """Raises InputError if an axis does not divide a dimension of a model's parameters or batch."""
+    shape = dict(zip(AXES, sizes(config.mesh, devices)))
+    rows = math.prod(shape[name] for name in ROWS)
+    train, model, tensor = config.train, config.model, shape["tensor"]
+    for key, dimension, by in (
+        ("train.batch", train.batch // train.microbatches, rows),
+        ("model.width", model.width, shape["fsdp"]),
+        ("model.heads", model.heads, tensor),
+        ("model.kv_heads", model.kv_heads or model.heads, tensor),
+        ("model.hidden", model.hidden_width, tensor),
+        ("train.sequence", train.sequence, tensor if config.mesh.sequence else 1),
+    ):
+        if dimension % by:
+            each = " in a microbatch" if train.microbatches > 1 and key == "train.batch" else ""
+            raise InputError(
+                f"{key}: got {dimension}{each}; allowed with mesh = {shape}: a multiple of {by}"
+            )
+
+
+def spec(path: tuple, array: Any, shape: dict[str, int]) -> P:
+    """Returns the rule of an array in a tree of states. The rule of a parameter also applies to its
+    moments, and to a moment that lacks the parameter's last dimensions. A dimension that the axes
+    do not divide, such as a vocabulary of 50,257 tokens or the scale of a row, is whole.
+    """
+    names = [part.key for part in path if isinstance(part, jax.tree_util.DictKey)]
+    rule = RULES.get(".".join(names[-2:]), RULES.get(names[-1] if names else "", P()))
+    axes = (None, *rule) if "blocks" in names else tuple(rule)
+    return _fitting(axes, array.shape, shape)
+
+
+def _fitting(axes: tuple, dimensions: tuple[int, ...], shape: dict[str, int]) -> P:
+    """Returns the axes that divide the dimensions of an array, as a `PartitionSpec`."""
+
+    def fits(axis, dimension: int) -> bool:
+        named = axis if isinstance(axis, tuple) else (axis,) * (axis is not None)
+        return dimension % math.prod(shape[name] for name in named) == 0
+
+    return P(*(axis if fits(axis, size) else None for axis, size in zip(axes, dimensions)))
+
+
+def specs(state: Any, shape: dict[str, int]) -> Any:
+    """Returns the rules of all arrays of a state."""
+    return jax.tree_util.tree_map_with_path(lambda path, a: spec(path, a, shape), state)
+
+
+def current() -> Mesh | AbstractMesh | None:
+    """Returns the mesh of the context, outside of a traced function."""
+    mesh = jax.sharding.get_mesh()
+    mesh = jax.sharding.get_abstract_mesh() if mesh.empty else mesh
+    return mesh if is_ours(mesh) else None
+
+
+def is_ours(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether a mesh has the axes of the rules. A released step that a plan divides maps itself
+    over a mesh of the axis "data" alone.
+    """
+    return mesh.axis_names == AXES
+
+
+def shardings(state: Any) -> Any:
+    """Returns the shardings of a state on the mesh of the context; None without a mesh."""
+    if (mesh := current()) is None:
+        return None
+    put = lambda spec: NamedSharding(mesh, spec)
+    return jax.tree.map(put, specs(state, dict(mesh.shape)), is_leaf=lambda a: isinstance(a, P))
+
+
+def shapes(state: Any, batch: Any) -> tuple[Any, Any]:
+    """Returns the shapes of a state and of a batch, with their shardings if a mesh is set."""
+    if (mesh := current()) is None:
+        return state, batch
+    return jax.tree.map(_shape, state, shardings(state)), rows_shape(batch, mesh)
+
+
+def rows_shape(batch: Any, mesh: Mesh | AbstractMesh | None) -> Any:
+    """Returns the shape of a batch on a mesh."""
+    if mesh is None:
+        return batch
+    return jax.tree.map(lambda a: _shape(a, NamedSharding(mesh, RULES["batch"])), batch)
+
+
+def _shape(a: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
+
+
+def place_rows(rows: Callable[[slice], Any], shape: tuple[int, int]) -> Any:
+    """Returns a batch of text, of which `rows(part)` returns the rows `part`. With a mesh, the
+    batch has the given shape, and each process reads the rows of its devices only.
+    """
+    if (mesh := current()) is None:
+        return rows(slice(None))
+    part = functools.cache(lambda start, stop: rows(slice(start, stop)))
+    read = lambda index: part(index[0].start, index[0].stop)
+    return jax.make_array_from_callback(shape, NamedSharding(mesh, RULES["batch"]), read)
+
+
+def constrain(x, rule: str):
+    """Returns an activation, divided by a rule of the table if a mesh is set. For use in a traced
+    function.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not is_ours(mesh):
+        return x
+    return jax.lax.with_sharding_constraint(
+        x, _fitting(tuple(RULES[rule]), x.shape, dict(mesh.shape))
+    )
+
+
+def automatic(
+    function: Callable[..., Any], out: Callable[..., Any] = lambda *_: P()
+) -> Callable[..., Any]:
+    """Returns a function whose operations XLA divides, whatever the types of the axes. `out(*args)`
+    is the tree of the results' `PartitionSpec`s; by default, each device has whole results. Without
+    a mesh, the function is unchanged.
+    """
+
+    def divided(*args):
+        mesh = jax.sharding.get_abstract_mesh()
+        if not is_ours(mesh):
+            return function(*args)
+        found = out(*args)
+        is_spec = lambda a: isinstance(a, P)
+
+        def constrained(*args):
+            place = lambda spec, a: jax.tree.map(
+                lambda a: jax.lax.with_sharding_constraint(a, spec), a
+            )
+            return jax.tree.map(place, found, function(*args), is_leaf=is_spec)
+
+        if AxisType.Explicit not in mesh.axis_types:
+            return constrained(*args)
+        return jax.sharding.auto_axes(constrained, axes=AXES, out_sharding=found)(*args)
+
+    return divided
+
+
+def step(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns step(state, batch) -> (state, metrics), whose new state is divided as the old one."""
+
+    def out(state, batch):
+        return specs(state, dict(jax.sharding.get_abstract_mesh().shape)), P()
+
+    return automatic(function, out)
