@@ -67,6 +67,13 @@ def test_what_is_made_of_operations_runs_their_kernels_on_a_gpu():
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.jax_defaults
+def test_a_tensor_of_more_values_than_int32_counts_gets_a_kernel():
+    quantize = lambda x: jk.quantize(x, **HOW)
+    assert lowered(quantize, ((2**19, 4096), "bfloat16")).count("triton_kernel_call") == 1
+
+
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(
     ("shape", "dtype", "group"),
     [

@@ -2,11 +2,14 @@
 jax-triton is imported when a CUDA program first needs a kernel.
 """
 
+import contextlib
 import functools
 import importlib
 import inspect
 import warnings
 from typing import Any
+
+import jax
 
 # The custom calls of kernels in compiled programs. Other names of jax-triton 0.3 are in `call`.
 # Remove with jax-triton 0.3: its custom call, the first.
@@ -48,13 +51,16 @@ def call(kernel, arrays, results, grid, capability: int, warps: int, **constants
         spelled = {"out_type": results, "backend_options": {"enable_fp_fusion": False}}
     else:
         spelled = {"out_shape": results, "enable_fp_fusion": False}
-    found = jax_triton.triton_call(
-        *arrays,
-        kernel=kernel,
-        grid=grid,
-        compute_capability=capability,
-        num_warps=warps,
-        **spelled,
-        **constants,
-    )
+    # Remove with jax-triton 0.4: without 64-bit types, it refuses the size of a large tensor.
+    large = any(isinstance(a, int) and a >= 2**31 for a in arrays)
+    with jax.enable_x64(True) if large else contextlib.nullcontext():
+        found = jax_triton.triton_call(
+            *arrays,
+            kernel=kernel,
+            grid=grid,
+            compute_capability=capability,
+            num_warps=warps,
+            **spelled,
+            **constants,
+        )
     return tuple(found)
