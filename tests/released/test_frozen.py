@@ -103,6 +103,7 @@ def nnx_scan():
 MODELS = {
     "LoRA": lambda: (with_lora, lora_parameters(), of_names(TRAINED)),
     "adapters alone": lambda: (with_lora, lora_parameters(), of_names({"a", "b"})),
+    "one array": lambda: (with_lora, lora_parameters(), of_names({"a"})),
     "frozen outside the layers": lambda: (
         with_lora,
         lora_parameters(),
@@ -372,10 +373,47 @@ def test_wrong_masks_are_named(trainable, says):
         jaxmem.released_step(adam(), loss, trainable=trainable).init(params, batch())
 
 
-def test_layers_without_a_trained_parameter_are_refused():
-    loss, params, _ = MODELS["LoRA"]()
-    with pytest.raises(NoLayersError, match="it slices no parameter that is trained"):
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (
+            "LoRA",
+            "it slices no parameter that is trained.* slices of trained parameters: .* frozen",
+        ),
+        (
+            "a Python loop",
+            r"nothing else reads \(a frozen parameter, .* expected trained parameters",
+        ),
+    ],
+)
+def test_layers_without_a_trained_parameter_are_refused(name, says):
+    loss, params, _ = MODELS[name]()
+    with pytest.raises(NoLayersError, match=says):
         jaxmem.released_step(adam(), loss, trainable=of_names({"head"})).init(params, batch())
+
+
+@pytest.mark.parametrize("names", [None, {"a", "head"}, {"scale", "down", "head"}])
+def test_moments_of_another_mask_are_named(names):
+    """The third state has as many moments as the step trains parameters."""
+    loss, params, trainable = MODELS["LoRA"]()
+    step = functools.partial(jaxmem.released_step, jaxmem.adama(0.01), loss)
+    floats = {k: v for k, v in params["layers"].items() if k != "coded"}
+    whole = params | {"layers": floats}
+    made = divided(params, mask_of(of_names(names), params))[0] if names else whole
+    state = jaxmem.adama(0.01).init(made)
+    says = r"moments in `state\[1\]` and .* differ at \['.*; expected .* for this `trainable`"
+    with pytest.raises(OptimizerError, match=says):
+        step(trainable=trainable)((params, state), batch())
+
+
+@pytest.mark.parametrize("frozen", [jax.nn.gelu, "gelu"])
+def test_leaves_that_are_no_arrays_are_named(frozen):
+    """A module of Equinox has functions among its leaves."""
+    loss, params, _ = MODELS["LoRA"]()
+    step = jaxmem.released_step(adam(), loss, trainable=of_names(TRAINED))
+    says = r"`params\['act'\]` is .*; expected a tree of arrays alone: .*eqx.partition"
+    with pytest.raises(OptimizerError, match=says):
+        step.init(params | {"act": frozen}, batch())
 
 
 def test_three_functions_take_no_trainable():

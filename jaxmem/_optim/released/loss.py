@@ -219,12 +219,19 @@ class _Form:
     """
 
     def __init__(self, params, accumulates: bool, trainable):
-        """Raises OptimizerError unless trained parameters are floating-point arrays.
+        """Raises OptimizerError unless parameters are arrays, and trained ones floating-point.
 
         accumulates: whether the optimizer is AdamA, whose moments have the tree of the parameters.
         trainable: the argument of `released_step`.
         """
         leaves, self._structure = jax.tree.flatten(params, is_leaf=is_split)
+        for path, a in jax.tree.leaves_with_path(params, is_leaf=is_split):
+            if callable(a) or isinstance(a, str):
+                raise OptimizerError(
+                    f"released_step: `params{jax.tree_util.keystr(path)}` is {type(a).__name__};"
+                    " expected a tree of arrays alone: for a module of Equinox,"
+                    " eqx.partition(module, eqx.is_array), and a loss that combines both parts"
+                )
         self.shapes = jax.tree.unflatten(self._structure, map(_shape, leaves))
         self.layers: tuple[int, ...] = ()
         self._accumulates = accumulates
@@ -266,8 +273,25 @@ class _Form:
         return [found[i] for i in order]
 
     def inner(self, tree) -> dict[str, Any]:
-        """Returns a tree like the trained parameters in the form of a `ReleasedStep`."""
-        leaves = jax.tree.leaves(tree, is_leaf=lambda a: is_split(a) or is_coded(a))
+        """Returns a tree like the trained parameters in the form of a `ReleasedStep`. Raises
+        OptimizerError for another tree.
+        """
+        like = self.trained(self.shapes)
+        try:
+            leaves = jax.tree.structure(like).flatten_up_to(tree)
+        except (TypeError, ValueError):
+            leaves = [None]
+        if any(a is None for a in leaves):
+            is_one = lambda a: is_split(a) or is_coded(a)
+            made, want = (
+                {jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(t, is_leaf=is_one)}
+                for t in (tree, like)
+            )
+            raise OptimizerError(
+                "released_step: the moments in `state[1]` and the trained parameters differ at"
+                f" {', '.join(sorted(made ^ want)[:3]) or 'the types of the tree'}; expected the"
+                " state that `init` makes for this `trainable`"
+            )
         numbers = [i for i, trained in enumerate(self._trained) if trained]
         found = dict(zip(numbers, leaves, strict=True))
         outer, layers = (
@@ -381,7 +405,8 @@ def bound(made, args: tuple) -> Any:
 
 def _together(leaves: Sequence) -> Any:
     """Returns the layers' leaves as one list, or as the `Stacks` of lists of a split state."""
-    return jax.tree.map(lambda *each: [*each], *leaves, is_leaf=is_coded) if leaves else []
+    is_one = lambda a: is_coded(a) or isinstance(a, list)  # `Components.of` doubles a leaf
+    return jax.tree.map(lambda *each: [*each], *leaves, is_leaf=is_one) if leaves else []
 
 
 def _apart(layers, count: int) -> list:
