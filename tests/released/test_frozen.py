@@ -5,6 +5,7 @@ The oracle differentiates the trained parameters alone, and updates them by opta
 
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,6 +101,22 @@ def nnx_scan():
     return loss, state, lambda params: nnx.map_state(is_trained, params)
 
 
+class Module(eqx.Module):
+    """A tree that can be called."""
+
+    params: dict
+
+    def __call__(self, x):
+        return with_lora(self.params, x)
+
+
+def equinox_module():
+    """A mask in the tree of a module."""
+    params = lora_parameters()
+    mask = Module(of_names(TRAINED)(params))
+    return lambda module, x: module(x), Module(params), mask
+
+
 MODELS = {
     "LoRA": lambda: (with_lora, lora_parameters(), of_names(TRAINED)),
     "adapters alone": lambda: (with_lora, lora_parameters(), of_names({"a", "b"})),
@@ -115,6 +132,7 @@ MODELS = {
         {"model": of_names({"a", "b"})(lora_parameters()), "head": True},
     ),
     "NNX's filter": nnx_scan,
+    "Equinox": equinox_module,
     "a Python loop": lambda: (in_a_python_loop, loop_parameters(), of_names(TRAINED)),
     "adapters alone in a Python loop": lambda: (
         in_a_python_loop,
@@ -125,7 +143,8 @@ MODELS = {
 
 
 def mask_of(trainable, params):
-    mask = trainable(params) if callable(trainable) else trainable
+    is_function = callable(trainable) and not isinstance(trainable, eqx.Module)
+    mask = trainable(params) if is_function else trainable
     spread = lambda flag, branch: jax.tree.map(lambda _: flag, branch)
     return jax.tree.map(spread, mask, params)
 
@@ -202,6 +221,19 @@ PLACES = {
     "some resident": {"persist": 2, "outer_moments": "pinned_host"},
     "copies and buffers": {"persist": 1, "copies": 1, "buffers": 1},
 }
+
+
+@pytest.mark.parametrize("name", ["LoRA", "a Python loop", "Equinox"])
+def test_a_mask_of_weight_decay_has_the_tree_of_the_parameters(name):
+    loss, params, trainable = MODELS[name]()
+    decays = of_names({"a"})
+    adamw = functools.partial(jaxmem.adamaw_a, 0.01, eps=1e-3, weight_decay=0.5)
+    step = plain_step(adamw(mask=decays), loss, mask_of(trainable, params))
+    for mask in (decays, decays(params)):
+        made = jaxmem.released_step(adamw(mask=mask), loss, trainable=trainable)
+        first = made.init(params, batch())
+        got, want = (ran(s, first, (batch(),), 2)[0] for s in (made, step))
+        close(numbers(got), numbers(want), 1e-12)
 
 
 @pytest.mark.parametrize("clip", [None, ("norm", 0.1)])

@@ -118,7 +118,8 @@ class LossStep:
             return Within(segments, run, lambda pair: pair, lambda _, pair: pair)
         form.layers = divided.layers
         tx: Any = self.tx
-        optimizer = Accumulated(tx) if isinstance(tx, AdamA) else Direct(form.of_users(tx), None)
+        is_adama = isinstance(tx, AdamA)
+        optimizer = Accumulated(form.masked(tx)) if is_adama else Direct(form.of_users(tx), None)
 
         def released(frozen: _Frozen) -> ReleasedStep:
             outer_of = lambda outer: form.merged(outer[OUTER], frozen.outer, of_layers=False)
@@ -339,6 +340,12 @@ class _Form:
 
         return optax.GradientTransformation(init, update)
 
+    def masked(self, tx: AdamA) -> AdamA:
+        """Returns `tx` with its mask of weight decay in the form of a `ReleasedStep`."""
+        mask = tx.rule.mask_of(self.trained(self.shapes))
+        inner = None if mask is None else self.inner(mask)
+        return AdamA.of(dataclasses.replace(tx.rule, mask=inner))
+
     def opened(self, state) -> tuple[Any, Any]:
         """Returns the pair that a `ReleasedStep` receives, from a pair of the user's trees."""
         trained = self.trained(state[0])
@@ -366,8 +373,10 @@ def trained_leaves(trainable, shapes) -> list[bool]:
     mask = True if trainable is None else trainable
     is_flag = lambda a: isinstance(a, bool | np.bool_)
     of_branch = lambda flag, branch: jax.tree.map(lambda _: flag, branch)
+    is_tree = not jax.tree_util.all_leaves([mask])  # a module of Equinox can be called
+    is_function = callable(mask) and not isinstance(mask, type) and not is_tree
     try:
-        mask = mask(shapes) if callable(mask) and not isinstance(mask, type) else mask
+        mask = mask(shapes) if is_function else mask
         found = jax.tree.leaves(jax.tree.map(of_branch, mask, shapes))
     except (TypeError, ValueError) as error:
         raise OptimizerError(_not_a_mask(f"does not fit `params`: {error}")) from error
