@@ -374,9 +374,8 @@ def trained_leaves(trainable, shapes) -> list[bool]:
     is_flag = lambda a: isinstance(a, bool | np.bool_)
     of_branch = lambda flag, branch: jax.tree.map(lambda _: flag, branch)
     is_tree = not jax.tree_util.all_leaves([mask])  # a module of Equinox can be called
-    is_function = callable(mask) and not isinstance(mask, type) and not is_tree
     try:
-        mask = mask(shapes) if is_function else mask
+        mask = mask(shapes) if callable(mask) and not (is_tree or isinstance(mask, type)) else mask
         found = jax.tree.leaves(jax.tree.map(of_branch, mask, shapes))
     except (TypeError, ValueError) as error:
         raise OptimizerError(_not_a_mask(f"does not fit `params`: {error}")) from error
