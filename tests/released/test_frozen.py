@@ -5,6 +5,7 @@ The oracle differentiates the trained parameters alone, and updates them by opta
 
 import functools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,9 +101,26 @@ def nnx_scan():
     return loss, state, lambda params: nnx.map_state(is_trained, params)
 
 
+class Module(eqx.Module):
+    """A tree that can be called."""
+
+    params: dict
+
+    def __call__(self, x):
+        return with_lora(self.params, x)
+
+
+def equinox_module():
+    """A mask in the tree of a module."""
+    params = lora_parameters()
+    mask = Module(of_names(TRAINED)(params))
+    return lambda module, x: module(x), Module(params), mask
+
+
 MODELS = {
     "LoRA": lambda: (with_lora, lora_parameters(), of_names(TRAINED)),
     "adapters alone": lambda: (with_lora, lora_parameters(), of_names({"a", "b"})),
+    "one array": lambda: (with_lora, lora_parameters(), of_names({"a"})),
     "frozen outside the layers": lambda: (
         with_lora,
         lora_parameters(),
@@ -114,6 +132,7 @@ MODELS = {
         {"model": of_names({"a", "b"})(lora_parameters()), "head": True},
     ),
     "NNX's filter": nnx_scan,
+    "Equinox": equinox_module,
     "a Python loop": lambda: (in_a_python_loop, loop_parameters(), of_names(TRAINED)),
     "adapters alone in a Python loop": lambda: (
         in_a_python_loop,
@@ -124,7 +143,8 @@ MODELS = {
 
 
 def mask_of(trainable, params):
-    mask = trainable(params) if callable(trainable) else trainable
+    is_function = callable(trainable) and not isinstance(trainable, eqx.Module)
+    mask = trainable(params) if is_function else trainable
     spread = lambda flag, branch: jax.tree.map(lambda _: flag, branch)
     return jax.tree.map(spread, mask, params)
 
@@ -201,6 +221,19 @@ PLACES = {
     "some resident": {"persist": 2, "outer_moments": "pinned_host"},
     "copies and buffers": {"persist": 1, "copies": 1, "buffers": 1},
 }
+
+
+@pytest.mark.parametrize("name", ["LoRA", "a Python loop", "Equinox"])
+def test_a_mask_of_weight_decay_has_the_tree_of_the_parameters(name):
+    loss, params, trainable = MODELS[name]()
+    decays = of_names({"a"})
+    adamw = functools.partial(jaxmem.adamaw_a, 0.01, eps=1e-3, weight_decay=0.5)
+    step = plain_step(adamw(mask=decays), loss, mask_of(trainable, params))
+    for mask in (decays, decays(params)):
+        made = jaxmem.released_step(adamw(mask=mask), loss, trainable=trainable)
+        first = made.init(params, batch())
+        got, want = (ran(s, first, (batch(),), 2)[0] for s in (made, step))
+        close(numbers(got), numbers(want), 1e-12)
 
 
 @pytest.mark.parametrize("clip", [None, ("norm", 0.1)])
@@ -372,10 +405,47 @@ def test_wrong_masks_are_named(trainable, says):
         jaxmem.released_step(adam(), loss, trainable=trainable).init(params, batch())
 
 
-def test_layers_without_a_trained_parameter_are_refused():
-    loss, params, _ = MODELS["LoRA"]()
-    with pytest.raises(NoLayersError, match="it slices no parameter that is trained"):
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (
+            "LoRA",
+            "it slices no parameter that is trained.* slices of trained parameters: .* frozen",
+        ),
+        (
+            "a Python loop",
+            r"nothing else reads \(a frozen parameter, .* expected trained parameters",
+        ),
+    ],
+)
+def test_layers_without_a_trained_parameter_are_refused(name, says):
+    loss, params, _ = MODELS[name]()
+    with pytest.raises(NoLayersError, match=says):
         jaxmem.released_step(adam(), loss, trainable=of_names({"head"})).init(params, batch())
+
+
+@pytest.mark.parametrize("names", [None, {"a", "head"}, {"scale", "down", "head"}])
+def test_moments_of_another_mask_are_named(names):
+    """The third state has as many moments as the step trains parameters."""
+    loss, params, trainable = MODELS["LoRA"]()
+    step = functools.partial(jaxmem.released_step, jaxmem.adama(0.01), loss)
+    floats = {k: v for k, v in params["layers"].items() if k != "coded"}
+    whole = params | {"layers": floats}
+    made = divided(params, mask_of(of_names(names), params))[0] if names else whole
+    state = jaxmem.adama(0.01).init(made)
+    says = r"moments in `state\[1\]` and .* differ at \['.*; expected .* for this `trainable`"
+    with pytest.raises(OptimizerError, match=says):
+        step(trainable=trainable)((params, state), batch())
+
+
+@pytest.mark.parametrize("frozen", [jax.nn.gelu, "gelu"])
+def test_leaves_that_are_no_arrays_are_named(frozen):
+    """A module of Equinox has functions among its leaves."""
+    loss, params, _ = MODELS["LoRA"]()
+    step = jaxmem.released_step(adam(), loss, trainable=of_names(TRAINED))
+    says = r"`params\['act'\]` is .*; expected a tree of arrays alone: .*eqx.partition"
+    with pytest.raises(OptimizerError, match=says):
+        step.init(params | {"act": frozen}, batch())
 
 
 def test_three_functions_take_no_trainable():

@@ -257,10 +257,11 @@ class _Cutter:
         if not any(i not in self.frozen for numbers in owned for i in numbers):
             raise NoLayersError(
                 f"released_step: no layer of the Python loop at {place} reads a parameter that"
-                " nothing else reads (a slice of stacked parameters, or a value that was computed"
-                " from parameters before the loop, is none); expected parameters of its own for"
-                " each layer, or a jax.lax.scan over stacked parameters, since the gradient of a"
-                " layer's parameters is used when the layer has run backward"
+                " nothing else reads (a frozen parameter, a slice of stacked parameters, or a value"
+                " that was computed from parameters before the loop, is none); expected trained"
+                " parameters of its own for each layer, or a jax.lax.scan over stacked parameters,"
+                " since the gradient of a layer's parameters is used when the layer has run"
+                " backward; a model whose layers are all frozen needs no released step"
             )
         rest, output = self.program.inputs[len(self.numbers) :], self.program.outputs[0]
         assert isinstance(output, int)

@@ -288,14 +288,15 @@ class Rule:
         return optax.apply_updates(params, self.updates(moments.mu, nu, count, params)), moments
 
     def mask_of(self, shapes) -> Any:
-        """Returns the mask of weight decay for parameters of these shapes: a tree of booleans, one
-        boolean for all weights, or None. The function of a mask receives traced arrays.
+        """Returns the mask of weight decay for parameters of these shapes: a boolean for each
+        array, or None. The function of a mask receives traced arrays.
         """
-        if not callable(self.mask):
-            return self.mask
-        box: Any = []
-        jax.eval_shape(lambda params: box.append(self.mask(params)), shapes)  # pyright: ignore
-        return box[0]
+        box: Any = [self.mask]
+        # A module of Equinox is a tree that can be called.
+        if callable(self.mask) and jax.tree_util.all_leaves([self.mask]):
+            jax.eval_shape(lambda params: box.append(self.mask(params)), shapes)  # pyright: ignore
+        of_branch = lambda flag, branch: jax.tree.map(lambda _: flag, branch)
+        return None if self.mask is None else jax.tree.map(of_branch, box[-1], shapes)
 
     def updates(self, mu, nu, count, params, gradient=None):
         """Returns the updates to add to the parameters: Adam's step with bias correction and decay,

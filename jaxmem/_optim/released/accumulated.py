@@ -386,6 +386,4 @@ def _masks(rule: Rule, model: Model, params) -> tuple[Any, Any]:
     """
     whole = {k: joined_shapes(v) if k == model.layers else v for k, v in params.items()}
     mask = rule.mask_of(whole)
-    if not isinstance(mask, dict):  # one boolean for all weights, or None
-        return mask, mask
-    return model.outer(mask), mask[model.layers]
+    return (None, None) if mask is None else (model.outer(mask), mask[model.layers])

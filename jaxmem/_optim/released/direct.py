@@ -60,7 +60,7 @@ class Components:
         `tx` cannot update one component at a time.
         """
         if len(jax.tree.leaves(one)) == 1:  # a second array shows whether `tx` couples arrays
-            proved(tx, {"a": one, "b": one})
+            proved(tx, jax.tree.map(lambda a: [a, a], one))  # a prefix: masks still fit
         alone = proved(tx, one)
         owned = lambda chosen: [s for s, owner in enumerate(alone.owners) if owner in chosen]
         paths = [path for path, _ in jax.tree.leaves_with_path(one)]

@@ -118,7 +118,8 @@ class LossStep:
             return Within(segments, run, lambda pair: pair, lambda _, pair: pair)
         form.layers = divided.layers
         tx: Any = self.tx
-        optimizer = Accumulated(tx) if isinstance(tx, AdamA) else Direct(form.of_users(tx), None)
+        is_adama = isinstance(tx, AdamA)
+        optimizer = Accumulated(form.masked(tx)) if is_adama else Direct(form.of_users(tx), None)
 
         def released(frozen: _Frozen) -> ReleasedStep:
             outer_of = lambda outer: form.merged(outer[OUTER], frozen.outer, of_layers=False)
@@ -219,12 +220,19 @@ class _Form:
     """
 
     def __init__(self, params, accumulates: bool, trainable):
-        """Raises OptimizerError unless trained parameters are floating-point arrays.
+        """Raises OptimizerError unless parameters are arrays, and trained ones floating-point.
 
         accumulates: whether the optimizer is AdamA, whose moments have the tree of the parameters.
         trainable: the argument of `released_step`.
         """
         leaves, self._structure = jax.tree.flatten(params, is_leaf=is_split)
+        for path, a in jax.tree.leaves_with_path(params, is_leaf=is_split):
+            if callable(a) or isinstance(a, str):
+                raise OptimizerError(
+                    f"released_step: `params{jax.tree_util.keystr(path)}` is {type(a).__name__};"
+                    " expected a tree of arrays alone: for a module of Equinox,"
+                    " eqx.partition(module, eqx.is_array), and a loss that combines both parts"
+                )
         self.shapes = jax.tree.unflatten(self._structure, map(_shape, leaves))
         self.layers: tuple[int, ...] = ()
         self._accumulates = accumulates
@@ -266,8 +274,25 @@ class _Form:
         return [found[i] for i in order]
 
     def inner(self, tree) -> dict[str, Any]:
-        """Returns a tree like the trained parameters in the form of a `ReleasedStep`."""
-        leaves = jax.tree.leaves(tree, is_leaf=lambda a: is_split(a) or is_coded(a))
+        """Returns a tree like the trained parameters in the form of a `ReleasedStep`. Raises
+        OptimizerError for another tree.
+        """
+        like = self.trained(self.shapes)
+        try:
+            leaves = jax.tree.structure(like).flatten_up_to(tree)
+        except (TypeError, ValueError):
+            leaves = [None]
+        if any(a is None for a in leaves):
+            is_one = lambda a: is_split(a) or is_coded(a)
+            made, want = (
+                {jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(t, is_leaf=is_one)}
+                for t in (tree, like)
+            )
+            raise OptimizerError(
+                "released_step: the moments in `state[1]` and the trained parameters differ at"
+                f" {', '.join(sorted(made ^ want)[:3]) or 'the types of the tree'}; expected the"
+                " state that `init` makes for this `trainable`"
+            )
         numbers = [i for i, trained in enumerate(self._trained) if trained]
         found = dict(zip(numbers, leaves, strict=True))
         outer, layers = (
@@ -315,6 +340,12 @@ class _Form:
 
         return optax.GradientTransformation(init, update)
 
+    def masked(self, tx: AdamA) -> AdamA:
+        """Returns `tx` with its mask of weight decay in the form of a `ReleasedStep`."""
+        mask = tx.rule.mask_of(self.trained(self.shapes))
+        inner = None if mask is None else self.inner(mask)
+        return AdamA.of(dataclasses.replace(tx.rule, mask=inner))
+
     def opened(self, state) -> tuple[Any, Any]:
         """Returns the pair that a `ReleasedStep` receives, from a pair of the user's trees."""
         trained = self.trained(state[0])
@@ -342,8 +373,9 @@ def trained_leaves(trainable, shapes) -> list[bool]:
     mask = True if trainable is None else trainable
     is_flag = lambda a: isinstance(a, bool | np.bool_)
     of_branch = lambda flag, branch: jax.tree.map(lambda _: flag, branch)
+    is_tree = not jax.tree_util.all_leaves([mask])  # a module of Equinox can be called
     try:
-        mask = mask(shapes) if callable(mask) and not isinstance(mask, type) else mask
+        mask = mask(shapes) if callable(mask) and not (is_tree or isinstance(mask, type)) else mask
         found = jax.tree.leaves(jax.tree.map(of_branch, mask, shapes))
     except (TypeError, ValueError) as error:
         raise OptimizerError(_not_a_mask(f"does not fit `params`: {error}")) from error
@@ -381,7 +413,8 @@ def bound(made, args: tuple) -> Any:
 
 def _together(leaves: Sequence) -> Any:
     """Returns the layers' leaves as one list, or as the `Stacks` of lists of a split state."""
-    return jax.tree.map(lambda *each: [*each], *leaves, is_leaf=is_coded) if leaves else []
+    is_one = lambda a: is_coded(a) or isinstance(a, list)  # `Components.of` doubles a leaf
+    return jax.tree.map(lambda *each: [*each], *leaves, is_leaf=is_one) if leaves else []
 
 
 def _apart(layers, count: int) -> list:

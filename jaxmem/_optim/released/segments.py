@@ -212,9 +212,7 @@ class SegmentedStep:
         """
         rule, leaves = self.tx.rule, jax.tree.leaves(params)  # pyright: ignore
         n, mask, places = rule.accumulation_steps, rule.mask_of(self.trained), self._places
-        if mask is not None:  # one boolean for each parameter: a mask may be of whole branches
-            of_branch = lambda is_set, branch: jax.tree.map(lambda _: is_set, branch)
-            mask = jax.tree.leaves(jax.tree.map(of_branch, mask, self.trained))
+        mask = None if mask is None else jax.tree.leaves(mask)
         rule.check_rows(old.moments)
         leaves_of = lambda tree: jax.tree.leaves(tree, is_leaf=is_coded)
         moments = {k: leaves_of(tree) for k, tree in entries(old.moments).items()}
