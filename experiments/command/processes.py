@@ -135,8 +135,10 @@ def ending_together() -> Iterator[None]:
         traceback.print_exc()
         _end(_reason(client, 1.0) or str(error))
     finally:
+        # Also after a signal: a request to the coordinator must not outlive JAX's client, which
+        # would abort the process.
         done.set()
-    watch.join()
+        watch.join()
 
 
 def _client() -> Any:
