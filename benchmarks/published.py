@@ -5,7 +5,7 @@ on real TPUs and GPUs, rebuilt from their dimensions and compiled here without h
 
 The rows are in `benchmarks/published.json`: source with its commit, model, mesh, rematerialization,
 attention, and what was measured. Each row has all that is needed to compile the step. A row that is
-`aside` takes no part in any choice of a constant of the cost model.
+`aside` takes no part in the fit of a constant of the cost model; its measured time was known.
 
 `published_steps`: dense decoders on slices of TPUs, rebuilt by `benchmarks/shared/decoder.py`.
 `seconds` is the prediction: a roofline of XLA's fusions at datasheet rates (docs/tpu.md). `ratio`

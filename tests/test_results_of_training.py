@@ -126,6 +126,7 @@ def test_predictions_beside_published_measurements():
     assert f"largest error of the steps aside is {100 * largest:.1f} %" in text
     assert f"median error of all {len(timed)} steps is" in " ".join(text.split())
     assert quotes(answer("real hardware").partition("error is")[2], 100 * median, 100 * largest)
+    assert quotes(answer("real hardware").partition("off by")[2], 100 * max(errors.values()))
     assert sum(error <= 0.08 for error in errors.values()) == 18
 
 

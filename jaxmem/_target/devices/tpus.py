@@ -7,8 +7,9 @@ entry names, divided by the devices of a chip; float32 products run at the rate 
 XLA multiplies them in one pass of bfloat16 by default.
 
 Products reach a share of the peak. The shares are fitted to the step times that others measured on
-slices of v4, v5e, v5p and v6e (`python -m benchmarks.published`), without the rows that are aside.
-v2, v3 and tpu7x have the share of v4: no measured step was compiled for them.
+slices of v4 (one step), v5e (two), v5p (two) and v6e (nine): `python -m benchmarks.published`,
+without the rows aside and without an outlier. A share also holds what the roofline leaves out, such
+as exposed host transfers. v2, v3 and tpu7x have the share of v4: no measured step was compiled.
 """
 
 import dataclasses
