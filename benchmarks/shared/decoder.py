@@ -157,12 +157,7 @@ def loss_of(row: Row, mesh, params, tokens):
         x = jax.nn.one_hot(inputs, embedding.shape[0], dtype=jnp.bfloat16) @ embedding
     else:
         x = embedding[inputs]
-    if row["scan_over_layers"]:
-        x, _ = jax.lax.scan(layer, divided(x), params["layers"])
-    else:
-        x = divided(x)
-        for i in range(row["model"]["layers"]):
-            x, _ = layer(x, jax.tree.map(lambda a, i=i: a[i], params["layers"]))
+    x, _ = jax.lax.scan(layer, divided(x), params["layers"])
     x = norm(x, params["norm"].astype(jnp.bfloat16))
     head = embedding.T if row["model"]["tied_embeddings"] else params["head"].astype(jnp.bfloat16)
     logits = divided(x @ head).astype(jnp.float32)
@@ -197,10 +192,6 @@ NAMES = {
         ("query_proj", "key_proj", "value_proj", "out_proj", "mlpwo"),
         (),
     ),
-    "custom: decoder_layer_input, context": (
-        ("decoder_layer_input", "context", "query_proj", "key_proj", "value_proj"),
-        (),
-    ),
 }
 
 
@@ -209,11 +200,6 @@ def policy_of(row: Row):
     policies = jax.checkpoint_policies
     if row["remat"].startswith("full"):
         return policies.nothing_saveable
-    if row["remat"].startswith("minimal_flash"):
-        context = policies.save_only_these_names("context")
-        return policies.save_from_both_policies(
-            policies.checkpoint_dots_with_no_batch_dims, context
-        )
     if row["remat"].startswith("minimal"):
         return policies.checkpoint_dots_with_no_batch_dims
     saved, moved = next(names for start, names in NAMES.items() if row["remat"].startswith(start))
@@ -228,22 +214,16 @@ def policy_of(row: Row):
 def attention(row: Row, mesh, q, k, v):
     """Causal attention, (B, S, H, K)."""
     kind = row["attention"].split()[0].rstrip(",")
-    if kind in ("splash", "flash", "autoselected", "tokamax"):
-        groups = q.shape[2] // k.shape[2]
-        tensor = mesh.shape["tensor"]
-        if groups > 1 and k.shape[2] % tensor:
-            k, v = (jnp.repeat(a, groups, 2) for a in (k, v))
-        spec = P(ROWS, "tensor")
-        run = flash if kind == "flash" else functools.partial(splash, row)
-        run = jax.shard_map(run, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
-        heads_first = lambda a: a.transpose(0, 2, 1, 3)
-        return heads_first(run(*map(heads_first, (q, k, v))))
     if kind == "dot":
         scores = jnp.einsum("bqhk,bthk->bhqt", q, k) * q.shape[-1] ** -0.5
         seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
         probs = jax.nn.softmax(jnp.where(seen, scores.astype(jnp.float32), -1e9)).astype(q.dtype)
         return jnp.einsum("bhqt,bthk->bqhk", probs, v)
-    return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+    spec = P(ROWS, "tensor")
+    run = flash if kind == "flash" else functools.partial(splash, row)
+    run = jax.shard_map(run, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)
+    heads_first = lambda a: a.transpose(0, 2, 1, 3)
+    return heads_first(run(*map(heads_first, (q, k, v))))
 
 
 def flash(q, k, v):
@@ -261,7 +241,9 @@ def flash(q, k, v):
 
 
 def splash(row: Row, q, k, v):
-    """JAX's splash attention for TPUs, of q (B, H, S, K) and k, v (B, G, S, K)."""
+    """JAX's splash attention for TPUs, of q (B, H, S, K) and k, v (B, G, S, K). Its blocks have
+    2048 positions if all blocks of the row have, else 512.
+    """
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 

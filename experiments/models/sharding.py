@@ -179,7 +179,7 @@ def _shape(a: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
 
 
 def place_rows(rows: Callable[[slice], Any], shape: tuple[int, int]) -> Any:
-    """Returns a batch of text, of which `rows(part)` returns the rows `part`. With a mesh, the
+    """Returns a batch of text. `rows(part)` reads the rows of the slice `part`. With a mesh, the
     batch has the given shape, and each process reads the rows of its devices only.
     """
     if (mesh := current()) is None:

@@ -461,7 +461,7 @@ def test_three_functions_take_no_trainable():
 )
 def test_frozen_layers_are_streamed_on_an_absent_gpu(h200):
     """Host memory has the layers' states alone, and temporaries are not a layer's frozen weights
-    more than those of a step with its states on the device, but for the two fetched layers."""
+    more than the temporaries of a step with its states on the device, but for two fetched layers."""
     width, layers = 512, 8
     make = lambda *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct((layers, *shape), dtype)
     frozen = {

@@ -61,7 +61,7 @@ def openpi(way, dtype):
     config = config_of(way, dtype)
     state = jax.jit(functools.partial(init, config, adam()))(jax.random.key(0))
     keys = iter(jax.random.split(jax.random.key(3), 999))
-    # Moved from zeros, such as those of scales, which would hide a fault.
+    # Scales start at zero, and a zero would hide a fault: every parameter is perturbed.
     moved = lambda p: p + 0.05 * jax.random.normal(next(keys), p.shape, p.dtype)
     params, batch = floating(state.params, moved), batch_of(config, jax.random.key(1))
     if dtype == jnp.float64:
