@@ -460,8 +460,9 @@ def test_three_functions_take_no_trainable():
     jax.__version_info__ < (0, 11, 1), reason="reads host stacks of a scan at wrong offsets"
 )
 def test_frozen_layers_are_streamed_on_an_absent_gpu(h200):
-    """Host memory has the layers' states alone, and temporaries are not a layer's frozen weights
-    more than the temporaries of a step with its states on the device, but for two fetched layers."""
+    """Host memory has the layers' states alone. Temporaries exceed the temporaries of a step with
+    its states on the device by the states of three layers at most.
+    """
     width, layers = 512, 8
     make = lambda *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct((layers, *shape), dtype)
     frozen = {
