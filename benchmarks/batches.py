@@ -1,0 +1,164 @@
+"""The largest batch within 32 GB, and throughput over the batch: plans against training without a
+checkpoint, full recomputation and quantization of every tag (Adacc's Table 3 and Figures 1 and 5).
+
+    python -m benchmarks.batches [RESULT ...]
+
+Steps are compiled for an H200 without hardware, with a budget of 32 GB, the memory of Adacc's GPU.
+The loss, the attention and the optimizer are equal in all ways. Sequences have 1024 tokens.
+
+`max_batch`: the largest multiple of 4 that fits, by the bytes of XLA's buffer assignment and the
+margin that plans leave. "lossless" is a plan that recomputes and offloads, "on the device" a plan
+that recomputes alone, and "plan" a plan with all actions.
+
+`throughput`: sequences a second by batch. Seconds are XLA's estimate of the compiled step, and the
+planner's price of the host transfers that compute does not hide. A plan has all actions.
+
+`shares`: of the step without a checkpoint, the share of the bytes that are neither states nor
+arguments, by batch; and of the step under full recomputation, the share of the seconds that are
+recomputation.
+"""
+
+import functools
+
+import jaxmem
+from benchmarks.shared.assignments import every
+from benchmarks.shared.baselines import own_codec
+from benchmarks.shared.case import Case, on
+from benchmarks.shared.results import Benchmark, Report, known, measure
+from experiments.steps.step import abstract
+from jaxmem._core.actions import ALL, LOSSLESS, RECOMPUTE, Action, Actions
+from jaxmem._planner.search.compile import CompiledStep
+from jaxmem._planner.search.trial import Limits
+from jaxmem._planner.sizes import within
+from jaxmem._planner.solve.cost import evaluate
+
+TARGET, BUDGET, MULTIPLE, MOST = "h200", 32 * 10**9, 4, 4096
+CONFIGS = "gpt_117m", "gpt_345m"
+FIXED = "no optimization", "full recomputation", "quantization"
+PLANNED = {"on the device": (Action.KEEP, Action.RECOMPUTE), "lossless": LOSSLESS, "plan": ALL}
+BATCHES = {"gpt_117m": (8, 32, 64), "gpt_345m": (4, 16, 32)}
+
+
+@functools.cache
+def case(config: str, batch: int) -> Case:
+    return Case(config, on(TARGET), [f"train.batch={batch}"])
+
+
+@functools.cache
+def fixed(config: str, way: str) -> Actions | None:
+    """The actions of a way without a plan. None keeps everything."""
+    if way == "no optimization":
+        return None
+    choose = own_codec if way == "quantization" else lambda _: RECOMPUTE
+    return every(case(config, MULTIPLE).profile, choose)
+
+
+@functools.cache
+def compiled(config: str, way: str, batch: int) -> CompiledStep:
+    one = case(config, batch)
+    # Blocks and tags are equal at every batch: the profile of the least batch tells them.
+    one.profile = case(config, MULTIPLE).profile
+    return one.compile_buffers(fixed(config, way))[0]
+
+
+def usable() -> int:
+    """The bytes of the budget that a plan may use."""
+    with on(TARGET) as backend:
+        return Limits.on(backend, BUDGET, 0).usable_bytes
+
+
+# -- max_batch
+
+
+def largest(config: str, way: str) -> dict[str, int]:
+    """The largest batch, and its bytes."""
+    if way in PLANNED:
+        one = case(config, MULTIPLE)
+        plan = jaxmem.plan(
+            one.build,
+            one.args[0],
+            lambda n: abstract(case(config, n).config)[1],
+            budget=BUDGET,
+            target=TARGET,
+            actions=PLANNED[way],
+            batch="max",
+            sizes=range(MULTIPLE, MOST + 1, MULTIPLE),
+        )
+        return {
+            "batch": known(plan.batch),
+            "bytes": plan.compiled_bytes,
+            "host bytes": plan.host_bytes,
+        }
+    size = lambda i: MULTIPLE * (i + 1)
+    bytes_of = lambda i: compiled(config, way, size(i)).total
+    index = within(MOST // MULTIPLE, bytes_of, usable())
+    return {"batch": size(index), "bytes": bytes_of(index), "host bytes": 0}
+
+
+def of_batches(report: Report) -> dict[str, float]:
+    """Each way's largest batch, divided by the largest batch of full recomputation."""
+    most = {name: row["batch"] for name, row in report.results.items()}
+    of = lambda name: most[f"{name.split(', ')[0]}, full recomputation"]
+    return {name: batch / of(name) for name, batch in most.items()}
+
+
+# -- throughput
+
+
+def seconds(config: str, batch: int) -> dict[str, dict[str, float]]:
+    """Of each way that fits: bytes, seconds of a step, and sequences a second."""
+    one, rows = case(config, batch), {}
+    plan = one.attempt(BUDGET, actions=PLANNED["plan"])[0]
+    given = {way: fixed(config, way) for way in FIXED} | {"plan": known(plan).actions}
+    for way, actions in given.items():
+        (step,) = one.compile_buffers(actions)
+        if step.total > usable():
+            continue
+        exposed = 0.0 if actions is None else evaluate(one.profile, actions).host_seconds
+        time = known(step.compiled.xla_seconds) + exposed
+        rows[way] = {"bytes": step.total, "seconds": time, "sequences a second": batch / time}
+    return rows
+
+
+def of_throughput(report: Report) -> dict[str, dict[str, list[float]]]:
+    """The plan's throughput, divided by the throughput of each other way: least and greatest."""
+    found = {}
+    for config in CONFIGS:
+        rows = report.under(f"{config}, ").values()
+        found[config] = {}
+        for way in FIXED:
+            over = [r[way]["seconds"] / r["plan"]["seconds"] for r in rows if way in r]
+            found[config][way] = [min(over), max(over)] if over else []
+    return found
+
+
+# -- shares
+
+
+def shares(config: str, batch: int) -> dict[str, float]:
+    """The share of activations in the bytes, and of recomputation in the seconds."""
+    kept, recomputed = (compiled(config, way, batch) for way in FIXED[:2])
+    extra = known(recomputed.compiled.xla_seconds) - known(kept.compiled.xla_seconds)
+    return {
+        "bytes": kept.total,
+        "activations": 1 - kept.compiled.argument_bytes / kept.total,
+        "recomputation": extra / known(recomputed.compiled.xla_seconds),
+    }
+
+
+RESULTS = {
+    "max_batch": Benchmark(
+        [(config, way) for config in CONFIGS for way in (*FIXED, *PLANNED)],
+        row=largest,
+        summary=of_batches,
+    ),
+    "throughput": Benchmark(
+        [(config, batch) for config in CONFIGS for batch in BATCHES[config]],
+        row=seconds,
+        summary=of_throughput,
+    ),
+    "shares": Benchmark([(config, batch) for config in CONFIGS for batch in (4, 8)], row=shares),
+}
+
+if __name__ == "__main__":
+    measure("batches", RESULTS)
