@@ -33,7 +33,7 @@ endif
 # Where Python is told to keep no compiled files, each process of the tests would rewrite every assert again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test test-core test-costly test-slow test-matrix stacks bench stale lint format typecheck docs wheel present clean
+.PHONY: help setup run test test-core test-costly test-slow test-matrix stacks bench stale evidence lint format typecheck docs wheel present clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
@@ -84,6 +84,9 @@ bench: $(VENV)/.installed  ## every script of benchmarks/, or those named in BEN
 
 stale: $(VENV)/.installed  ## the results whose sources changed since they were measured, and the time to measure again
 	@$(PY) -m benchmarks.shared.stale
+
+evidence: $(VENV)/.installed  ## docs/evidence.md: the claims of the papers beside the committed results
+	@$(PY) -m benchmarks.evidence
 
 lint: $(VENV)/.installed-dev  ## ruff, without changing a file
 	$(PY) -m ruff check .

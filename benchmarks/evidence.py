@@ -1,0 +1,201 @@
+"""Writes docs/evidence.md: the claims of the papers, and jaxmem's, beside the committed results.
+
+    python -m benchmarks.evidence
+
+The claims are in `benchmarks/evidence.toml`. A number comes from a file of `benchmarks/results/`
+and from no other place, so that the page changes with the results alone. Nothing is measured here.
+"""
+
+import fnmatch
+import pathlib
+import statistics
+import tomllib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks.shared.results import RESULTS
+from jaxmem._core.files import read_json
+from jaxmem._result.svg import element, escape
+
+ROOT = pathlib.Path(__file__).parents[1]
+CLAIMS = pathlib.Path(__file__).parent / "evidence.toml"
+PAGE = ROOT / "docs" / "evidence.md"
+PASSED = 0.05  # beyond the goal by this share or more
+OF_VALUES = {
+    "at": lambda values: values[0],
+    "max": max,
+    "min": min,
+    "median": lambda values: statistics.median(map(abs, values)),
+    "share": statistics.mean,  # of true values
+}
+KINDS = {
+    "measured": "measured: ran on two CPU cores",
+    "compiled": "compiled: bytes of programs that XLA compiled for devices that are absent",
+    "predicted": "predicted: seconds of XLA's estimate or of a roofline; no step ran",
+}
+
+
+def values(found: Any, keys: Sequence[str | int]) -> Iterator[Any]:
+    """The values under keys, where a key may be a pattern. A key that some dictionaries of a
+    pattern lack is left out there.
+    """
+    if not keys:
+        yield found
+    elif isinstance(found, list):
+        for one in found if keys[0] == "*" else [found[int(keys[0])]]:
+            yield from values(one, keys[1:])
+    elif isinstance(found, dict):
+        for name in [keys[0]] if keys[0] in found else fnmatch.filter(found, str(keys[0])):
+            yield from values(found[name], keys[1:])
+
+
+def number(claim: dict[str, Any]) -> float | None:
+    """The number of a claim. None if no result answers the claim, or its file does not exist.
+
+    Raises KeyError if the file has no such number.
+    """
+    path = RESULTS / f"{claim.get('result')}.json"
+    if not path.exists():
+        return None
+    how, *keys = claim["value"]
+    file = read_json(path)
+    found = list(values(file, keys))
+    under = list(values(file, claim["over"])) if "over" in claim else [1]
+    if not found or not under:
+        raise KeyError(f"{path.name} has no {claim['value']}; expected a number for the page")
+    return claim.get("factor", 1) * OF_VALUES[how](found) / under[0]
+
+
+def outcome(claim: dict[str, Any], found: float | None) -> str:
+    """In one word whether the goal of a claim is reached, and by how much not."""
+    if found is None:
+        return "not to be had" if "missing" in claim else "not measured yet"
+    if "goal" not in claim:
+        return "told"
+    goal = claim["goal"]
+    if claim["better"] == "nearer 0":
+        found, better = abs(found), -1
+    else:
+        better = 1 if claim["better"] == "more" else -1
+    margin = better * (found - goal) / (abs(goal) or 1)
+    if margin < 0:
+        short = 100 * -margin
+        return f"**short** by {short:.2g} %" if short < 10 else f"**short** by {short:.0f} %"
+    return "passed" if margin >= PASSED and goal else "met"
+
+
+def rows() -> list[dict[str, Any]]:
+    """The claims, each with its number, its outcome, and the commit of its result."""
+    found = []
+    for claim in tomllib.loads(CLAIMS.read_text("utf-8"))["claim"]:
+        value = number(claim)
+        path = RESULTS / f"{claim.get('result')}.json"
+        about = read_json(path) if path.exists() else {}
+        found.append(
+            claim
+            | {
+                "number": value,
+                "outcome": outcome(claim, value),
+                "commit": about["commit"][:7] if "commit" in about else "not recorded",
+            }
+        )
+    return found
+
+
+def table(claims: Sequence[dict[str, Any]]) -> str:
+    """A table of claims in Markdown."""
+    names = "Code", "Claim", "Reported", "Here", "Goal", "Outcome", "Result"
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for c in claims:
+        here = "–" if c["number"] is None else c["shown"].format(c["number"]).replace("-", "−")
+        goal = "–"
+        if "goal" in c:
+            word = {"more": "at least", "less": "at most", "nearer 0": "within"}[c["better"]]
+            goal = f"{word} {c['shown'].replace('+', '').format(c['goal'])}"
+        why = c.get("missing", c.get("note"))
+        claim = c["claim"] + (f". {why[0].upper()}{why[1:]}" if why else "")
+        source = f"{c['kind']}, `{c['result']}` ({c['commit']})" if c["number"] is not None else "–"
+        cells = c["code"], claim, c.get("reported", "–"), here, goal, c["outcome"], source
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+# -- Plots
+
+
+def published_plot() -> str:
+    """Predicted step seconds divided by published ones, a bar for each step."""
+    steps = read_json(RESULTS / "published_steps.json")["results"]
+    bars = {name: row["ratio"] for name, row in steps.items() if "ratio" in row}
+    return bar_plot(bars, 1.0, "Predicted step time divided by the published step time")
+
+
+def batch_plot() -> str | None:
+    """The largest batch within 32 GB, a bar for each model and way."""
+    path = RESULTS / "max_batch.json"
+    if not path.exists():
+        return None
+    bars = {name: row["batch"] for name, row in read_json(path)["results"].items()}
+    return bar_plot(bars, None, "Largest batch within 32 GB, compiled for an H200")
+
+
+def bar_plot(bars: dict[str, float], mark: float | None, title: str) -> str:
+    """Horizontal bars as an SVG file, for a light and a dark page.
+
+    mark: where a vertical line is drawn.
+    """
+    step, left, width, right = 24, 230, 400, 70
+    high, scale = step * (len(bars) + 2), width / max(*bars.values(), mark or 0)
+    style = (
+        "text{font:13px sans-serif;fill:#222}.bar{fill:#4c6ef5}.mark{stroke:#c92a2a}"
+        "@media(prefers-color-scheme:dark){text{fill:#ddd}.bar{fill:#748ffc}.mark{stroke:#ff8787}}"
+    )
+    inner = element("title", escape(title)) + element("style", style)
+    inner += element("text", escape(title), x=8, y=18, font_weight="bold")
+    for row, (name, value) in enumerate(bars.items()):
+        y = step * (row + 1) + 6
+        inner += element("text", escape(name), x=left - 8, y=y + 14, text_anchor="end")
+        inner += element(
+            "rect", css="bar", x=left, y=y + 2, height=step - 8, width=f"{value * scale:.1f}"
+        )
+        inner += element("text", f"{value:.4g}", x=f"{left + value * scale + 6:.1f}", y=y + 14)
+    if mark is not None:
+        at = f"{left + mark * scale:.1f}"
+        inner += element("line", css="mark", x1=at, x2=at, y1=step, y2=high - step // 2)
+    box = {"viewBox": f"0 0 {left + width + right} {high}", "xmlns": "http://www.w3.org/2000/svg"}
+    return element("svg", inner, width=left + width + right, height=high, role="img", **box) + "\n"
+
+
+def page() -> str:
+    """The page, in Markdown."""
+    claims = rows()
+    count = lambda word: sum(c["outcome"].lstrip("*").startswith(word) for c in claims)
+    words = "passed", "met", "short", "not to be had", "not measured yet"
+    told = ", ".join(f"{n} {word}" for word in words if (n := count(word)))
+    kinds = "\n".join(f"- {text}" for text in KINDS.values())
+    parts = [
+        "# Evidence",
+        "`python -m benchmarks.evidence` writes this page from `benchmarks/results/` and"
+        " `benchmarks/evidence.toml`. Do not edit it.",
+        f"The page compares the claims of the three papers, and jaxmem's, with what was measured"
+        f' here. Of {len(claims)} claims: {told}. "Passed" is better than the goal by 5 % or'
+        ' more. "Told" has no goal. [Results](results.md) describes each script, and'
+        " `make stale` lists the results that are older than the code.",
+        "**No GPU and no TPU has run a step of jaxmem.** A result is of one of three kinds:",
+        kinds,
+    ]
+    for paper in dict.fromkeys(c["paper"] for c in claims):
+        parts += [f"## {paper}", table([c for c in claims if c["paper"] == paper])]
+    plots = {"published": published_plot(), "batches": batch_plot()}
+    parts += ["## Plots"]
+    for name, plot in plots.items():
+        if plot is not None:
+            path = PAGE.parent / "assets" / f"evidence-{name}.svg"
+            path.write_text(plot, "utf-8")
+            parts += [f"![{name}](assets/{path.name})"]
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
+    print(PAGE)
