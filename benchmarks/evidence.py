@@ -20,6 +20,7 @@ from jaxmem._result.svg import element, escape
 ROOT = pathlib.Path(__file__).parents[1]
 CLAIMS = pathlib.Path(__file__).parent / "evidence.toml"
 PAGE = ROOT / "docs" / "evidence.md"
+UNBROKEN = "\N{NO-BREAK SPACE}%"
 PASSED = 0.05  # beyond the goal by this share or more
 OF_VALUES = {
     "at": lambda values: values[0],
@@ -79,6 +80,8 @@ def outcome(claim: dict[str, Any], found: float | None) -> str:
         better = 1 if claim["better"] == "more" else -1
     margin = better * (found - goal) / (abs(goal) or 1)
     if margin < 0:
+        if found * goal < 0:
+            return "**short**: of the other sign"
         short = 100 * -margin
         return f"**short** by {short:.2g} %" if short < 10 else f"**short** by {short:.0f} %"
     return "passed" if margin >= PASSED and goal else "met"
@@ -115,7 +118,8 @@ def table(claims: Sequence[dict[str, Any]]) -> str:
         why = c.get("missing", c.get("note"))
         claim = c["claim"] + (f". {why[0].upper()}{why[1:]}" if why else "")
         source = f"{c['kind']}, `{c['result']}` ({c['commit']})" if c["number"] is not None else "–"
-        cells = c["code"], claim, c.get("reported", "–"), here, goal, c["outcome"], source
+        joined = (text.replace(" %", UNBROKEN) for text in (here, goal, c["outcome"]))
+        cells = c["code"], claim, c.get("reported", "–"), *joined, source
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

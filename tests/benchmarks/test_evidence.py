@@ -44,6 +44,7 @@ def test_values_are_found_by_keys_and_patterns(keys, expected):
         ("less", 0.0, 0.0, "met"),
         ("less", 2.0, 2.01, "short by 0.5 %"),
         ("nearer 0", 0.5, -0.4, "passed"),
+        ("more", 0.5, -0.3, "short: of the other sign"),
         ("nearer 0", 0.5, -0.6, "short by 20 %"),
     ],
 )
