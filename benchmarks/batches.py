@@ -19,13 +19,15 @@ recomputation.
 """
 
 import functools
+from typing import Any
+
+import jax
 
 import jaxmem
 from benchmarks.shared.assignments import every
 from benchmarks.shared.baselines import own_codec
 from benchmarks.shared.case import Case, on
 from benchmarks.shared.results import Benchmark, Report, known, measure
-from experiments.steps.step import abstract
 from jaxmem._core.actions import ALL, LOSSLESS, RECOMPUTE, Action, Actions
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.trial import Limits
@@ -70,6 +72,12 @@ def usable() -> int:
 # -- max_batch
 
 
+def batch_of(example: Any, size: int) -> Any:
+    """The shapes of a batch of another size."""
+    other = lambda a: jax.ShapeDtypeStruct((size, *a.shape[1:]), a.dtype)
+    return jax.tree.map(other, example)
+
+
 def largest(config: str, way: str) -> dict[str, int]:
     """The largest batch, and its bytes."""
     if way in PLANNED:
@@ -77,7 +85,7 @@ def largest(config: str, way: str) -> dict[str, int]:
         plan = jaxmem.plan(
             one.build,
             one.args[0],
-            lambda n: abstract(case(config, n).config)[1],
+            functools.partial(batch_of, one.args[1]),
             budget=BUDGET,
             target=TARGET,
             actions=PLANNED[way],

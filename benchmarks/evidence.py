@@ -162,7 +162,7 @@ def bar_plot(bars: dict[str, float], mark: float | None, title: str) -> str:
         inner += element(
             "rect", css="bar", x=left, y=y + 2, height=step - 8, width=f"{value * scale:.1f}"
         )
-        inner += element("text", f"{value:.4g}", x=f"{left + value * scale + 6:.1f}", y=y + 14)
+        inner += element("text", f"{value:.4g}", x=left + width + 8, y=y + 14)
     if mark is not None:
         at = f"{left + mark * scale:.1f}"
         inner += element("line", css="mark", x1=at, x2=at, y1=step, y2=high - step // 2)
