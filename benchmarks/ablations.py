@@ -11,6 +11,10 @@ Seconds are predicted; on a device that is not there they are XLA's estimate of 
 or the roofline of its fusions. A ratio is the variant's over the search's: above 1, the phase
 gains.
 
+`actions`: the mixed-integer program with keep and recompute, with one more action (compress, or
+offload, which is all lossless actions), and with all actions, for shares of the bytes of all tags.
+A number is the predicted step time divided by the time with all actions. Only pieces are compiled.
+
 `corrections`: plans with `measure=` on this CPU, with and without the correction of prices by runs
 of whole steps. Without it, no step by corrected prices runs, and no later plan reads the runs of
 earlier searches. Each model has a cache folder, and its budgets are planned in order, so that a
@@ -30,18 +34,21 @@ import jax.numpy as jnp
 
 import jaxmem
 from benchmarks.budgets import OVERRIDES, without_tags
+from benchmarks.shared.assignments import ROOMS, keep_everything, solved
 from benchmarks.shared.case import Case, Step, case_on, nano, on
 from benchmarks.shared.results import Benchmark, Report, measure
 from benchmarks.shared.searches import NO_HISTORY, own_cache, replacing
 from benchmarks.shared.steps import MODELS, shapes, step_of
 from benchmarks.shared.timing import cache_compiles, first_batch, in_turns, over
 from experiments.steps.step import init_state
-from jaxmem._core.actions import LOSSLESS
+from jaxmem._core.actions import ALL, LOSSLESS, Action, Actions
+from jaxmem._core.profile import Profile
 from jaxmem._planner import traced_step
 from jaxmem._planner.search import baseline, candidates, least, search
 from jaxmem._planner.search import measure as measured
 from jaxmem._planner.search.candidates import alike
 from jaxmem._planner.search.history import History
+from jaxmem._planner.solve.cost import evaluate
 from jaxmem._target.compile.protocol import Backend
 from tests.shared.foreign.size import Size
 
@@ -113,6 +120,45 @@ def of_case(report: Report, name: str) -> dict:
     """The gain of each phase that ran for the case."""
     ran = [p for p in PHASES if p != "nothing" and report.has(f"{name} 0.002 without {p}")]
     return {p: of_phase(report, name, p) for p in ran}
+
+
+# -- actions
+
+SETS = {
+    "recompute": (Action.KEEP, Action.RECOMPUTE),
+    "compress": (Action.KEEP, Action.RECOMPUTE, Action.COMPRESS),
+    "offload": LOSSLESS,
+    "all": ALL,
+}
+
+
+def alone(config: str, target: str) -> dict[str, dict[str, float | None]]:
+    """By share of the bytes: the step time under each set of actions over the time under all. None
+    if no assignment is within the share.
+    """
+    found: dict[str, dict[str, float | None]] = {}
+    with on(target) as backend:
+        cases = {name: Case(config, backend, allowed=given) for name, given in SETS.items()}
+        for share in ROOMS:
+            times = {}
+            for name, case in cases.items():
+                if (actions := solved(case.profile, share)) is not None:
+                    times[name] = seconds_under(case.profile, actions)
+            found[f"{share}"] = {n: times[n] / times["all"] if n in times else None for n in SETS}
+    return found
+
+
+def seconds_under(profile: Profile, actions: Actions) -> float:
+    """The predicted seconds of the blocks of a step."""
+    kept = evaluate(profile, keep_everything(profile)).seconds
+    return profile.step_seconds + evaluate(profile, actions).seconds - kept
+
+
+def of_alone(report: Report) -> dict[str, float | None]:
+    """The largest ratio of each set of actions; None if a share is too small for it somewhere."""
+    rows = [row for shares in report.results.values() for row in shares.values()]
+    of = lambda name: [row[name] for row in rows]
+    return {n: None if None in of(n) else max(of(n)) for n in SETS}
 
 
 # -- corrections
@@ -187,6 +233,11 @@ def of_corrections(report: Report) -> dict:
 
 RESULTS = {
     "ablations": Benchmark(CASES, run, of_case=of_case),
+    "actions": Benchmark(
+        [(config, target) for config in ("gpt_117m", "gpt_345m") for target in ("h200", "v5e")],
+        row=alone,
+        summary=of_alone,
+    ),
     "corrections": Benchmark(NAMES, of_model, of_corrections),
 }
 
