@@ -469,3 +469,18 @@ def test_the_page_has_the_plans_of_openpi():
         assert row["bytes of the plan"] <= row["budget"] < capacity[row["way"]]
     kept = rows["lora, rtx4090"]["bytes of everything kept"]
     assert f"everything kept takes {kept / 1e9:.3g} GB" in said
+
+
+def test_each_action_alone():
+    found = result("actions")
+    page = PAGE["What each action gains"]
+    rows = {
+        f"{name}, {share}": row for name, s in found["results"].items() for share, row in s.items()
+    }
+    assert [*page] == [*rows]
+    for cells, row in zip(page.values(), rows.values(), strict=True):
+        for cell, key in zip(cells, ("recompute", "offload", "compress"), strict=True):
+            assert quotes(cell, row[key])
+    text = (ROOT / "docs" / "results.md").read_text("utf-8")
+    assert f"{found['summary']['offload']:.2f} times as long" in text
+    assert f"up to {found['summary']['recompute']:.2f} times" in text
