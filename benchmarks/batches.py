@@ -16,19 +16,23 @@ planner's price of the host transfers that compute does not hide. A plan has all
 `shares`: of the step without a checkpoint, the share of the bytes that are neither states nor
 arguments, by batch; and of the step under full recomputation, the share of the seconds that are
 recomputation.
+
+`tensors`: what recomputing and compressing each tag of one layer costs (Adacc's Table 1), with
+batch 8. Times are of the cost model, for an H200, compared with the layer that keeps every tag.
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
 
 import jaxmem
-from benchmarks.shared.assignments import every
+from benchmarks.shared.assignments import every, keep_tags
 from benchmarks.shared.baselines import own_codec
 from benchmarks.shared.case import Case, on
 from benchmarks.shared.results import Benchmark, Report, known, measure
-from jaxmem._core.actions import ALL, LOSSLESS, RECOMPUTE, Action, Actions
+from jaxmem._core.actions import ALL, KEEP, LOSSLESS, RECOMPUTE, Action, Actions
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.sizes import within
@@ -154,6 +158,35 @@ def shares(config: str, batch: int) -> dict[str, float]:
     }
 
 
+# -- tensors
+
+
+def tensors(config: str) -> dict[str, dict[str, Any]]:
+    """By tag: the bytes and the milliseconds of one layer. `best` is the action that frees more
+    bytes a second.
+    """
+    found = {}
+    profile = case(config, 8).profile
+    kept = keep_tags(profile)
+    for block, tag in ((b, t) for b in profile.blocks for t in b.tags):
+        size = block.values[tag.value]
+        dropped = kept | {block.name: kept[block.name] | {tag.name: RECOMPUTE}}
+        again = evaluate(profile, dropped).seconds - evaluate(profile, kept).seconds
+        option = {o.choice: o for o in tag.options}
+        codec, keep = option[own_codec(tag)], option[KEEP]
+        spent = {"recompute": again / block.runs, "compress": codec.seconds - keep.seconds}
+        freed = {"recompute": size, "compress": size - codec.device_bytes}
+        # Not to write a tensor may save more time than to make it again.
+        rates = {way: freed[way] / s if s > 0 else math.inf for way, s in spent.items()}
+        found[tag.name] = {
+            "bytes": size,
+            "compressed": codec.device_bytes,
+            "milliseconds": {way: 1e3 * seconds for way, seconds in spent.items()},
+            "best": max(rates, key=rates.__getitem__),
+        }
+    return found
+
+
 RESULTS = {
     "max_batch": Benchmark(
         [(config, way) for config in CONFIGS for way in (*FIXED, *PLANNED)],
@@ -165,6 +198,7 @@ RESULTS = {
         row=seconds,
         summary=of_throughput,
     ),
+    "tensors": Benchmark(CONFIGS, row=tensors),
     "shares": Benchmark([(config, batch) for config in CONFIGS for batch in (4, 8)], row=shares),
 }
 
