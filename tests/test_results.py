@@ -484,3 +484,13 @@ def test_each_action_alone():
     text = (ROOT / "docs" / "results.md").read_text("utf-8")
     assert f"{found['summary']['offload']:.2f} times as long" in text
     assert f"up to {found['summary']['recompute']:.2f} times" in text
+
+
+def test_what_each_tensor_costs():
+    page, found = PAGE["What each tensor costs"], result("tensors")["results"]["gpt_345m"]
+    assert [*page] == [*found]
+    for cells, row in zip(page.values(), found.values(), strict=True):
+        times = row["milliseconds"]
+        values = row["bytes"] / 1e6, row["compressed"] / 1e6, times["recompute"], times["compress"]
+        assert all(quotes(cell, value) for cell, value in zip(cells, values))
+        assert cells[-1] == row["best"]
