@@ -127,7 +127,6 @@ def narrow_step(p, x):
     return jax.tree.map(lambda a, g: a - 0.1 * g, p, gradient), value
 
 
-@pytest.mark.usefixtures("optimized")
 def test_a_budget_below_the_least_of_saved_layers_is_met():
     args = models.parameters(36, 64, jnp.float32), models.batch(8, 32, 64)
     auto = jaxmem.auto(narrow_step)

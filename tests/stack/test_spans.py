@@ -178,7 +178,6 @@ def test_each_layer_of_a_span_runs_forward_once_more(span, action, runs):
     assert any(e.primitive.name == "cos" for e in equations(jaxpr.jaxpr))
 
 
-@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("action", ["recompute", "keep"])
 def test_bytes_fall_with_the_square_root_of_the_layers(action):
     layers, span = 36, 6
