@@ -193,6 +193,7 @@ def adam():
     return optax.adamw(1e-2, eps=0.01, weight_decay=0.1)
 
 
+@pytest.mark.quick("LoRA", "one array", "a prefix", "Equinox", "a Python loop")
 @pytest.mark.parametrize("name", MODELS)
 def test_ten_steps_are_those_of_the_plain_step(name):
     loss, params, trainable = MODELS[name]()

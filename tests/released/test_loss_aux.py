@@ -74,6 +74,7 @@ def parameters(loss):
 LOSSES = pytest.mark.parametrize("loss", [in_a_scan, in_a_python_loop])
 
 
+@pytest.mark.quick("None-None-in_a_scan", "plan1-clip1-in_a_python_loop")
 @LOSSES
 # The norm is below the limit, so that nothing is clipped.
 @pytest.mark.parametrize(("plan", "clip"), [(None, None), (Assignment.nothing(), ("norm", 100.0))])

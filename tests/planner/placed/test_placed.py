@@ -10,7 +10,6 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import Action
-from jaxmem._core.files import write_json
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import Places
 from jaxmem._planner.placement.layer import Link
@@ -211,11 +210,9 @@ def test_a_first_state_is_made_where_the_plan_says():
 
 
 def test_the_plan_of_another_model_is_refused_by_its_layers(tmp_path):
-    data = planned(40.0).to_json()
-    data["places"] |= {"layers": 2 * LAYERS, "persist": LAYERS}
-    write_json(tmp_path / "other.json", data)
+    other = plans.plan(target="local", places=Places(2 * LAYERS, LAYERS))
     with pytest.raises(PlanFileError, match="`places.layers` is 8, and the model has 4"):
-        jaxmem.verify(jaxmem.Plan.load(tmp_path / "other.json"), build, first(), batch())
+        jaxmem.verify(plans.reloaded(other, tmp_path), build, first(), batch())
 
 
 def idle_head(outer, x, batch, *, plan):
