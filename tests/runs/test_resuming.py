@@ -8,7 +8,7 @@ import pytest
 from jaxmem.errors import JaxmemWarning
 from jaxmem.runs import record, train
 from tests.programs import durable_run
-from tests.shared.training import Stop, checkpoints, fails_at, rows, run, unfinished
+from tests.shared.training import Numbers, Stop, checkpoints, fails_at, rows, run, unfinished
 
 
 @pytest.mark.quick("2", "8")
@@ -91,28 +91,11 @@ def test_fewer_are_kept_than_before_and_the_newest_is_broken(tmp_path, whole):
     assert run(out, keep=1) == whole[1]
 
 
-class Numbers:
-    """An iterator of batches that tells where it is."""
-
-    def __init__(self, kind):
-        self.at, self.kind = 0, kind
-
-    def __next__(self):
-        self.at += 1
-        return durable_run.batch(self.at)
-
-    def get_state(self):
-        return str(self.at).encode() if self.kind is bytes else {"at": self.at}
-
-    def set_state(self, state):
-        self.at = int(state) if self.kind is bytes else state["at"]
-
-
 @pytest.mark.quick("dict")
 @pytest.mark.parametrize("kind", [bytes, dict])
 def test_an_iterators_position_is_kept(tmp_path, whole, kind):
     def go(stop):
-        numbers, steps = Numbers(kind), []
+        numbers, steps = Numbers(kind=kind), []
 
         def step(state, batch):
             steps.append(numbers.at)
