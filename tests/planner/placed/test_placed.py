@@ -33,12 +33,16 @@ def build(plan, microbatches=2):
     return tiny_lm.released(tx, plan=plan)
 
 
+def params():
+    return tiny_lm.parameters(np.float32, layers=LAYERS, width=WIDTH, vocab=32)
+
+
 def first():
-    return build(None).init(tiny_lm.parameters(np.float32, layers=LAYERS, width=WIDTH, vocab=32))
+    return build(None).init(params())
 
 
-def batch():
-    return tiny_lm.tokens(2 * ROWS, vocab=32, sequence=16).astype(jnp.int32)
+def batch(seed=1):
+    return tiny_lm.tokens(2 * ROWS, seed, vocab=32, sequence=16).astype(jnp.int32)
 
 
 def nbytes(tree) -> int:
@@ -196,8 +200,7 @@ def test_the_number_of_microbatches_is_decided_too():
 
 def test_a_first_state_is_made_where_the_plan_says():
     plan = planned(0.6 if STREAMS else 40.0)
-    params = tiny_lm.parameters(np.float32, layers=LAYERS, width=WIDTH, vocab=32)
-    layer, outer = apart(params)
+    layer, outer = apart(params())
     made = plan.create(jax.tree.map(jnp.copy, outer), layer)
     placed = plan.place(first())
     where = lambda a: (a.shape, a.dtype, a.sharding.memory_kind)
