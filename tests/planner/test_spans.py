@@ -58,6 +58,7 @@ def spans(plan):
     return [span_of(label) for label in plan.actions]
 
 
+@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("layers", [36, pytest.param(31, marks=pytest.mark.slow)])
 def test_a_budget_below_the_least_of_saved_layers_is_met(layers):
     budget = int(0.9 * least(layers))
