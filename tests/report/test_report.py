@@ -1,6 +1,6 @@
 """The page about plans and runs: well-formed, in one file, honest about what it leaves out. Grids
 of tensors, counts of outliers, places of states, and memory over the schedule are the data; hostile
-text is text.
+text is text. Of broken or odd data the page is made whole, or an error names the file and field.
 """
 
 import dataclasses
@@ -9,19 +9,22 @@ import re
 
 import pytest
 
+from jaxmem import plans
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, UNTAGGED, Action
 from jaxmem._core.bytes import show_bytes
 from jaxmem._model.states.places import HOST, Places
 from jaxmem._result.action_styles import LOOKS
 from jaxmem._result.memory.live import Live
-from jaxmem._result.plan.rows import Measured, Point
+from jaxmem._result.plan.rows import Bytes, Measured, Point
 from jaxmem._train.rectifier.counts import Outliers
 from jaxmem._train.report.memory import live_figure
 from jaxmem._train.report.outliers import decided, outlier_maps
+from jaxmem._train.report.report import report_runs as report
 from jaxmem._train.report.tensors import curve_grid, runs_grid
 from jaxmem._train.report.timeline import places_figure
 from jaxmem._train.runs.run import Run
 from jaxmem.cli import main
+from jaxmem.errors import PlanFileError
 from tests.shared.explanations import made_explanation, made_live
 from tests.shared.report_pages import HOSTILE, MIB, made, page_of, page_of_plan, row, write_run
 from tests.shared.timelines import timeline
@@ -346,3 +349,74 @@ def test_a_step_of_no_bytes(tmp_path):
     live = made_live()
     nothing = tuple(dataclasses.replace(p, bytes=(0,) * live.points) for p in live.parts)
     page_of_plan(tmp_path, explained=made_explanation(live=Live(3, 0, nothing, live.phases)))
+
+
+COUNTED = Outliers(1, "block", "up", 10, (1,), (4.0,), ((2,),)).to_json() | {"counts": ["x"]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"points": ()},
+        {"points": (Point(0, 0.0),), "compiled_bytes": 0, "baseline_bytes": 0},
+        {"points": (Point(5, 0.1),), "budget_bytes": 2**63 - 1},
+        {"budget_bytes": 0, "predicted_seconds": 0.0, "baseline_seconds": 0.0},
+        {"parts": Bytes(0, 0, 0), "baseline_parts": Bytes(0, 0, 0)},
+        {"parts": Bytes(10, 20, -5)},
+        {"rows": ()},
+        {"rows": (row(KEEP, kind=None, shape=()),)},
+        {"notes": ()},
+    ],
+    ids=str,
+)
+def test_what_is_missing_or_odd_does_not_break_the_page(change, tmp_path):
+    page_of(tmp_path, write_run(tmp_path / "run", dataclasses.replace(made(), **change)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("metrics.jsonl", '{"step": 1}\n{"step": 2, "lo', "line 2: .*expected JSON"),
+        ("metrics.jsonl", '{"step": 1, "step_seconds": -1}', "field `step_seconds`: got -1"),
+        ("metrics.jsonl", "3\n", "line 1: got 3, expected an object"),
+        ("metrics.jsonl", '\n{"loss": 2}\n', "line 2, field `step`: got None"),
+        ("metrics.jsonl", '{"step": NaN, "loss": 2}', "line 1, field `step`: got nan"),
+        ("metrics.jsonl", '{"step": 1, "loss": "<b>"}', "field `loss`: got '<b>'"),
+        ("metrics.jsonl", b"\xff\xfe", "cannot read .*metrics.jsonl"),
+        ("summary.json", "{", "summary.json': .*expected JSON"),
+        ("summary.json", "[]", "summary.json', .*got 'list', expected an object"),
+        ("summary.json", '{"val_loss": "2"}', "field `val_loss`: got '2', expected a number"),
+        ("summary.json", '{"command": 3}', "field `command`: got 3, expected a text"),
+        ("explained.json", '{"total_bytes": "many"}', "field `total_bytes`: got 'many'"),
+        ("decisions.jsonl", '{"step": "x", "taken": true, "why": ""}', "line 1, field `step`"),
+        ("decisions.jsonl", "[]", "line 1: got"),
+        ("outliers.jsonl", '{"step": 1, "block": 3}', "line 1, field `block`"),
+        ("outliers.jsonl", "{", "line 1: Expecting"),
+        ("outliers.jsonl", json.dumps(COUNTED), r"line 1, field `counts\[0\]`: got 'x'"),
+        ("plan.json", "{}", "plan.json', field `schema`"),
+        ("plan.json", "", "cannot read .*plan.json"),
+    ],
+)
+def test_a_broken_file_is_named(name, content, told, tmp_path):
+    run = write_run(tmp_path / "run", made(), [1.0], config="nano")
+    data = content if isinstance(content, bytes) else content.encode()
+    (tmp_path / "run" / name).write_bytes(data)
+    with pytest.raises(PlanFileError, match=told):
+        report([run], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_folder_without_results_and_no_folder(tmp_path):
+    message = r"holds none of plan\.json, metrics\.jsonl, summary\.json"
+    with pytest.raises(PlanFileError, match=message):
+        report([str(tmp_path)], tmp_path / "page.html")
+    with pytest.raises(PlanFileError, match="cannot read .*nothing"):
+        report([str(tmp_path / "nothing")], tmp_path / "page.html")
+
+
+def test_the_page_appears_whole_or_not_at_all(tmp_path, monkeypatch):
+    (tmp_path / "page.html").write_text("before")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        plans.report(made(), tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == "before"
