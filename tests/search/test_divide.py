@@ -51,10 +51,15 @@ def expected(made, working) -> Additive:
 def stacks(draw):
     """A chain of two tags with options of random prices, several layers deep."""
     layers = draw(st.integers(2, 5))
-    made = chain(layers=layers, runs=layers, divisible=layers)
-    drawn = draw(options(40)), draw(options(80))
+    return draw(priced(20, layers=layers, runs=layers, divisible=layers))
+
+
+@st.composite
+def priced(draw, size, **how):
+    """A chain of two tags with options of random prices. `size`: the bytes of its input."""
+    made, drawn = chain(**how), (draw(options(40)), draw(options(80)))
     tags = tuple(dataclasses.replace(t, options=o) for t, o in zip(made.tags, drawn))
-    return profile(dataclasses.replace(made, values=(20, 40, 40, 80, 80), tags=tags))
+    return profile(dataclasses.replace(made, values=(size, 40, 40, 80, 80), tags=tags))
 
 
 @few
@@ -214,13 +219,10 @@ def test_what_two_divided_stacks_take_is_the_largest_peak(data):
 
 @st.composite
 def spanned_stacks(draw):
-    """A chain of two tags with options of random prices, several layers deep."""
+    """Layers that run twice, and may run again in spans."""
     layers, again = draw(st.integers(2, 9)), draw(st.integers(0, 40)) / 10
-    size = draw(st.integers(0, 60))  # of a layer's input
-    made = chain(layers=layers, runs=2 * layers, divisible=layers, rerun_seconds=again)
-    drawn = draw(options(40)), draw(options(80))
-    tags = tuple(dataclasses.replace(t, options=o) for t, o in zip(made.tags, drawn))
-    return profile(dataclasses.replace(made, values=(size, 40, 40, 80, 80), tags=tags))
+    how = {"layers": layers, "runs": 2 * layers, "divisible": layers, "rerun_seconds": again}
+    return draw(priced(draw(st.integers(0, 60)), **how))
 
 
 def by_hand(made, span):

@@ -29,6 +29,7 @@ from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import SolverError, StepError
 from tests.shared import profiles, searches
+from tests.shared.independent import independent
 from tests.shared.profiles import INT4, block, chain, profile
 
 STATIC, OUTSIDE = 1000, 100.0  # bytes of arguments, and seconds of what no block holds
@@ -74,15 +75,8 @@ def polished(made, errors, room, start, host_room=10**9, refused=()):
 
 def pair(**tags):
     """Two tensors of a layer, each kept for 10 bytes or made again by an operation of its own."""
-    (a, first), (b, second) = tags.items()
-    options = {tag: [Option(KEEP, 10, 0, 0.0)] for tag in tags}
-    equations = [
-        ([0], [1], first, None),
-        ([1], [2], 0.0, a),
-        ([0], [3], second, None),
-        ([3], [4], 0.0, b),
-    ]
-    return profile(block(equations, [2, 4], [0, 10, 10, 10, 10], options))
+    keep = [Option(KEEP, 10, 0, 0.0)]
+    return independent({tag: (seconds, 10, keep) for tag, seconds in tags.items()})
 
 
 def test_what_is_kept_in_the_place_of_another_is_found():

@@ -1,5 +1,5 @@
 """Plans for GPUs that are not there. Layers whose attention runs inside `jax.shard_map` are planned
-for eight devices: pieces are compiled on the mesh, and saved tensors have the bytes that XLA assigned.
+for eight devices: pieces are compiled on the mesh, and saved tensors have XLA's bytes.
 """
 
 import functools
