@@ -1,6 +1,6 @@
 """plan(): what it returns compiled within its budget, and what it refuses says why. The user's
-Python runs once for each assignment that is estimated or compiled, and twice more at most, since a step is
-traced with everything recomputed and as it is written.
+Python runs once for each assignment that is estimated or compiled, and twice more at most,
+since a step is traced with everything recomputed and as it is written.
 """
 
 import concurrent.futures
