@@ -195,7 +195,7 @@ def cache_of_this_run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def own_database(tmp_path_factory):
+def own_cache(tmp_path_factory):
     """Gives this module an empty database, without other modules' plans."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))

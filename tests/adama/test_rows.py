@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import jaxmem
 from jaxmem._optim.adama import rows
 from jaxmem.errors import OptimizerError
-from tests.adama.test_transform import run, schedule
+from tests.adama.test_transform import agrees_over_50_minibatches, run
 from tests.shared import children, row_oracle
 from tests.shared.compare import pairs
 
@@ -63,20 +63,10 @@ def test_rows_are_counted_by_all_axes_but_the_last_and_short_ones_take_in_more(s
 @pytest.mark.parametrize("n", [1, 2, 5])
 @pytest.mark.parametrize("common", [0.0, 0.5, 3.0])
 def test_it_agrees_with_its_definition_over_50_minibatches(n, common):
-    params, grads = parameters(), gradients(50 * n, common=common)
+    params = parameters()
     decays = {k: k != "bias" for k in params}
-    tx = row_w(schedule, 0.8, 0.97, weight_decay=0.05, mask=decays, accumulation_steps=n)
-    batches = [
-        [lambda _, g=g: jax.tree.leaves(g) for g in grads[i * n : (i + 1) * n]] for i in range(50)
-    ]
-    want = row_oracle.adama(
-        jax.tree.leaves(params), batches, schedule, 0.8, 0.97, decay=0.05,
-        decayed=jax.tree.leaves(decays),
-    )  # fmt: skip
-    got, state = run(tx, params, grads)
-    for a, b in zip(jax.tree.leaves(got), want[-1], strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12)
-    assert (int(state.count), int(state.folded)) == (50, 0)
+    given = row_w, row_oracle, n, params, gradients(50 * n, common=common)
+    state = agrees_over_50_minibatches(*given, decays)
     assert not any(np.any(s) for s in jax.tree.leaves(state.sketch))
 
 

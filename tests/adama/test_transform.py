@@ -77,24 +77,28 @@ def test_with_one_microbatch_it_is_optaxs_adam(name, optimized):
     assert state.mu["w"].dtype == arguments.get("mu_dtype", np.float32)
 
 
+def agrees_over_50_minibatches(tx, oracle, n, params, grads, decays):
+    """Asserts that a transformation with `schedule` has the oracle's parameters. Returns the last
+    state.
+    """
+    minibatches = [
+        [lambda _, g=g: jax.tree.leaves(g) for g in grads[i * n : (i + 1) * n]] for i in range(50)
+    ]
+    decay = {"decay": 0.05, "decayed": jax.tree.leaves(decays)}
+    want = oracle.adama(jax.tree.leaves(params), minibatches, schedule, 0.8, 0.97, **decay)
+    made = tx(schedule, 0.8, 0.97, weight_decay=0.05, mask=decays, accumulation_steps=n)
+    got, state = run(made, params, grads)
+    for a, b in zip(jax.tree.leaves(got), want[-1], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+    assert (int(state.count), int(state.folded)) == (50, 0)
+    return state
+
+
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_it_agrees_with_algorithm_1_over_50_minibatches(n):
-    names, params = ("w", "b"), parameters()
-    grads = gradients(50 * n)
-    tx = jaxmem.adamaw_a(
-        schedule, 0.8, 0.97, weight_decay=0.05, mask={"w": True, "b": False}, accumulation_steps=n
-    )
-    batches = [
-        [lambda _, g=g: [g[k] for k in names] for g in grads[i * n : (i + 1) * n]]
-        for i in range(50)
-    ]
-    want = adama_oracle.adama(
-        [params[k] for k in names], batches, schedule, 0.8, 0.97, decay=0.05, decayed=[True, False]
-    )
-    got, state = run(tx, params, grads)
-    for k, expected in zip(names, want[-1]):
-        np.testing.assert_allclose(got[k], expected, rtol=1e-12)
-    assert (int(state.count), int(state.folded)) == (50, 0)
+    decays = {"w": True, "b": False}
+    given = jaxmem.adamaw_a, adama_oracle, n, parameters(), gradients(50 * n)
+    agrees_over_50_minibatches(*given, decays)
 
 
 def test_an_update_comes_with_the_last_microbatch_alone():

@@ -16,7 +16,7 @@ from jaxmem.plans import Assignment
 from tests.auto.steps import scanned, unrolled
 from tests.shared.compare import nonzero
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_cache")]
 
 LAYERS, ROWS, WIDTH, HEADS = 3, 16, 8, 2
 SHAPES = {

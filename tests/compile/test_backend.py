@@ -18,7 +18,7 @@ from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning, TargetError
 from tests.released.test_streamed_deviceless import STACK
 
-pytestmark = pytest.mark.usefixtures("own_database")
+pytestmark = pytest.mark.usefixtures("own_cache")
 ANSWER = Compiled(10, 4, 5, 2, 1, 0, 1e-3, 100, 1, 0.5)
 
 

@@ -22,7 +22,7 @@ from jaxmem.plans import Target
 from tests.explain.test_explain import add_up
 from tests.shared import plans, tiny_lm
 
-pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
+pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_cache")]
 LAYERS, WIDTH, PERSIST = 6, 64, 2
 PLACES = Places(LAYERS, PERSIST, outer_moments=HOST)
 

@@ -5,7 +5,7 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def own_database(own_database):
+def own_database(own_cache):
     """A module's plans know nothing of what others compiled. They may be made by other fixtures of
     the module, which come before a test's own settings: so JAX is set here too, as a user has it.
     """

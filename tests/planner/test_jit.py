@@ -58,14 +58,6 @@ def assert_equal(got, want, rtol=1e-12):
 
 
 @pytest.fixture(scope="module")
-def own_cache(tmp_path_factory):
-    """Plans of other modules are not recalled."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
 def planned(own_cache) -> PlannedFunction:
     """The step after its first call."""
     made = jaxmem.jit(step, budget(), actions=jaxmem.plans.LOSSLESS, donate_argnums=0)

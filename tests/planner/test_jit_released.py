@@ -10,7 +10,6 @@ import pytest
 import jaxmem
 from jaxmem.errors import StepError
 from tests.planner.test_jit import no_search
-from tests.planner.test_jit import own_cache as own_cache  # a fixture
 from tests.released.test_loss import adam, model, plain_step, trained
 from tests.shared.compare import close
 from tests.shared.programs import nbytes

@@ -1,4 +1,7 @@
-"""plan(): what it returns compiled within its budget, and what it refuses says why."""
+"""plan(): what it returns compiled within its budget, and what it refuses says why. The user's
+Python runs once for each assignment that is estimated or compiled, and twice more at most,
+since a step is traced with everything recomputed and as it is written.
+"""
 
 import concurrent.futures
 import dataclasses
@@ -200,7 +203,7 @@ def refusing(monkeypatch):
 def test_another_plan_is_found(refusing):
     """The first compile is of everything kept, the second the first guess."""
     refusing |= {2, 4}
-    plan = jaxmem.plan(build, *SMALL, budget="2MiB")
+    plan = jaxmem.plan(build_narrow, *SMALL, budget="2MiB")
     assert plan.compiled_bytes <= 2 * 2**20
     assert not plan.keeps_everything
     assert plan.compiles > 4, "all of them were tried, and more"
@@ -209,4 +212,88 @@ def test_another_plan_is_found(refusing):
 def test_the_step_itself_has_to_compile(refusing):
     refusing.add(1)
     with pytest.raises(StepError, match="INTERNAL"):
-        jaxmem.plan(build, *SMALL, budget="2MiB")
+        jaxmem.plan(build_narrow, *SMALL, budget="2MiB")
+
+
+LAYERS = models.parameters(4, 32)
+BATCH = models.batch(8, 16, 32)
+
+
+class Runs:
+    """Counts the runs of a step's Python, and stores the plans that `build` was called with."""
+
+    def __init__(self):
+        self.count, self.plans = 0, []
+
+    def build(self, plan):
+        """A step of tagged layers."""
+        self.plans.append(plan)
+        loss = models.scanned(jaxmem.remat_policy(plan), models.narrow)
+
+        def step(params, batch):
+            self.count += 1
+            return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, batch))
+
+        return step
+
+    def step(self, params, batch):
+        """A step without a tag."""
+        self.count += 1
+        layer = lambda x, p: (x + jnp.tanh(x @ p["up"]) @ p["down"], None)
+        loss = lambda params: (jax.lax.scan(layer, batch, params)[0] ** 2).mean()
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+    def during(self, call):
+        """The result of a call, the runs in it, and how often `build` got each plan."""
+        self.count, self.plans = 0, []
+        result = call()
+        return result, self.count, [self.plans.count(plan) for plan in self.plans]
+
+
+@pytest.fixture(scope="module")
+def kept() -> int:
+    """Bytes of the tagged step with everything kept."""
+    return jaxmem.plan(Runs().build, LAYERS, BATCH, budget="1GiB").baseline_bytes
+
+
+@pytest.mark.todays_checkpoint  # else a step is traced once more, to run
+def test_a_plan_traces_each_assignment_once(kept):
+    runs = Runs()
+    plan, count, _ = runs.during(lambda: jaxmem.plan(runs.build, LAYERS, BATCH, budget="1GiB"))
+    assert plan.keeps_everything
+    assert count == 2
+    plan, count, often = runs.during(
+        lambda: jaxmem.plan(runs.build, LAYERS, BATCH, budget=int(0.8 * kept))
+    )
+    assert not plan.keeps_everything
+    assert set(often) == {1}
+    assert count <= plan.compiles + 2
+
+    verify = lambda: jaxmem.verify(plan, runs.build, LAYERS, BATCH)
+    price = lambda: jaxmem.plans.price(runs.build, plan, LAYERS, BATCH)
+    estimate = lambda: jaxmem.plans.estimate(runs.build, plan, LAYERS, BATCH)
+    explain = lambda: jaxmem.explain(runs.build, LAYERS, BATCH, plan=plan)
+    as_written = lambda: jaxmem.explain(runs.build, LAYERS, BATCH)
+    counts = [runs.during(call)[1] for call in (verify, price, estimate, explain, as_written)]
+    assert counts == [3, 3, 3, 2, 2]
+
+
+@pytest.mark.todays_checkpoint  # else a step is traced once more, to run
+def test_a_plan_of_a_step_without_tags_traces_each_assignment_once():
+    runs, before = Runs(), Runs()
+    unlimited = jaxmem.plan(jaxmem.auto(before.step), LAYERS, BATCH, budget="1GiB")
+    budget = int(0.8 * unlimited.baseline_bytes)
+    plan, count, _ = runs.during(
+        lambda: jaxmem.plan(jaxmem.auto(runs.step), LAYERS, BATCH, budget=budget)
+    )
+    assert not plan.keeps_everything
+    assert count <= plan.compiles + 2
+    # `jaxmem.jit` looks for a stored plan by a trace, which the new plan does not make again.
+    planned = jaxmem.jit(runs.step, budget, donate_argnums=0)
+    arrays = lambda: jax.tree.map(jnp.array, LAYERS)
+    _, count, _ = runs.during(lambda: planned(arrays(), BATCH))
+    assert count <= planned.plan.compiles + 2
+    again = jaxmem.jit(runs.step, budget, donate_argnums=0)
+    _, count, _ = runs.during(lambda: again(arrays(), BATCH))
+    assert count == 2
+    assert again.plan.actions == planned.plan.actions

@@ -76,7 +76,6 @@ def test_a_budget_below_the_least_of_saved_layers_is_met(layers):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
 
 
-@pytest.mark.usefixtures("optimized")
 def test_a_loop_that_runs_no_spans_has_no_plan_of_them():
     with pytest.raises(jaxmem.errors.BudgetError, match="the least that compiled is"):
         jaxmem.plan(
@@ -90,7 +89,6 @@ def test_a_loop_that_runs_no_spans_has_no_plan_of_them():
         jaxmem.plans.price(build_scan, plan, *arguments(36))
 
 
-@pytest.mark.usefixtures("optimized")
 def test_a_budget_below_the_least_in_spans_names_it():
     with pytest.raises(jaxmem.errors.BudgetError) as caught:
         jaxmem.plan(
@@ -103,7 +101,6 @@ def test_a_budget_below_the_least_in_spans_names_it():
     assert plan.compiled_bytes <= caught.value.least_bytes
 
 
-@pytest.mark.usefixtures("optimized")
 def test_a_price_in_spans_names_compiled_bytes():
     label = "block[0:36:6]"
     plan = jaxmem.plans.price(

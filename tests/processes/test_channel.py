@@ -13,6 +13,7 @@ from jaxmem._target.processes.signals import StopRequest
 from jaxmem._train.runs.positions import Data
 from jaxmem.errors import RunError
 from tests.shared.processes import Coordinator, together
+from tests.shared.training import Numbers
 
 pytestmark = pytest.mark.core
 
@@ -102,31 +103,15 @@ def test_another_thread_has_a_channel_of_its_own():
     assert together(2, work, coordinator) == [["a run", "a run/writing"]] * 2
 
 
-class Numbers:
-    """An iterator that tells where it is."""
-
-    def __init__(self, at):
-        self.at = at
-
-    def __next__(self):
-        self.at += 1
-        return self.at
-
-    def get_state(self):
-        return {"at": self.at}
-
-    def set_state(self, state):
-        self.at = state["at"]
-
-
 def test_each_process_goes_on_where_its_own_data_were():
-    at = lambda channel, step: Data(Numbers(step * channel.index), channel).position
+    numbers = functools.partial(Numbers, batch=lambda number: number)
+    at = lambda channel, step: Data(numbers(step * channel.index), channel).position
     apart, alike = (together(2, functools.partial(at, step=step)) for step in (100, 0))
     assert apart == [{"each": [{"json": {"at": 0}}, {"json": {"at": 100}}]}] * 2
     assert alike == [{"json": {"at": 0}}] * 2
 
     def work(channel, position):
-        data = Data(Numbers(7), channel)
+        data = Data(numbers(7), channel)
         data.go(position)
         return data(1)
 

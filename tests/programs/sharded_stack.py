@@ -8,6 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
+from jaxmem._core.actions import Choice
 from jaxmem._core.assignment import Assignment
 from tests.shared import meshes, models
 from tests.shared.compare import relative
@@ -16,19 +17,24 @@ jax.config.update("jax_enable_x64", True)
 LAYERS = 4
 mesh = meshes.line()
 weights, x = models.parameters(LAYERS, 16, jnp.float64), models.batch(8, 8, 16, jnp.float64)
+weights = {name: weights[name] for name in ("up", "down")}
+TAGS = ("up", "mask")
 numbers = jnp.arange(LAYERS, dtype=jnp.float32)
 PLANS = {
     "none": None,
-    "recompute": models.draft("recompute"),
-    "compress": models.draft("compress"),
+    "recompute": models.draft("recompute", TAGS),
+    "compress": Assignment({"block": {"act": Choice("compress", models.CODEC["gelu"])}}),
     "groups": Assignment(
-        {"block[0:1]": models.actions("recompute"), "block[1:4]": models.actions("keep")}
+        {
+            "block[0:1]": models.actions("recompute", TAGS),
+            "block[1:4]": models.actions("keep", TAGS),
+        }
     ),
 }
 
 
 def block(p, x, shift):
-    return models.block(x, *p) + shift
+    return models.narrow(x, *p) + shift
 
 
 def stacked(plan):

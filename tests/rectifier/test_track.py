@@ -1,14 +1,26 @@
 """Outliers are those of the tensors that a step computes, whatever loops and calls it has; nothing
-of the step is changed by it.
+of the step is changed by it. Tensors, callbacks and codecs that are out of the ordinary. Numbers of
+outliers, the room that they ask for, and the reasons for another plan.
 """
 
+import dataclasses
+import json
+
+import hypothesis
+import hypothesis.extra.numpy as arrays
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem._train.rectifier.track import Tracker
+from jaxmem._core.actions import KEEP, Choice
+from jaxmem._core.reader import Reader
+from jaxmem._model.codecs.outlier import OutlierSeparated, z_scores
+from jaxmem._train.rectifier.counts import Outliers, counted, greatest
+from jaxmem._train.rectifier.decide import Room, overflows, rooms, rooms_of, without_room
+from jaxmem._train.rectifier.track import Tracker, outliers_of
 from jaxmem.errors import StepError
 from tests.shared import outlier_layers as layers
 from tests.shared.outlier_layers import batch, build, loss_of, oracle, parameters, same, tracked
@@ -235,3 +247,167 @@ def test_narrow_types():
     wide = jax.tree.map(lambda a: a.astype(jnp.float64), (p, x))
     (ln,) = (one for one in tracked(build, p, x) if one.tag == "ln")
     assert ln.counts == tuple(int((z > 3).sum()) for z in oracle(*wide)["ln"])
+
+
+def test_a_gradient_of_each_example_has_tensors_of_its_own():
+    def of(plan):
+        loss = loss_of(plan)
+        return lambda p, x: jax.vmap(jax.grad(loss), (None, 0))(p, x)
+
+    p, x = parameters(), batch(2)
+    found = tracked(of, p, x)
+    each = [oracle(p, part[None]) for part in x]
+    for one in found:  # layer by layer, and in each the examples
+        scores = [of_one[one.tag][i] for i in range(layers.LAYERS) for of_one in each]
+        assert one.counts == tuple(int((z > 3).sum()) for z in scores)
+
+
+def test_codecs_that_were_asked_for_say_what_is_counted():
+    def of(plan):
+        def layer(x, p):
+            return x + jaxmem.tag(jnp.sin(x @ p["up"]), "h") @ p["down"]  # of no kind
+
+        return jax.grad(loss_of(plan, layer))
+
+    args = {k: v for k, v in parameters().items() if k != "gain"}, batch()
+    with pytest.raises(StepError, match="has no tensor to track"):
+        Tracker(of, args)
+    tracker = Tracker(of, args, "outlier_separated(capacity=1)")
+    (found,) = tracker.read(1, tracker(*args))
+    assert found.tag == "h"
+    kinds = ("norm", "linear", "gelu", "residual")
+    with pytest.raises(StepError, match="has no tensor to track"):
+        Tracker(build, (parameters(), batch()), dict.fromkeys(kinds, "grouped_symmetric()"))
+
+
+def read_by_recomputation_alone(x, p):
+    """What another tag stands for is read by no backward, and may be compressed all the same."""
+    h = jaxmem.tag(x @ p["up"], "h", kind="linear")
+    return jaxmem.tag(h @ p["down"] + x, "out", kind="residual")
+
+
+def of_several_widths(x, p):
+    h = jaxmem.tag(jnp.sin(x @ p["up"]), "h", kind="linear")
+    empty = jaxmem.tag(x[..., :0], "empty", kind="norm").sum()
+    return x + jaxmem.tag(jnp.sin(h @ p["down"]), "h", kind="linear") + empty
+
+
+@pytest.mark.parametrize(
+    ("layer", "widths"),
+    [
+        (read_by_recomputation_alone, {("h", layers.HIDDEN), ("out", layers.WIDTH)}),
+        (of_several_widths, {("h", layers.HIDDEN), ("h", layers.WIDTH), ("empty", 0)}),
+    ],
+)
+def test_every_tensor_is_counted(layer, widths):
+    p = {k: v for k, v in parameters().items() if k != "gain"}
+    found = tracked(lambda plan: jax.grad(loss_of(plan, layer)), p, batch())
+    assert {(one.tag, one.channels) for one in found} == widths
+
+
+def test_callbacks_are_made_once():
+    said = []
+
+    def of(plan, callback):
+        def layer(x, p):
+            callback(x)
+            return layers.block(x, p)
+
+        return jax.grad(loss_of(plan, layer))
+
+    p, x = parameters(), batch()
+    debugging = lambda x: jax.debug.callback(lambda y: said.append(y), x.sum())
+    found = tracked(lambda plan: of(plan, debugging), p, x)
+    jax.effects_barrier()
+    assert found
+    assert not said
+
+    def reading(plan):
+        def step(p, x):
+            shape = jax.ShapeDtypeStruct((), x.dtype)
+            one = jax.experimental.io_callback(lambda: np.float64(1.0), shape)
+            return jax.grad(loss_of(plan))(p, x * one)
+
+        return step
+
+    with pytest.raises(StepError, match="io_callback, which counting would call once more"):
+        tracked(reading, p, x)
+
+
+# Few shapes, each of which is compiled: of one channel, of too few for an outlier, and of more.
+SHAPES = st.tuples(st.sampled_from([1, 5]), st.sampled_from([1, 2, 10, 11, 60]))
+
+
+@hypothesis.given(arrays.arrays(np.float64, SHAPES, elements=st.floats(-1e3, 1e3)))
+def test_scores_are_numpys(x):
+    z = np.asarray(z_scores(jnp.asarray(x)))
+    sums = np.abs(x).sum(0)
+    deviation = sums.std()
+    if deviation > 1e-9 * max(sums.max(), 1e-300):
+        np.testing.assert_allclose(z, (sums - sums.mean()) / deviation, rtol=1e-4, atol=1e-4)
+        assert int((z > 3).sum()) <= (x.shape[-1] - 1) // 10  # Cantelli
+
+
+@hypothesis.given(st.integers(0, 5000))
+def test_room_is_enough_and_at_most_half_too_much(count):
+    room = OutlierSeparated().with_room_for(count).capacity
+    assert count <= room <= max(1.5 * count, count + 1)
+    assert OutlierSeparated().with_room_for(room).capacity == room
+    below = OutlierSeparated().with_room_for(max(0, count - 1)).capacity
+    assert below <= room
+
+
+def test_a_codec_keeps_its_other_fields():
+    codec = OutlierSeparated(group=32, scale="float32", capacity=1, stochastic=True, seed=4)
+    assert codec.with_room_for(5) == dataclasses.replace(codec, capacity=6)
+
+
+def test_what_was_counted_is_read_back():
+    scores = [
+        np.array([[0.0, 4.0, 3.5], [0.0, 1.0, np.nan]], np.float32),
+        np.array([9.0, 0.0, 0.0]),
+    ]
+    one = outliers_of(7, "block", "up", scores)
+    assert one.counts == (2, 0, 1)
+    assert one.places == ((1, 2), (), (0,))
+    assert one.greatest[0] == 4.0
+    assert one.greatest[2] == 9.0
+    assert np.isnan(one.greatest[1])
+    back = Reader().read(Outliers, json.loads(json.dumps(one.to_json(), allow_nan=False)))
+    assert back == dataclasses.replace(one, greatest=back.greatest)
+    np.testing.assert_equal(back.greatest, one.greatest)
+    assert (one.most, one.rate, one.beyond(1)) == (2, pytest.approx(3 / 9), 1)
+
+
+def test_counts_are_those_of_a_tags_tensors():
+    of = lambda tag, counts: Outliers(1, "b", tag, 40, counts, (0.0,) * len(counts), ())
+    found = counted([of("x", (1, 4)), of("y", (0,)), of("x", (2,))])
+    assert found == {"b": {"x": [1, 4, 2], "y": [0]}}
+    assert greatest([found, {"b": {"y": [3]}, "c": {"x": [1]}}]) == {
+        "b": {"x": 4, "y": 3},
+        "c": {"x": 1},
+    }
+    assert rooms({"b": {"x": 5}}) == {("b", "x"): 6}
+
+
+def test_overflows_are_of_the_layers_that_a_plan_compresses():
+    codec = lambda n: Choice("compress", f"outlier_separated(capacity={n})")
+    grouped = Choice("compress", "grouped_symmetric()")
+    actions = {
+        "block[0:2]": {"x": codec(8), "y": KEEP, "z": grouped},
+        "block[2:6]": {"x": codec(4), "w": codec(2)},
+        "head": {"x": codec(1)},
+    }
+    assert rooms_of(actions) == [
+        Room("block", "x", 8, 0, 2, 6),
+        Room("block", "x", 4, 2, 6, 6),
+        Room("block", "w", 2, 2, 6, 6),
+        Room("head", "x", 1, 0, 1, 1),
+    ]
+    # Two microbatches of six layers; the first two layers have room for more.
+    x = [8, 8, 4, 4, 4, 4, 8, 8, 4, 4, 5, 4]
+    counts = {"block": {"x": x, "y": [30] * 12, "z": [30] * 12, "w": [9, 9, 2, 2, 2, 2] * 2}}
+    assert overflows(actions, [counts]) == ["block/x has 5 outliers and room for 4"]
+    assert without_room(actions, counts) == 1
+    assert overflows(actions, [{"head": {"x": [1, 1]}}]) == []
+    assert without_room(actions, {"head": {"x": [3, 2]}}) == 3

@@ -17,6 +17,7 @@ import jaxmem
 from jaxmem._trace.jaxpr import equations
 from jaxmem.errors import NoLayersError, OptimizerError
 from jaxmem.plans import Assignment
+from tests.released.test_loss import trained
 from tests.released.test_streamed_deviceless import compiled
 from tests.shared.compare import close
 
@@ -172,13 +173,6 @@ def plain_step(tx, loss, mask):
     return step
 
 
-def ran(step, state, args, steps=10):
-    run = jax.jit(step)
-    for _ in range(steps):
-        state, metrics = run(state, *args)
-    return state, metrics
-
-
 def numbers(tree):
     return jax.tree.map(lambda a: np.asarray(a, np.float64), jax.device_get(tree))
 
@@ -193,16 +187,17 @@ def adam():
     return optax.adamw(1e-2, eps=0.01, weight_decay=0.1)
 
 
+@pytest.mark.quick("LoRA", "one array", "a prefix", "Equinox", "a Python loop")
 @pytest.mark.parametrize("name", MODELS)
 def test_ten_steps_are_those_of_the_plain_step(name):
     loss, params, trainable = MODELS[name]()
     tx, mask = adam(), mask_of(trainable, params)
     step = jaxmem.released_step(tx, loss, trainable=trainable)
     first = step.init(params, batch())
-    trained, _ = divided(params, mask)
-    assert jax.tree.structure(first) == jax.tree.structure((params, tx.init(trained)))
-    got, metrics = ran(step, first, (batch(),))
-    want, expected = ran(plain_step(tx, loss, mask), first, (batch(),))
+    moments = tx.init(divided(params, mask)[0])
+    assert jax.tree.structure(first) == jax.tree.structure((params, moments))
+    got, metrics = trained(step, first, (batch(),), 10)
+    want, expected = trained(plain_step(tx, loss, mask), first, (batch(),), 10)
     close(numbers(got), numbers(want), 1e-12)
     np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-12)
     assert is_bit_equal(params, got[0], mask)
@@ -232,7 +227,7 @@ def test_a_mask_of_weight_decay_has_the_tree_of_the_parameters(name):
     for mask in (decays, decays(params)):
         made = jaxmem.released_step(adamw(mask=mask), loss, trainable=trainable)
         first = made.init(params, batch())
-        got, want = (ran(s, first, (batch(),), 2)[0] for s in (made, step))
+        got, want = (trained(s, first, (batch(),), 2)[0] for s in (made, step))
         close(numbers(got), numbers(want), 1e-12)
 
 
@@ -252,8 +247,8 @@ def test_frozen_layers_in_host_memory_train_as_resident_layers_do(tx, where, cli
         assert [a.sharding.memory_kind for a in jax.tree.leaves(split[0]["layers"][name])] == (
             memories
         )
-    want, _ = ran(step, state, (batch(),), 3)
-    got = bound.joined(ran(step, split, (batch(),), 3)[0])
+    want, _ = trained(step, state, (batch(),), 3)
+    got = bound.joined(trained(step, split, (batch(),), 3)[0])
     assert jax.tree.structure(got) == jax.tree.structure(want)
     close(numbers(got), numbers(want), 1e-11)
     assert is_bit_equal(params, jax.device_get(got[0]), mask_of(trainable, params))
@@ -267,7 +262,7 @@ def test_frozen_layers_of_a_python_loop_stream(tx):
     split = step.of(params, batch()).split(jax.tree.map(jnp.copy, state), 1)
     memories = [layer["coded"].sharding.memory_kind for layer in split[0]["layers"]]
     assert memories == ["device", *["pinned_host"] * (LAYERS - 1)]
-    got, want = (ran(step, s, (batch(),), 3)[0] for s in (split, state))
+    got, want = (trained(step, s, (batch(),), 3)[0] for s in (split, state))
     close(numbers(got), numbers(want), 1e-11)
     assert is_bit_equal(params, jax.device_get(got[0]), mask_of(trainable, params))
 
@@ -275,7 +270,7 @@ def test_frozen_layers_of_a_python_loop_stream(tx):
 def test_frozen_layers_may_be_in_host_memory_from_the_start():
     loss, params, trainable = MODELS["LoRA"]()
     step = jaxmem.released_step(adam(), loss, trainable=trainable)
-    want, _ = ran(step, step.init(params, batch()), (batch(),), 3)
+    want, _ = trained(step, step.init(params, batch()), (batch(),), 3)
     there = jax.sharding.NamedSharding(
         jax.sharding.Mesh(np.array(jax.devices()[:1]), "x"),
         jax.sharding.PartitionSpec(),
@@ -286,7 +281,7 @@ def test_frozen_layers_may_be_in_host_memory_from_the_start():
         for name, a in params["layers"].items()
     }
     state = step.init(params | {"layers": far}, batch())
-    got, _ = ran(step, state, (batch(),), 3)
+    got, _ = trained(step, state, (batch(),), 3)
     assert got[0]["layers"]["up"].sharding.memory_kind == "pinned_host"
     close(numbers(got), numbers(want), 1e-11)
 
@@ -360,7 +355,7 @@ def test_a_plan_changes_no_value(plan, name):
     loss, params, trainable = MODELS[name]()
     step = functools.partial(jaxmem.released_step, adam(), loss, trainable=trainable)
     state = step().init(params, batch())
-    got, want = (ran(step(plan=p), state, (batch(),), 3)[0] for p in (plan, None))
+    got, want = (trained(step(plan=p), state, (batch(),), 3)[0] for p in (plan, None))
     close(numbers(got), numbers(want), 1e-11)
 
 
@@ -374,7 +369,7 @@ def test_frozen_states_are_planned():
     least = jaxmem.plans.price(build, Assignment.nothing(), *shapes).compiled_bytes
     layer = sum(a.nbytes for a in jax.tree.leaves(params["layers"])) // LAYERS
     budget = least - layer
-    want, _ = ran(build(None), state, (batch(64),), 3)
+    want, _ = trained(build(None), state, (batch(64),), 3)
     options = {"decide": ("actions", "states"), "actions": jaxmem.plans.LOSSLESS}
     fitted = jaxmem.jit(build(None), budget, **options)
     got = fitted.init(jax.tree.map(jnp.copy, params), batch(64))

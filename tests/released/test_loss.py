@@ -235,7 +235,6 @@ def adam():
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.quick(
-    "mixture of experts",
     "keys and rates",
     "a counter",
     "converted stacks",
@@ -306,6 +305,7 @@ def test_layers_of_a_python_loop_are_clipped_as_optax_clips(clip, persist):
     assert metrics["skipped_layers"].shape == (LAYERS,)
 
 
+@pytest.mark.quick("optax in 8 bits")
 @pytest.mark.parametrize("tx", [name for name in OTHERS if "8 bits" in name])
 def test_layers_of_a_python_loop_with_moments_in_8_bits_stream_as_resident_layers(tx):
     loss, params, args = model("converted in a loop")

@@ -1,14 +1,25 @@
-"""A run that stopped goes on where it was, bit for bit."""
+"""A run that stopped goes on where it was, bit for bit: after an error, a signal or a kill. A run
+goes back where a loss is not finite. What cannot be trained or resumed is refused first.
+"""
 
 import json
 import os
+import random
+import signal
+import subprocess
+import sys
+import time
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from jaxmem.errors import JaxmemWarning
-from jaxmem.runs import record, train
+from jaxmem._target.deviceless.process import child_environment
+from jaxmem.errors import JaxmemWarning, NotFiniteError, RunError
+from jaxmem.runs import Interrupted, record, train
 from tests.programs import durable_run
-from tests.shared.training import Stop, checkpoints, fails_at, rows, run, unfinished
+from tests.shared import children
+from tests.shared.training import Numbers, Stop, checkpoints, fails_at, rows, run, unfinished, worse
 
 
 @pytest.mark.quick("2", "8")
@@ -91,28 +102,11 @@ def test_fewer_are_kept_than_before_and_the_newest_is_broken(tmp_path, whole):
     assert run(out, keep=1) == whole[1]
 
 
-class Numbers:
-    """An iterator of batches that tells where it is."""
-
-    def __init__(self, kind):
-        self.at, self.kind = 0, kind
-
-    def __next__(self):
-        self.at += 1
-        return durable_run.batch(self.at)
-
-    def get_state(self):
-        return str(self.at).encode() if self.kind is bytes else {"at": self.at}
-
-    def set_state(self, state):
-        self.at = int(state) if self.kind is bytes else state["at"]
-
-
 @pytest.mark.quick("dict")
 @pytest.mark.parametrize("kind", [bytes, dict])
 def test_an_iterators_position_is_kept(tmp_path, whole, kind):
     def go(stop):
-        numbers, steps = Numbers(kind), []
+        numbers, steps = Numbers(kind=kind), []
 
         def step(state, batch):
             steps.append(numbers.at)
@@ -152,3 +146,228 @@ def test_results_are_where_they_were_asked_for_wherever_the_process_goes(
     assert run("out", data=batch) == whole[1]
     assert rows(tmp_path / "out") == whole[0]
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def killed(number, *steps):
+    """Batches; for each of `steps` this process gets a signal as the step's batch is read."""
+
+    def batch(step):
+        for _ in range(steps.count(step)):
+            os.kill(os.getpid(), number)
+        return durable_run.batch(step)
+
+    return batch
+
+
+@pytest.mark.quick("15")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_after_the_step_once_it_is_saved(tmp_path, whole, number):
+    out = tmp_path / "out"
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted, match="after step 4") as caught:
+        run(out, data=killed(number, 4), save_every=1e6)
+    assert caught.value.number == number
+    assert signal.getsignal(number) is before
+    assert checkpoints(unfinished(out)) == [0, 4]
+    assert run(out) == whole[1]
+    assert rows(out) == whole[0]
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path, whole):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert run(tmp_path / "out", data=killed(signal.SIGINT, *range(1, 9))) == whole[1]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_signal_ends_it_at_once_and_it_begins_again(tmp_path, whole):
+    with pytest.raises(Interrupted):
+        run(tmp_path / "out", data=killed(signal.SIGTERM, 3, 3), save_every=1e6)
+    assert not (tmp_path / "out" / "summary.json").exists()
+    assert run(tmp_path / "out") == whole[1]
+
+
+def test_a_killed_process_loses_no_more_than_what_it_had_not_saved(tmp_path):
+    out = tmp_path / "out"
+    # The process computes as this one, so that rows are equal bit for bit.
+    settings = {"JAX_ENABLE_X64": "1", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PAUSE": "0.05"}
+    env = child_environment(children.finding_packages()) | settings
+    command = [sys.executable, "-m", "tests.programs.durable_run", str(out), "12"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        for _ in range(3):  # the third row is written once the first step is on the disk
+            process.stdout.readline()
+        time.sleep(random.Random(0).uniform(0, 0.1))
+        process.kill()
+        assert process.wait() == -9
+    assert checkpoints(unfinished(out))[-1] > 0, "what had been saved is lost"
+    resumed = []
+    each = lambda number, row: resumed.append(number)
+    assert run(out, steps=12, each=each) == run(tmp_path / "whole", steps=12)
+    assert 1 < resumed[0] <= 12
+    assert rows(out) == rows(tmp_path / "whole")
+    assert [row["step"] for row in rows(out)] == [*range(1, 13)]
+
+
+def left_out(out):
+    return [row["step"] for row in rows(out) if row.get("skipped")]
+
+
+def test_a_step_that_is_not_finite_is_left_out(tmp_path):
+    without = run(tmp_path / "a", data=worse(4, 5))
+    found = rows(tmp_path / "a")
+    assert [row["step"] for row in found] == list(range(1, 9))
+    assert left_out(tmp_path / "a") == [4, 5]
+    assert all(np.isfinite(row.get("loss", 0.0)) for row in found)
+    # It goes on so after a failure too.
+    fails_at(tmp_path / "b", 7, data=worse(4, 5))
+    assert run(tmp_path / "b", data=worse(4, 5)) == without
+    assert rows(tmp_path / "b") == found
+
+
+def test_before_the_first_timed_save_it_goes_back_to_the_beginning(tmp_path):
+    without = run(tmp_path / "a", data=worse(1, 4))
+    assert run(tmp_path / "b", data=worse(1, 4), save_every=1e6) == without
+    assert rows(tmp_path / "b") == rows(tmp_path / "a")
+    assert checkpoints(tmp_path / "b") == [0, 8]
+
+
+def test_steps_in_a_row_that_are_not_finite_end_it(tmp_path):
+    message = r"step 5: the loss is \w+ .*3\. step in a row; of the checkpoints that of step 2 is"
+    with pytest.raises(NotFiniteError, match=message):
+        run(tmp_path / "a", data=worse(4, 5, 6))
+    with pytest.raises(NotFiniteError, match=r"step 3: .* of the checkpoints that of step 0 is"):
+        run(tmp_path / "b", data=worse(1, 2, 3))
+    with pytest.raises(NotFiniteError, match=r"step 4: .*for the 1\. step in a row; .* of step 3"):
+        run(tmp_path / "c", data=worse(4), not_finite=1)
+
+
+def spoils(*numbers):
+    """Steps whose update spoils the state, while their own metrics are finite."""
+
+    def batch(number):
+        return durable_run.batch(number) | {"spoils": number in numbers}
+
+    def step(state, batch):
+        batch = dict(batch)
+        spoils = batch.pop("spoils")
+        (params, *rest), metrics = durable_run.step(state, batch)
+        if spoils:
+            params = params | {"w": params["w"].at[0, 0].set(jnp.nan)}
+        return (params, *rest), metrics
+
+    return {"data": batch, "step": step}
+
+
+@pytest.mark.quick("saved-1", "not saved-3")
+@pytest.mark.parametrize("keep", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("save_every", [0, 1e6], ids=["saved", "not saved"])
+def test_a_step_that_spoils_the_state_is_left_out(tmp_path, keep, save_every):
+    """Whether or not the spoilt state was saved."""
+    given = {"keep": keep, "save_every": save_every}
+    found = run(tmp_path / "a", **given, **spoils(5))
+    assert left_out(tmp_path / "a") == [5]
+    assert [row["step"] for row in rows(tmp_path / "a")] == list(range(1, 9))
+    assert found == run(tmp_path / "b", data=worse(5))
+    assert len(checkpoints(tmp_path / "a")) <= keep
+    assert checkpoints(tmp_path / "a")[-1] == 8
+
+
+def test_a_spoilt_checkpoint_is_found_out_by_the_run_that_goes_on_from_it(tmp_path):
+    out = tmp_path / "out"
+    fails_at(out, 6, keep=1, **spoils(5))
+    assert checkpoints(unfinished(out)) == [4, 5]
+    run(out, keep=1, **spoils(5))
+    assert left_out(out) == [5]
+    assert checkpoints(out) == [8]
+
+
+def test_updates_that_spoil_the_state_again_and_again_end_it(tmp_path):
+    message = r"step 8: .* for the 3\. step in a row; of the checkpoints that of step 5 is whole"
+    with pytest.raises(NotFiniteError, match=message):
+        run(tmp_path, steps=30, **spoils(*range(3, 30)))
+
+
+def test_an_interrupt_beside_a_loss_that_is_not_finite_is_an_interrupt(tmp_path):
+    def data(number):
+        if number == 3:
+            raise KeyboardInterrupt
+        return jnp.float32(jnp.nan if number == 2 else number)
+
+    with record(tmp_path / "out", resume=True) as found, pytest.raises(KeyboardInterrupt):
+        train(lambda s, b: (s + b, {"loss": b}), jnp.zeros(()), data, steps=6, run=found)
+
+
+@pytest.mark.parametrize(("name", "value"), [("keep", 0), ("save_every", -1), ("not_finite", 0)])
+def test_wrong_arguments_are_refused(tmp_path, name, value):
+    with pytest.raises(RunError, match=rf"got (\w+=\S+, )*{name}={value}[,;]"):
+        run(tmp_path / "out", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("resume", "given", "message"),
+    [
+        (True, {"data": [1]}, "`data` is list"),
+        (True, {"settings": {"rate": float("inf")}}, "`settings` is .*, which a checkpoint cannot"),
+        (True, {"state": {}}, "`state` holds no array"),
+        (False, {}, "does not go on with"),
+    ],
+)
+def test_what_cannot_be_gone_on_with_is_refused_first(tmp_path, resume, given, message):
+    arguments = {"step": durable_run.step, "state": durable_run.first, "data": durable_run.batch}
+    with record(tmp_path, resume=resume) as found, pytest.raises(RunError, match=message):
+        train(**arguments | given, steps=1, run=found)
+
+
+def test_other_settings_or_another_state_are_refused(tmp_path):
+    out = tmp_path / "out"
+    fails_at(out, 4, settings={"rate": 0.1})
+    with pytest.raises(RunError, match=r"with rate = 0.1, and it is 0.2 now; .* overwrite=True"):
+        run(out, settings={"rate": 0.2})
+    refused, other = pytest.raises(RunError, match=r"where the state has \['w'\]"), jnp.zeros(3)
+    with record(out, resume=True) as found, refused:
+        given = {"steps": 8, "run": found, "settings": {"rate": 0.1}}
+        train(durable_run.step, {"w": other}, durable_run.batch, **given)
+    assert isinstance(run(out, settings={"rate": 0.1}), str)
+
+
+@pytest.mark.parametrize("name", ["mine", "100/mine", "00000100/mine"])
+def test_checkpoints_of_somebodys_own_are_left_alone(tmp_path, name):
+    """Those of orbax's managers too, which are named by their steps."""
+    own = tmp_path / "out" / "checkpoints" / name
+    own.parent.mkdir(parents=True)
+    own.write_text("a")
+    with pytest.raises(RunError, match="checkpoints' is not of a run"):
+        run(tmp_path / "out")
+    begun = record(tmp_path / "out", resume=True, overwrite=True)
+    with pytest.raises(RunError, match="is not of a run"):
+        begun.__enter__()
+    assert own.read_text() == "a"
+
+
+def test_checkpoints_without_orbax_say_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "orbax", None)
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    with pytest.raises(RunError, match=r"pip install jaxmem\[runs\]"):
+        run(tmp_path / "out")
+
+
+def test_what_a_run_has_done_is_not_taken_back(tmp_path):
+    fails_at(tmp_path / "out", 6)
+    with pytest.raises(RunError, match="the checkpoint is of step 5, and `steps` is 3"):
+        run(tmp_path / "out", steps=3)
+    with record(tmp_path / "twice", resume=True) as found:
+        arguments = {"steps": 2, "run": found}
+        train(lambda s, b: (s, {"loss": b}), jnp.zeros(2), jnp.float32, **arguments)
+        with pytest.raises(RunError, match="has been trained in already"):
+            train(lambda s, b: (s, {"loss": b}), jnp.zeros(2), jnp.float32, **arguments)
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_stands_in_the_place_of_checkpoints_is_told_first(tmp_path, kind):
+    out = tmp_path / "out"
+    out.mkdir()
+    place = out / "checkpoints"
+    place.write_text("") if kind == "file" else place.symlink_to(tmp_path)
+    with pytest.raises(RunError, match="is not of a run"):
+        run(out)

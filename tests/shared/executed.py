@@ -1,4 +1,4 @@
-"""Counts the instructions that one execution of a compiled module runs."""
+"""Counts the instructions that one execution of a compiled module, or of a traced program, runs."""
 
 import collections
 
@@ -25,3 +25,14 @@ def executed(text: str, opcodes: tuple[str, ...]) -> dict[str, int]:
         return done[name]
 
     return {opcode: count(module.entry)[opcode] for opcode in opcodes}
+
+
+def runs(jaxpr, primitive: str) -> int:
+    """Returns how often a traced program runs a primitive. A scan counts by its length."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        total += eqn.primitive.name == primitive
+        trips = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        inner = (getattr(value, "jaxpr", value) for value in eqn.params.values())
+        total += trips * sum(runs(one, primitive) for one in inner if hasattr(one, "eqns"))
+    return total

@@ -10,7 +10,8 @@ from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, UNTAGGED
 from jaxmem._core.profile import Option
 from jaxmem._planner.solve.additive import Additive
 from jaxmem.errors import SolverError, TagError
-from tests.shared.profiles import INT4, block, profile
+from tests.shared.independent import independent
+from tests.shared.profiles import INT4
 
 MiB = 2**20
 SIZES = {"a": 100 * MiB, "b": 40 * MiB, "c": 4 * MiB, "d": 1024}
@@ -18,17 +19,12 @@ CHOICES = (RECOMPUTE, KEEP, INT4, OFFLOAD)
 
 
 def step():
-    equations, sizes, tags = [], [MiB], {}
-    for name, size in SIZES.items():
-        raw = len(sizes)
-        sizes += [size, size]
-        equations += [([0], [raw], 1.0, None), ([raw], [raw + 1], 0.0, name)]
-        tags[name] = [
-            Option(KEEP, size, 0, 0.1),
-            Option(INT4, size // 4, 0, 0.2),
-            Option(OFFLOAD, 0, size, 0.3),
-        ]
-    return profile(block(equations, range(2, len(sizes), 2), sizes, tags))
+    options = lambda size: [
+        Option(KEEP, size, 0, 0.1),
+        Option(INT4, size // 4, 0, 0.2),
+        Option(OFFLOAD, 0, size, 0.3),
+    ]
+    return independent({name: (1.0, size, options(size)) for name, size in SIZES.items()}, MiB)
 
 
 def plan(*choices):

@@ -24,6 +24,7 @@ from jaxmem._planner.solve.solve import least_bytes, runner_up, solve
 from jaxmem.errors import SolverError, TagError
 from tests.shared import models, profiles
 from tests.shared.greedy import greedy
+from tests.shared.independent import independent
 from tests.shared.profiles import INT4, block, chain, flat, oracle, prices, profile
 
 pytestmark = pytest.mark.core
@@ -188,13 +189,8 @@ def test_ties_take_fewer_bytes():
 
 def test_thousands_of_assignments_a_hair_over_the_room():
     size, count = 10**9 + 7, 16
-    equations, sizes, tags = [], [0], {"odd": [Option(KEEP, 1, 0, 0.0)]}
-    for name in [f"t{k}" for k in range(count)] + ["odd"]:
-        raw = len(sizes)
-        sizes += [size, size]
-        equations += [([0], [raw], 1.0, None), ([raw], [raw + 1], 0.0, name)]
-        tags.setdefault(name, [Option(KEEP, size, 0, 0.0)])
-    made = profile(block(equations, range(2, len(sizes), 2), sizes, tags))
+    tags = {f"t{k}": (1.0, size, [Option(KEEP, size, 0, 0.0)]) for k in range(count)}
+    made = independent(tags | {"odd": (1.0, size, [Option(KEEP, 1, 0, 0.0)])})
     solution = solve(ActionProblem(made, room=8 * size - 1))
     assert solution.seconds == count - 7
     assert solution.saved_bytes == 7 * size + 1

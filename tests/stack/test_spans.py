@@ -15,6 +15,7 @@ from jaxmem._core.actions import KEEP, UNTAGGED, Choice
 from jaxmem._core.assignment import Assignment
 from jaxmem._trace.jaxpr import equations
 from tests.shared import models
+from tests.shared.executed import runs
 
 LAYERS, WIDTH = 7, 16
 ACTIONS = ("keep", "recompute", "offload", "everything")
@@ -150,35 +151,21 @@ def counted(p, x):
     return x + jaxmem.tag(jnp.sin(x), "s", kind="linear") * p
 
 
-def sines(jaxpr, times=1):
-    """The number of sines that a program runs. A loop counts by its trip count."""
-    total = 0
-    for eqn in jaxpr.eqns:
-        trips = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        total += times * (eqn.primitive.name == "sin")
-        for value in eqn.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                total += sines(inner, times * trips)
-    return total
-
-
 @pytest.mark.parametrize(
-    ("span", "action", "runs"),
+    ("span", "action", "times"),
     # 7 layers: a forward, another one of each layer of a whole span, and the policy's own.
     [(1, "keep", 7), (1, "recompute", 7 + 7), (3, "keep", 7 + 6), (3, "recompute", 7 + 6 + 7)],
 )
-def test_each_layer_of_a_span_runs_forward_once_more(span, action, runs):
+def test_each_layer_of_a_span_runs_forward_once_more(span, action, times):
     label = "block" if span == 1 else f"block[0:{LAYERS}:{span}]"
     plan = Assignment({label: {"s": Choice(action)}})
     loss = lambda p, x: jnp.sum(jaxmem.stack(counted, p, x, plan=plan) ** 2)
     # The gradient of the parameter reads the sine, and the derivative of the sine is a cosine.
     jaxpr = jax.make_jaxpr(jax.grad(loss))(jnp.ones(LAYERS), jnp.ones(3))
-    assert sines(jaxpr.jaxpr) == runs
+    assert runs(jaxpr.jaxpr, "sin") == times
     assert any(e.primitive.name == "cos" for e in equations(jaxpr.jaxpr))
 
 
-@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("action", ["recompute", "keep"])
 def test_bytes_fall_with_the_square_root_of_the_layers(action):
     layers, span = 36, 6

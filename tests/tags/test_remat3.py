@@ -19,9 +19,8 @@ from jaxmem._model.tags.policy import Policy
 from jaxmem._model.tags.primitive import tag_p
 from jaxmem._trace.jaxpr import equations, hijax_params, inside
 from jaxmem.errors import TagError
-from tests.shared import models, outlier_layers
+from tests.shared import models
 from tests.shared.compare import close
-from tests.shared.outlier_layers import tracked
 from tests.shared.remat3 import both, needed, options
 from tests.tags import test_tag
 
@@ -64,29 +63,16 @@ def test_equal_bytes_are_stored(action):
         assert test_tag.residual_bytes(policy(action)) == off
 
 
+@pytest.mark.parametrize("action", ["keep", "recompute", "offload"])
 @pytest.mark.parametrize(
-    ("law", "actions"),
-    [
-        (test_tag.test_offloaded_residuals_lie_in_host_memory, [()]),
-        (test_tag.test_gradient_of_gradient, ["keep", "recompute", "offload"]),
-        (test_tag.test_gradient_of_gradient_through_codes_is_refused, [()]),
-        (test_tag.test_forward_over_reverse, [()]),
-        (test_tag.test_shard_map, ["keep", "compress_offload"]),
-        (test_tag.test_checkpoint_name_values_are_tags, [()]),
-        (test_tag.test_complex_values_are_stored, ["keep", "recompute", "offload"]),
-    ],
-    ids=lambda law: getattr(law, "__name__", ""),
+    "law", [test_tag.test_gradient_of_gradient, test_tag.test_complex_values_are_stored]
 )
-def test_laws_of_tags_hold(law, actions):
-    """Tests of tags under today's checkpoint pass with the option on."""
-    known = test_tag.gradients, test_tag.second
-    for cached in known:
-        cached.cache_clear()
+def test_costly_laws_of_tags_hold(law, action):
+    """`make REMAT3=1 test-core` runs the quick laws with the option on, and not the costly ones."""
+    test_tag.second.cache_clear()
     with options("jax_remat3"):
-        for action in actions:
-            law(*([action] if action else []))
-    for cached in known:
-        cached.cache_clear()
+        law(action)
+    test_tag.second.cache_clear()
 
 
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["", "jit"])
@@ -276,25 +262,6 @@ def test_values_that_a_derivative_rule_saves():
         jax.grad(lambda x: make(KEEP)(x).sum())(x)
 
 
-def test_compressed_residuals():
-    p, x = inputs()
-    layer = lambda x, p: jnp.tanh(x @ p["up"][0]) @ p["down"][0]
-    make = lambda: jax.grad(
-        lambda x, p: (jaxmem.ops.compress_residuals(layer, models.CODEC["in"])(x, p) ** 2).sum()
-    )
-    equal(make, x, p)
-    equal(make, x, p, also=("jax_custom_vjp3",))
-
-
-def test_a_value_that_another_policy_saves_is_saved():
-    make = lambda: jax.value_and_grad(
-        models.scanned(
-            jax.checkpoint_policies.save_from_both_policies(policy("compress"), SAVE("in", "up"))
-        )
-    )
-    equal(make, *inputs())
-
-
 def test_groups_of_layers():
     choices = {"block[0:1]": models.actions("compress"), "block[1:2]": models.actions("offload")}
     grouped = Assignment(choices)
@@ -339,15 +306,6 @@ def test_gradients_of_auto_are_equal(form, action):
     plan = Assignment({"auto": {tag.name: choose(tag) for tag in found.tags}})
     on = equal(lambda: jaxmem.auto(step, plan), *inputs())
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(on[1]))
-
-
-def test_counts_of_outliers_are_equal():
-    arguments = outlier_layers.parameters(), outlier_layers.batch()
-    off = tracked(outlier_layers.build, *arguments)
-    with options("jax_remat3", "jax_custom_vjp3"):
-        on = tracked(outlier_layers.build, *arguments)
-    assert on == off
-    assert sum(sum(one.counts) for one in off) > 0
 
 
 def test_a_policy_made_before_the_option_is_on_is_refused():

@@ -8,7 +8,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import jaxmem
@@ -21,29 +20,26 @@ from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import is_function, sized
 from jaxmem.errors import BudgetError, PlanFileError, StepError
+from tests.planner.choices.test_frontier import W, build, released, rows, shape
 from tests.shared import plans, tiny_lm
 from tests.shared.refused import refused
 
 ROOM = 10_000
-SIZES = (16, 32, 64)
+SIZES = (256, 512, 1024)
+BUDGET = "1500KiB"
 LIMITS = Limits(2**30, 2**30, 2**30)
 # Sizes are chosen alike whatever a plan may do; without codecs it takes less than half as long.
 LOSSLESS = {"actions": ["recompute"]}
 
 
-def build(plan, microbatches=2):
-    tx = jaxmem.adama(1e-3, accumulation_steps=microbatches)
-    return tiny_lm.released(tx, plan=plan)
-
-
-def tokens(size, sequence=64):
-    return jax.ShapeDtypeStruct((size, sequence + 1), jnp.int32)
+def tokens(size):
+    return jax.ShapeDtypeStruct((size, 65), jnp.int32)
 
 
 @functools.cache
 def state():
     params = functools.partial(tiny_lm.parameters, jnp.float32, width=64, vocab=64)
-    return jax.eval_shape(build(None).init, jax.eval_shape(params))
+    return jax.eval_shape(released(None).init, jax.eval_shape(params))
 
 
 @functools.cache
@@ -52,29 +48,32 @@ def each():
     found = {}
     for size in SIZES:
         try:
-            found[size] = jaxmem.plan(build, state(), tokens(size), budget="4.5MiB", **LOSSLESS)
+            found[size] = jaxmem.plan(build, W, rows(size), budget=BUDGET, **LOSSLESS)
         except BudgetError:
             found[size] = None
     return found
 
 
-def chosen(**arguments):
-    arguments = {"budget": "4.5MiB", "sizes": SIZES} | LOSSLESS | arguments
-    return jaxmem.plan(build, state(), tokens, **arguments)
+def chosen(given=rows, **arguments):
+    arguments = {"budget": BUDGET, "sizes": SIZES} | LOSSLESS | arguments
+    return jaxmem.plan(build, W, given, **arguments)
 
 
 def test_the_largest_size_that_fits_is_that_before_the_first_that_does_not():
     fitting = [size for size, plan in each().items() if plan is not None]
-    assert fitting == [16, 32], "the test is of a boundary between candidates"
+    assert fitting == [256, 512], "the test is of a boundary between candidates"
     plan = chosen(batch="max")
-    assert plan.batch == 32
+    assert plan.batch == 512
     assert plan.compiled_bytes <= plan.budget_bytes
-    assert "; batch: 32" in str(plan)
-    assert any("the next size, 64, needs" in note for note in plan.notes)
-    held = build(None).init(tiny_lm.parameters(jnp.float32, width=64, vocab=64))
-    batch = tiny_lm.tokens(plan.batch, sequence=64, vocab=64).astype(jnp.int32)
-    _, metrics = plan.step(held, batch)
-    assert np.isfinite(metrics["loss"])
+    assert "; batch: 512" in str(plan)
+    assert any("the next size, 1024, needs" in note for note in plan.notes)
+    assert jnp.isfinite(loss_of(plan, plan.batch))
+
+
+def loss_of(plan, size):
+    """The loss of one planned step."""
+    w = jax.tree.map(lambda a: jnp.full(a.shape, 0.1), W)
+    return plan.step(w, jnp.ones((size, 32)))[1]
 
 
 def test_the_fastest_size_is_that_of_the_highest_throughput():
@@ -92,7 +91,7 @@ def test_multiples_of_what_the_step_can_be_traced_for_may_be_taken(microbatches,
     most = microbatches if numbers is None else max(numbers)
     with backend_for(Target.parse("local")) as backend:
         made = functools.partial(build, microbatches=most)
-        estimated = StepSizes(made, (state(), tokens), backend, LIMITS, ["actions"])
+        estimated = StepSizes(made, (W, rows), backend, LIMITS, ["actions"])
         found = possible(estimated, None, numbers)
         assert found[:3] == range(least, 4 * least, least)
         assert list(possible(estimated, (8, 4, 8), numbers)) == [4, 8]
@@ -105,7 +104,8 @@ def test_a_divided_step_is_walked_through_as_the_part_of_one_device():
 
     with backend_for(Target.parse("h200:2")) as backend:
         of = lambda build, decide: StepSizes(build, (state(), tokens), backend, LIMITS, decide)
-        two, one = of(divided, ["actions", "states", "sharding"]), of(build, ["actions", "states"])
+        two = of(divided, ["actions", "states", "sharding"])
+        one = of(released, ["actions", "states"])
         assert 2 * (two.least(16) - two.least(8)) == one.least(16) - one.least(8)
         assert two.kept(16) > two.least(16)
         assert possible(two, None, None)[:2] == range(4, 12, 4), "two microbatches on each of two"
@@ -114,41 +114,40 @@ def test_a_divided_step_is_walked_through_as_the_part_of_one_device():
 @pytest.mark.slow
 def test_without_sizes_the_last_multiple_that_fits_is_found():
     four = functools.partial(build, microbatches=4)
-    plan = jaxmem.plan(four, state(), tokens, budget="2MiB", batch="max")
+    plan = jaxmem.plan(four, W, rows, budget="2MiB", batch="max")
     assert plan.batch % 4 == 0
     assert any(f"the next size, {plan.batch + 4}, needs" in note for note in plan.notes)
 
 
 @pytest.mark.slow
 def test_a_size_takes_its_best_number_of_microbatches():
-    plan = chosen(budget="2MiB", batch="max", microbatches=(1, 3), sizes=(6, 60))
-    assert plan.batch == 6
+    plan = chosen(batch="max", microbatches=(1, 3), sizes=(192, 6000))
+    assert plan.batch == 192
     assert plan.microbatches in (1, 3)
 
 
 def test_what_no_power_of_two_can_be_traced_for_asks_for_sizes():
     three = functools.partial(build, microbatches=3)
     with pytest.raises(StepError, match=r"any of the sizes 1, 2, 4, .*1024; expected `sizes`"):
-        jaxmem.plan(three, state(), tokens, batch="max")
+        jaxmem.plan(three, W, rows, batch="max")
 
 
 @pytest.mark.slow
 def test_states_are_placed_for_the_size_that_is_found():
     both = ("actions", "states")
-    plan = chosen(batch="max", budget="8MiB", sizes=(48, 192), decide=both)
+    options = {"budget": "8MiB", "sizes": (48, 192), "decide": both} | LOSSLESS
+    plan = jaxmem.plan(released, state(), tokens, batch="max", **options)
     assert plan.batch == 48
     assert plan.places is not None
 
 
 @pytest.mark.slow
 def test_a_context_length_is_chosen_alike():
-    lengths = lambda n: tokens(4, sequence=n)
-    sizes = (128, 256, 512, 1024, 2048)
-    asked = {"budget": "3MiB"} | LOSSLESS
-    plan = jaxmem.plan(build, state(), lengths, batch="max", sizes=sizes, **asked)
-    assert 128 < plan.batch < 2048
+    lengths = lambda n: shape(4, n, 32)
+    plan = chosen(batch="max", sizes=(32, 64, 128, 256), given=lengths)
+    assert 32 < plan.batch < 256
     with pytest.raises(BudgetError):
-        jaxmem.plan(build, state(), lengths(2 * plan.batch), **asked)
+        jaxmem.plan(build, W, lengths(2 * plan.batch), budget=BUDGET, **LOSSLESS)
 
 
 @refused(
@@ -161,14 +160,14 @@ def test_a_context_length_is_chosen_alike():
     ({"batch": "max", "sizes": 8}, "`sizes` is 8; expected whole numbers"),
 )
 def test_what_cannot_be_meant_is_refused(arguments):
-    jaxmem.plan(build, state(), tokens, **arguments)
+    jaxmem.plan(build, W, rows, **arguments)
 
 
 def test_arguments_without_a_function_and_functions_that_fail_are_named():
     with pytest.raises(StepError, match="none of the step's arguments is a function of a size"):
-        jaxmem.plan(build, state(), tokens(8), batch="max")
+        jaxmem.plan(build, W, rows(8), batch="max")
     with pytest.raises(StepError, match="argument 1 of the step .* failed for 8: TypeError"):
-        jaxmem.plan(build, state(), lambda n: jnp.zeros(n, 3), batch="max", sizes=(8,))
+        jaxmem.plan(build, W, lambda n: jnp.zeros(n, 3), batch="max", sizes=(8,))
 
 
 class Module:
@@ -179,16 +178,16 @@ class Module:
 def test_functions_are_called_with_the_size_and_make_no_arrays():
     kept = jax.tree_util.Partial(jnp.add, 1.0)
     made = {"x": jnp.zeros((3,)), "n": 7}
-    huge = lambda n: {"x": jnp.zeros((n, 2**40)), "shape": tokens(n), "n": n}
+    huge = lambda n: {"x": jnp.zeros((n, 2**40)), "shape": rows(n), "n": n}
     args = sized((made, kept, Module(), huge), 2**20)
     assert args[0] is made
     assert args[1] is kept
     assert isinstance(args[2], Module)
     assert args[3]["x"].shape == (2**20, 2**40)
-    assert args[3]["shape"] == tokens(2**20)
+    assert args[3]["shape"] == rows(2**20)
     assert args[3]["n"] == 2**20
     assert not any(map(is_function, args))
-    assert sized((functools.partial(tokens, sequence=3),), 5) == (tokens(5, 3),)
+    assert sized((functools.partial(shape, 3),), 5) == (shape(3, 5),)
 
 
 @pytest.mark.parametrize("grows", [lambda i: 7 * i, lambda i: i * i, lambda i: 90 * i**0.5])
@@ -278,7 +277,7 @@ def test_the_fastest_lies_where_everything_is_kept_or_beyond():
 
 
 def arguments():
-    return state(), tokens(32)
+    return W, rows(4096)
 
 
 @functools.cache
@@ -300,9 +299,7 @@ def test_under_a_budget_more_are_taken_and_the_file_says_how_many(tmp_path):
     plan = jaxmem.plan(build, *arguments(), microbatches=(1, 2), budget=budget, actions=("keep",))
     assert plan.microbatches == 2, "the least with one microbatch is more"
     assert plan.compiled_bytes <= budget
-    state = build(None).init(tiny_lm.parameters(jnp.float32, width=64, vocab=64))
-    _, metrics = plan.step(state, tiny_lm.tokens(32, sequence=64, vocab=64))
-    assert jnp.isfinite(metrics["loss"])
+    assert jnp.isfinite(loss_of(plan, 4096))
     loaded, path = plans.reloaded(plan, tmp_path), tmp_path / "plan.json"
     assert loaded.microbatches == plan.microbatches
     assert jaxmem.verify(loaded, build, *arguments()).compiled_bytes == plan.compiled_bytes

@@ -14,14 +14,19 @@ from jaxmem._core.assignment import Assignment
 from jaxmem._model.states.places import Places
 from jaxmem._planner.microbatches import fastest_plan
 from jaxmem.errors import BudgetError, OptimizerError, PlanFileError, StepError, TagError
+from tests.planner.placed.test_placed import (
+    BOTH,
+    LAYERS,
+    STREAMS,
+    batch,
+    counted,
+    first_counted,
+    params,
+)
 from tests.shared import plans, tiny_lm
 from tests.shared.streamed import apart, close, host_bytes
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
-LAYERS, WIDTH, ROWS = 4, 128, 4
-BOTH = ("actions", "states")
-# Older XLA:CPUs copy host stacks: what streams there takes more than it spares.
-STREAMS = jax.__version_info__ >= (0, 11)
 
 OPTIMIZERS = {
     "adama": functools.partial(jaxmem.adama, 1e-2, accumulation_steps=2),
@@ -39,14 +44,6 @@ def build(plan, name="adama"):
 
 def by_hand(plan, name="adama"):
     return tiny_lm.released(BY_HAND[name](), plan=plan)
-
-
-def params():
-    return tiny_lm.parameters(np.float32, layers=LAYERS, width=WIDTH, vocab=32)
-
-
-def batch(seed=1):
-    return tiny_lm.tokens(2 * ROWS, seed, vocab=32, sequence=16).astype(jnp.int32)
 
 
 def plan_of(name, budget, **options):
@@ -191,22 +188,11 @@ def test_a_plan_on_a_cpu_never_trades_exactness_for_time():
 
 @pytest.mark.slow
 def test_a_step_within_another_is_converted_too():
-    def counted(plan):
-        released = build(plan)
-
-        def step(state, batch):
-            pair, metrics = released(state["pair"], batch)
-            return {"pair": pair, "count": state["count"] + 1}, metrics
-
-        put = lambda state, pair: {**state, "pair": pair}
-        return released.within(step, get=lambda state: state["pair"], put=put)
-
-    first = lambda: {"pair": build(None).init(params()), "count": jnp.zeros((), jnp.int32)}
     budget = tight().budget_bytes
     options = {"decide": BOTH, "lossy_states": True, "host_budget": 2**10}
-    plan = jaxmem.plan(counted, first(), batch(), budget=budget, **options)
+    plan = jaxmem.plan(counted, first_counted(), batch(), budget=budget, **options)
     assert plan.moments == "int8"
-    state, _ = plan.step(plan.place(first()), batch())
+    state, _ = plan.step(plan.place(first_counted()), batch())
     want, _ = tight().step(tight().place(build(None).init(params())), batch())
     jax.tree.map(np.testing.assert_array_equal, state["pair"], want)
     assert int(state["count"]) == 1

@@ -10,7 +10,6 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import Action
-from jaxmem._core.files import write_json
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import Places
 from jaxmem._planner.placement.layer import Link
@@ -34,12 +33,16 @@ def build(plan, microbatches=2):
     return tiny_lm.released(tx, plan=plan)
 
 
+def params():
+    return tiny_lm.parameters(np.float32, layers=LAYERS, width=WIDTH, vocab=32)
+
+
 def first():
-    return build(None).init(tiny_lm.parameters(np.float32, layers=LAYERS, width=WIDTH, vocab=32))
+    return build(None).init(params())
 
 
-def batch():
-    return tiny_lm.tokens(2 * ROWS, vocab=32, sequence=16).astype(jnp.int32)
+def batch(seed=1):
+    return tiny_lm.tokens(2 * ROWS, seed, vocab=32, sequence=16).astype(jnp.int32)
 
 
 def nbytes(tree) -> int:
@@ -197,8 +200,7 @@ def test_the_number_of_microbatches_is_decided_too():
 
 def test_a_first_state_is_made_where_the_plan_says():
     plan = planned(0.6 if STREAMS else 40.0)
-    params = tiny_lm.parameters(np.float32, layers=LAYERS, width=WIDTH, vocab=32)
-    layer, outer = apart(params)
+    layer, outer = apart(params())
     made = plan.create(jax.tree.map(jnp.copy, outer), layer)
     placed = plan.place(first())
     where = lambda a: (a.shape, a.dtype, a.sharding.memory_kind)
@@ -211,11 +213,9 @@ def test_a_first_state_is_made_where_the_plan_says():
 
 
 def test_the_plan_of_another_model_is_refused_by_its_layers(tmp_path):
-    data = planned(40.0).to_json()
-    data["places"] |= {"layers": 2 * LAYERS, "persist": LAYERS}
-    write_json(tmp_path / "other.json", data)
+    other = plans.plan(target="local", places=Places(2 * LAYERS, LAYERS))
     with pytest.raises(PlanFileError, match="`places.layers` is 8, and the model has 4"):
-        jaxmem.verify(jaxmem.Plan.load(tmp_path / "other.json"), build, first(), batch())
+        jaxmem.verify(plans.reloaded(other, tmp_path), build, first(), batch())
 
 
 def idle_head(outer, x, batch, *, plan):
