@@ -22,6 +22,7 @@ from jaxmem._model.states import layout
 from jaxmem._model.states.layout import is_split, joined_shapes, one_layer, parts_of
 from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._optim.adama.eight_bits import is_coded, quantized
+from jaxmem._optim.adama.rule import whole_mask
 from jaxmem._optim.adama.transform import AdamA
 from jaxmem._optim.released import placement
 from jaxmem._optim.released.accumulated import Accumulated, microbatches
@@ -372,11 +373,8 @@ def trained_leaves(trainable, shapes) -> list[bool]:
     """
     mask = True if trainable is None else trainable
     is_flag = lambda a: isinstance(a, bool | np.bool_)
-    of_branch = lambda flag, branch: jax.tree.map(lambda _: flag, branch)
-    is_tree = not jax.tree_util.all_leaves([mask])  # a module of Equinox can be called
     try:
-        mask = mask(shapes) if callable(mask) and not (is_tree or isinstance(mask, type)) else mask
-        found = jax.tree.leaves(jax.tree.map(of_branch, mask, shapes))
+        found = jax.tree.leaves(whole_mask(mask, shapes, lambda function: function(shapes)))
     except (TypeError, ValueError) as error:
         raise OptimizerError(_not_a_mask(f"does not fit `params`: {error}")) from error
     if not all(map(is_flag, found)):
