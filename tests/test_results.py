@@ -363,7 +363,6 @@ def test_the_largest_model_of_one_device_and_its_host():
         assert quotes(cells[6], 100 * summary["share of all memory"][row]), row
     assert len(page) == 9
     assert summary["within"]
-    assert summary["host bytes off by"] < 1024
     assert min(summary["share"].values()) >= 0.95, "what was asked for"
     joint, alone = (results[f"rtx4090, 256 GB, {rule}"] for rule in ("joint", "nothing moved"))
     sizes = (joint[size] / 1e9 for size in ("compiled", "host compiled"))
