@@ -9,7 +9,6 @@ import pytest
 from jaxmem._core.actions import KEEP, OFFLOAD
 from jaxmem._core.profile import Option
 from jaxmem._planner.search.factors import LEAST_FACTOR, MOST_FACTOR, Factors, fitted, rescaled
-from jaxmem._planner.search.history import Comparison
 from jaxmem._planner.solve.cost import evaluate
 from tests.shared.profiles import INT4, INT4_OFFLOAD, block, copied, nested, open_to, profile
 from tests.shared.profiles import profiles as drawn_profiles
@@ -41,7 +40,7 @@ def observations(made, true, noise=1e-6):
     real = rescaled(made, true)
     for tags in (KEPT, CODED, {"u": KEEP}, {"v": INT4}):
         seconds = of(real, tags).seconds - of(real, NOTHING).seconds
-        yield Comparison(of(made, tags), of(made, NOTHING), seconds, noise)
+        yield (of(made, tags), of(made, NOTHING), seconds, noise)
 
 
 @hypothesis.given(FACTOR, FACTOR, FACTOR)
@@ -64,9 +63,7 @@ def test_runs_that_tell_little_change_little():
 
 
 def test_absurd_differences_are_cut_off():
-    absurd = [
-        Comparison(of(MADE, KEPT), of(MADE, NOTHING), seconds, 1e-3) for seconds in (1e6, -1e6)
-    ]
+    absurd = [(of(MADE, KEPT), of(MADE, NOTHING), seconds, 1e-3) for seconds in (1e6, -1e6)]
     for one in absurd:
         factors = fitted([one])
         values = (factors.recompute, factors.keep, factors.codec)
@@ -77,7 +74,7 @@ def test_a_codec_whose_codes_are_offloaded_teaches_the_factor_of_codecs():
     real = rescaled(MADE, Factors(codec=1.5))
     away, nothing = {"w": INT4_OFFLOAD}, {}
     seconds = of(real, away).seconds - of(real, nothing).seconds
-    observed = [Comparison(of(MADE, away), of(MADE, nothing), seconds, 1e-6)]
+    observed = [(of(MADE, away), of(MADE, nothing), seconds, 1e-6)]
     assert fitted(observed).codec == pytest.approx(1.5, rel=1e-3)
 
 

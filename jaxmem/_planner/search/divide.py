@@ -21,7 +21,7 @@ XLA's estimate, the step is slower.
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from jaxmem._core.actions import KEEP, UNTAGGED, Actions
+from jaxmem._core.actions import KEEP, UNTAGGED, Actions, is_whole
 from jaxmem._core.groups import divided, divisible
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._planner.search.estimates import MOST_ESTIMATES
@@ -36,6 +36,10 @@ from jaxmem.errors import StepError
 
 MOST_DIVISIONS = 16  # boundaries that are tried, evenly spaced over the layers
 Working = Mapping  # working memory by (block, tag, choice), as `ActionProblem.working`
+# The solved problem, whose profile has each group of layers as a block, and the solution. The
+# solution's bytes are the bytes that it adds to the memory model's reference, at the largest of the
+# groups' peaks.
+Division = tuple[ActionProblem, ActionSolution]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,23 +67,6 @@ class Groups:
         return Groups(split, ends, self.whole if size is None else {**self.whole, last: size})
 
 
-@dataclasses.dataclass(frozen=True)
-class Division:
-    """Groups of layers, with the actions of each group.
-
-    groups: the groups.
-    problem: the solved problem, whose profile has each group as a block.
-    solution: the assignment.
-    bytes: the bytes that the assignment adds to the memory model's reference, at the largest of the
-      groups' peaks.
-    """
-
-    groups: Groups
-    problem: ActionProblem
-    solution: ActionSolution
-    bytes: int
-
-
 def best_division(
     problem: ActionProblem, stored: float | None = None, most_seconds: float | None = None
 ) -> Division | None:
@@ -98,15 +85,17 @@ def best_division(
     if problem.room is None:
         return None
     best, groups = None, Groups(problem.profile)
+    rank = lambda solution: (solution.risk_adjusted_seconds, solution.bytes)
     for block in divisible(problem.profile):
+        fastest = groups
         for wider in _groups(groups, block, stored):
             if best is not None:
-                most_seconds = best.solution.risk_adjusted_seconds
+                most_seconds = best[1].risk_adjusted_seconds
             limited = dataclasses.replace(problem, most_seconds=most_seconds)
-            solved = [d for d in (best, _solved(limited, wider, block.name)) if d is not None]
-            rank = lambda d: (d.solution.risk_adjusted_seconds, d.bytes)
-            best = min(solved, key=rank, default=None)
-        groups = groups if best is None else best.groups
+            found = _solved(limited, wider, block.name)
+            if found is not None and (best is None or rank(found[1]) < rank(best[1])):
+                best, fastest = found, wider
+        groups = fastest
     return best
 
 
@@ -157,7 +146,8 @@ def _solved(problem: ActionProblem, groups: Groups, newest: str) -> Division | N
             )
             actions = solution.actions | {label: {UNTAGGED: KEEP} for label in groups.whole}
             complete = ActionSolution.of(full, actions, solution.solve_seconds, solution.gap)
-            return Division(groups, full, complete, peak + kept_bytes)
+            working_bytes = peak + kept_bytes - complete.saved_bytes
+            return full, dataclasses.replace(complete, working_bytes=working_bytes)
     return None
 
 
@@ -240,28 +230,29 @@ def _divide(
         stored = _share_stored(search, model) if whole else None
         within = problem.within(limits.usable_bytes - base)
         division = search.solved(best_division, within, stored, best.cost.risk_adjusted_seconds)
-        if division is None or division.solution.actions in seen:
+        if division is None:
             break
-        if division.solution.risk_adjusted_seconds > worth:
+        _, solution = division
+        if solution.actions in seen or solution.risk_adjusted_seconds > worth:
             break
-        seen.append(division.solution.actions)
-        predicted = base + division.bytes
-        estimated = _estimated(search, division.solution.actions, best)
+        seen.append(solution.actions)
+        predicted = base + solution.bytes
+        estimated = _estimated(search, solution.actions, best)
         if estimated is not None and estimated > limits.usable_bytes:
             if len(seen) >= MOST_ESTIMATES:
                 break
             short += estimated - predicted  # a plan that is not expected to fit is not compiled
             continue
-        (step,) = search.try_compile_buffers(division.solution.actions, least=best.total)
+        (step,) = search.try_compile_buffers(solution.actions, least=best.total)
         if isinstance(step, StepError):
             break
         expected = max(search.static, predicted if estimated is None else estimated)
-        trial = Trial(step, division.solution.cost, expected, division.solution.gap)
+        trial = Trial(step, solution.cost, expected, solution.gap)
         short += trial.total - predicted
         if not limits.allow(trial):
             continue
         if step_time.risk_adjusted(trial) >= step_time.risk_adjusted(best):
-            slower = bool(division.groups.whole)
+            slower = any(map(is_whole, solution.actions.values()))
             break
         best, chosen = trial, division
         worth = best.cost.risk_adjusted_seconds - LEAST_GAIN * search.profile.step_seconds

@@ -53,19 +53,16 @@ def fitted(observed: Sequence[Comparison[Cost]]) -> Factors:
     squares, with a prior of 1 ± `PRIOR` for every factor.
     """
     rows, wanted = [], []
-    for one in observed:
-        parts = _parts(one.first) - _parts(one.other)
-        rows.append(parts / one.noise)
-        wanted.append((one.seconds - parts.sum() - _exposed(one)) / one.noise)
+    for first, other, seconds, noise in observed:
+        parts = _parts(first) - _parts(other)
+        # No factor corrects the seconds of host transfers.
+        exposed = first.host_seconds - other.host_seconds
+        rows.append(parts / noise)
+        wanted.append((seconds - parts.sum() - exposed) / noise)
     rows += list(np.eye(3) / PRIOR)
     wanted += [0.0] * 3
     off = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0]
     return Factors(*(float(f) for f in np.clip(1 + off, LEAST_FACTOR, MOST_FACTOR)))
-
-
-def _exposed(one: Comparison[Cost]) -> float:
-    """The difference of the seconds of host transfers, which no factor corrects."""
-    return one.first.host_seconds - one.other.host_seconds
 
 
 def _parts(cost: Cost) -> np.ndarray:

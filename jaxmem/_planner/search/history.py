@@ -6,13 +6,12 @@ compiles the plan that it returns itself.
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from jaxmem._core.actions import Action, Actions, Choice
 from jaxmem._core.database import Timing
@@ -30,21 +29,9 @@ FORM = 2
 
 
 T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison(Generic[T]):
-    """The measured difference of two steps. A step is given by its actions, or by their cost.
-
-    first, other: the two steps.
-    seconds: the measured seconds by which the first step took longer.
-    noise: the error bound of the difference, in seconds.
-    """
-
-    first: T
-    other: T
-    seconds: float
-    noise: float
+# Two steps that ran in alternation, given by their actions or by their costs; the measured seconds
+# by which the first step took longer; and the error bound of these seconds.
+Comparison = tuple[T, T, float, float]
 
 
 class History:
@@ -101,17 +88,16 @@ class History:
         ):
             try:
                 other, seconds, noise = json.loads(result)
-                runs.append(
-                    Comparison(_parse(actions), _parse(other), float(seconds), float(noise))
-                )
+                runs.append((_parse(actions), _parse(other), float(seconds), float(noise)))
             except (ValueError, TypeError, AttributeError):
                 continue
         return runs
 
     def remember_run(self, run: Comparison[Actions]) -> None:
         """Stores the measured difference of two steps."""
-        result = json.dumps([_text(run.other), run.seconds, run.noise])
-        self._database.write_tried(f"{self._device} runs", self._step, _text(run.first), result)
+        first, other, *measured = run
+        result = json.dumps([_text(other), *measured])
+        self._database.write_tried(f"{self._device} runs", self._step, _text(first), result)
 
     def recall_least(self, key: str) -> Actions | None:
         """The assignment of least bytes that an earlier search found; None if no search did.

@@ -18,7 +18,7 @@ from jaxmem._planner.search import candidates
 from jaxmem._planner.search.candidates import hand_policies
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.factors import NOISE, Factors, fitted, rescaled
-from jaxmem._planner.search.history import Comparison, History
+from jaxmem._planner.search.history import History
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import worth_its_loss
 from jaxmem._planner.search.trial import Trial
@@ -149,19 +149,17 @@ def _remember(search: Search, runs: list[Runs]) -> None:
         differences = [a - b for a, b in zip(run.rounds, first.rounds)]
         lower, median, upper = quartiles(differences)
         noise = NOISE * first.median + (upper - lower) / math.sqrt(len(differences))
-        search.history.remember_run(
-            Comparison(run.trial.actions, first.trial.actions, median, noise)
-        )
+        search.history.remember_run((run.trial.actions, first.trial.actions, median, noise))
 
 
 def learned(profile: Profile, earlier: History) -> Factors:
     """The factors for which the prices of a step are nearest to the runs of earlier searches."""
     observed = []
-    for run in earlier.recall_runs():
-        cost = candidates.price_of(profile, recoded(profile, run.first)[0])
-        other = candidates.price_of(profile, recoded(profile, run.other)[0])
-        if cost is not None and other is not None:
-            observed.append(Comparison(cost, other, run.seconds, run.noise))
+    price = lambda actions: candidates.price_of(profile, recoded(profile, actions)[0])
+    for first, other, seconds, noise in earlier.recall_runs():
+        cost, cost_of_other = price(first), price(other)
+        if cost is not None and cost_of_other is not None:
+            observed.append((cost, cost_of_other, seconds, noise))
     return fitted(observed)
 
 
@@ -240,7 +238,7 @@ def remember_run(build, args: tuple, actions: Actions, other: Actions, seconds, 
     """
     with backend_for(Target.parse("local"), Database()) as backend:
         traced = StepCompiler(build, args, backend).trace(Assignment.nothing())
-        History(backend, traced.jaxpr).remember_run(Comparison(actions, other, seconds, noise))
+        History(backend, traced.jaxpr).remember_run((actions, other, seconds, noise))
 
 
 def compare_by_runs(search: Search, seconds: float) -> tuple[list[Runs], tuple[str, ...]]:

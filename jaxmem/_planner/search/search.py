@@ -263,7 +263,7 @@ def _ranked(search: Search, more: int) -> list[tuple[Trial, ActionProblem | None
         divided, division = (best, None) if alone else divide(search, best, step_time)
         if _worth_its_loss(search, step_time, divided, [best]) is best:
             divided, division = best, None
-        problem = None if division is None else division.problem
+        problem = None if division is None else division[0]
         ranked = [(divided, problem), (best, None)][divided is best :]
         spanned = None if alone else faster_in_spans(search, divided, step_time)
         if spanned is not None and _worth_its_loss(search, step_time, spanned, [best]) is spanned:

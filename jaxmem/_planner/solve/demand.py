@@ -6,43 +6,34 @@ are recomputed. So the graph contracts to its tags, and each cost belongs to the
 cause it.
 """
 
-import dataclasses
 from collections import defaultdict
 
 from jaxmem._core.profile import BlockClass, Tag
 from jaxmem._planner.solve.cost import tag_at
 
-# The condition under which a value is demanded: any of these tags, by position in `Demand.tags`, is
-# demanded and recomputed.
+# The condition under which a value is demanded: any of these tags, by position in the list of tags,
+# is demanded and recomputed.
 When = frozenset[int]
 # The condition of a value that the backward reads, whatever the tags' choices. No tag has the
 # position -1.
 ALWAYS: When = frozenset({-1})
 
 
-@dataclasses.dataclass(frozen=True)
-class Demand:
-    """A block class reduced to its tags, for the solver. Bytes and seconds are of one layer.
+def demand_of(
+    block: BlockClass,
+) -> tuple[list[tuple[Tag, When]], dict[When, float], dict[When, int], dict[When, float]]:
+    """Reduces a block class to its tags, for the solver, in one loop from the last equation of its
+    graph to the first. Bytes and seconds are of one layer. Equations that are demanded under the
+    same condition share one entry, so that a chain of equations costs one term.
 
-    Equations that are demanded under the same condition share one entry, so that a chain of
-    equations costs one term.
+    Returns four values:
 
-    tags: each tag, with the condition under which it is demanded. A tag is listed after the tags
-      that may pass demand on to it.
-    recompute_seconds: for each condition, the seconds to repeat the equations that are demanded
-      under it.
-    input_bytes, input_seconds: for each condition, the bytes of the block's inputs that are read
-      raw under it, and the seconds to keep these inputs.
+    - each tag, with the condition under which it is demanded. A tag is listed after the tags that
+      may pass demand on to it.
+    - for each condition, the seconds to repeat the equations that are demanded under it
+    - for each condition, the bytes of the block's inputs that are read raw under it
+    - for each condition, the seconds to keep these inputs
     """
-
-    tags: tuple[tuple[Tag, When], ...]
-    recompute_seconds: dict[When, float]
-    input_bytes: dict[When, int]
-    input_seconds: dict[When, float]
-
-
-def demand_of(block: BlockClass) -> Demand:
-    """Reduces a block's graph in one loop from its last equation to its first."""
     free = set(block.free)
     # By value, the tags that demand it, as in a When.
     demanders: dict[int, set[int]] = defaultdict(set)
@@ -71,7 +62,7 @@ def demand_of(block: BlockClass) -> Demand:
         if v not in free and (when := _when([demanders[v]])):
             sizes[when] += block.values[v]
             keeping[when] += s
-    return Demand(tuple(tags), dict(recompute), dict(sizes), dict(keeping))
+    return tags, dict(recompute), dict(sizes), dict(keeping)
 
 
 def _when(demanders) -> When:

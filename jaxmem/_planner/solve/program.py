@@ -14,7 +14,7 @@ import pulp
 from jaxmem._core.actions import RECOMPUTE, Actions, Choice
 from jaxmem._core.profile import BlockClass
 from jaxmem._planner.solve.cost import Cost, option_of
-from jaxmem._planner.solve.demand import ALWAYS, Demand, When, demand_of
+from jaxmem._planner.solve.demand import ALWAYS, When, demand_of
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem.errors import SolverError
 
@@ -94,7 +94,7 @@ class MixedIntegerProgram:
         # demanded.
         demanded: dict[tuple[str, str], list] = {key: [] for key in choices}
         for block in problem.profile.blocks:
-            self._add_block(block, demand_of(block), demanded)
+            self._add_block(block, demanded)
         for key, when in demanded.items():
             # A tag that no class demands is recomputed. Otherwise the program would take an action
             # without effect if the memory model predicts that the action lowers working memory.
@@ -176,24 +176,24 @@ class MixedIntegerProgram:
                     " assignment; the profile's numbers may differ by too many orders of magnitude"
                 )
 
-    def _add_block(self, block: BlockClass, demand: Demand, demanded) -> None:
+    def _add_block(self, block: BlockClass, demanded) -> None:
         """Adds a block class: its constraints, and its terms of the sums.
 
         block: the class.
-        demand: the class's graph, reduced to tags.
         demanded: lists of variables, by (label, tag). The variable of each tag's demand is appended
           to the tag's list.
         """
         # `run` converts seconds of one run to scaled seconds of the step.
         label, run, layers = block.name, block.runs / self._second_unit, block.layers
-        # By position in `demand.tags`: the variable of "demanded and recomputed", which passes
+        tags, recompute_seconds, input_bytes, input_seconds = demand_of(block)
+        # By position in `tags`: the variable of "demanded and recomputed", which passes
         # demand on to the values before the tag; None if the tag may not be recomputed. A tag is
         # listed after the tags that pass demand on to it. So the loop meets a tag after it has
         # appended the variables of these tags.
         passes: list = []
         known: dict[When, pulp.LpVariable] = {ALWAYS: self._one}
         transfer = []  # (bytes of one run, variable)
-        for tag, when in demand.tags:
+        for tag, when in tags:
             key = (label, tag.name)
             wanted = self._any(when, passes, known)
             demanded[key].append(wanted)
@@ -215,13 +215,11 @@ class MixedIntegerProgram:
                     self._doubt.append((option.doubt * run, variable))
                     self._host.append((option.host_bytes * layers, variable))
                     transfer.append((option.host_bytes, variable))
-        recompute = [
-            (s, self._any(w, passes, known)) for w, s in demand.recompute_seconds.items() if s
-        ]
+        recompute = [(s, self._any(w, passes, known)) for w, s in recompute_seconds.items() if s]
         self._recompute += [(s * run, v) for s, v in recompute]
-        for when, size in demand.input_bytes.items():
+        for when, size in input_bytes.items():
             self._saved.append((size * layers, self._any(when, passes, known)))
-        for when, seconds in demand.input_seconds.items():
+        for when, seconds in input_seconds.items():
             self._other.append((seconds * run, self._any(when, passes, known)))
         if any(size for size, _ in transfer):
             self._expose(block, transfer, recompute)
