@@ -53,7 +53,7 @@ def test_planted_factors_are_found(recompute, keep, codec):
 
 def test_what_was_not_run_is_not_corrected():
     assert fitted([]) == Factors()
-    of_keeping = [o for o in observations(MADE, Factors(codec=2.0)) if o.first == of(MADE, KEPT)]
+    of_keeping = [o for o in observations(MADE, Factors(codec=2.0)) if o[0] == of(MADE, KEPT)]
     assert fitted(of_keeping).codec == pytest.approx(1.0)
 
 
