@@ -63,7 +63,7 @@ import jax.numpy as jnp
 import jaxmem
 from benchmarks.shared import long_context
 from benchmarks.shared.assignments import is_lossless, keep_tags
-from benchmarks.shared.case import Case, Step, case_on, on, random_bits_for
+from benchmarks.shared.case import Case, Step, case_on, on, plain_loop, random_bits_for
 from benchmarks.shared.devices import fsdp
 from benchmarks.shared.released import LONG
 from benchmarks.shared.results import Benchmark, Report, known, measure
@@ -302,18 +302,6 @@ OVERRIDES = ("optimizer.accumulation=scan", "optimizer.clip=norm")
 TARGET = "h200"
 
 
-def plain_loop(layer, parameters, x, key, *shared):
-    """A scan over the layers without a checkpoint."""
-    count = len(jax.tree.leaves(parameters)[0])
-
-    def turn(x, one):
-        parameters, index = one
-        own = {} if key is None else {"key": jax.random.fold_in(key, index)}
-        return layer(parameters, x, *shared, **own), None
-
-    return jax.lax.scan(turn, x, (parameters, jax.numpy.arange(count, dtype="uint32")))[0]
-
-
 def untagged(config) -> Callable:
     """The config's step as one would write it without jaxmem."""
     step = step_over(config, plain_loop)
@@ -385,49 +373,34 @@ def summary_of_tags(report: Report) -> dict:
     }
 
 
+# -- long_context
+
+OVER = 1.03  # of the arguments' bytes, without the target's margin
 SETS = {"device": ("keep", "recompute"), "codecs": ("keep", "recompute", "compress")}
 
 
 def of_long_context(allowed: str) -> dict:
-    args = long_context.arguments()
-    planned = lambda budget: jaxmem.plan(
-        long_context.build, *args, target=TARGET, budget=budget, actions=SETS[allowed]
-    )
+    args, given = long_context.arguments(), {"actions": SETS[allowed]}
     static = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(args))
-
-    def least() -> int:
+    with on(TARGET) as backend:
+        step = Step(long_context.build, args, backend)
+        with own_cache(), replacing((spans, "spannable", lambda profile: [])):
+            without = step.least(int(OVER * static), **given)
         with own_cache():
-            try:
-                planned(int(1.05 * static))
-            except jaxmem.errors.BudgetError as error:
-                return error.least_bytes or 0
-        raise AssertionError("a plan for the arguments alone was found")
-
-    with replacing((spans, "spannable", lambda profile: [])):
-        without = least()
-    with_spans = least()
-    recomputed = jaxmem.plans.price(long_context.build, Assignment.nothing(), *args, target=TARGET)
-    row = {
+            with_spans = step.least(int(OVER * static), **given)
+        with own_cache():
+            half, row = step.attempt(without // 2, **given)
+    price = jaxmem.plans.price
+    recomputed = price(long_context.build, Assignment.nothing(), *args, target=TARGET)
+    return {
         "arguments": static,
         "without spans": without,
         "in spans": with_spans,
         "ratio": with_spans / without,
         "recomputed_bytes": recomputed.compiled_bytes,
         "recomputed_seconds": recomputed.predicted_seconds,
+        "half": None if half is None else row,
     }
-    with own_cache():
-        try:
-            plan = planned(without // 2)
-        except jaxmem.errors.BudgetError:
-            return row | {"half": None}
-    half = {
-        "labels": sorted(plan.actions),
-        "compiled": plan.compiled_bytes,
-        "predicted": plan.predicted_bytes,
-        "seconds": plan.predicted_seconds,
-        "over recomputed": plan.predicted_seconds / recomputed.predicted_seconds,
-    }
-    return row | {"half": half}
 
 
 FOREIGN = [(name, target) for name in MODELS for target in ("local", "h200")]

@@ -1,4 +1,4 @@
-"""Small states: Adam's moments in 8 bits, and frozen parameters.
+"""Adam's moments in 8 bits: accuracy, time of an update, and the largest model.
 
     python -m benchmarks.moments [RESULT ...]
 
@@ -16,20 +16,9 @@ the seconds.
 `largest_moments`: the largest GPT of `largest` (`benchmarks.placed`) for a GPU of 24 GB and a host
 of 128 GB, planned jointly, with moments in float32 and in 8 bits, compiled without hardware. The
 predicted seconds are of the layers, in a step of the largest model with float32 moments.
-
-`fine_tuning`: full fine-tuning of Llama 2 7B with AdamW, 4 sequences of 2048 in one microbatch:
-`released_step(tx, loss)` with the loss as it is (a `jax.lax.scan` over layers, XLA's attention,
-bfloat16 compute), planned and compiled without hardware. `48 GB alone` uses no host memory; `24 GB`
-has a host of 128 GB, and plans place the states.
-
-`lora_7b`: a Llama of 7 billion parameters with adapters of rank 16 (`benchmarks/shared/lora.py`),
-8 sequences of 1024 tokens, trained by AdamW for an H200 within budgets below its memory and 128 GB
-of host memory, planned jointly and compiled without hardware. Its frozen base is in bfloat16 or in
-8 bits. With the base "full", all parameters are trained in float32, without adapters.
 """
 
 import itertools
-import math
 import statistics
 from typing import Any
 
@@ -39,26 +28,11 @@ import optax
 
 import jaxmem
 from benchmarks.adama import BETAS, SEEDS, train
-from benchmarks.placed import (
-    FEW,
-    bytes_of,
-    largest,
-    limits_of,
-    rules_of,
-    search_of,
-    step_of,
-)
-from benchmarks.shared import lora
-from benchmarks.shared.case import on
+from benchmarks.placed import largest, layers_of, plan_within
 from benchmarks.shared.devices import compiled
 from benchmarks.shared.results import Benchmark, Report, known, measure
 from benchmarks.shared.timing import clock_and_cores, in_turns
-from experiments.command.load import load
-from experiments.models import registry
-from experiments.steps.step import make_loss
-from jaxmem._core.actions import ALL
-from jaxmem._core.database import Database
-from jaxmem._planner.placement.search import PlacementSearch
+from jaxmem._trace.arguments import sized
 
 MODELS = "GPT", "BERT", "ResNet"
 NUMBERS = 1, 8
@@ -131,21 +105,19 @@ def updates(report: Report) -> None:
 
 def of_largest(report: Report) -> None:
     """The largest GPT of the smallest GPU and host, and the step time at one size."""
-    target, host = "rtx4090", "128 GB"
-    with on(target, Database()) as backend:
-        limits = limits_of(target, host, backend)
-        for moments in STORED:
-            few = search_of(step_of(FEW, moments), backend, limits, ALL)
-            report.once(moments, largest, few, rules_of(few)["joint"], None, True, moments)
-            layers = report["float"]["layers"]
-            report.once(f"{moments}, {layers} layers", seconds_of, few, layers, moments)
+    memory = "rtx4090", "128 GB", "joint"
+    for moments in STORED:
+        report.once(moments, largest, *memory, moments)
+        layers = report["float"]["layers"]
+        report.once(f"{moments}, {layers} layers", seconds_of, layers, moments, *memory)
 
 
-def seconds_of(few: PlacementSearch, layers: int, moments: str) -> dict[str, Any]:
-    """The fastest step of so many layers, compiled, and its predicted seconds."""
-    search = search_of(step_of(layers, moments), few.steps.backend, few.limits, ALL)
-    best = known(search.run())
-    return bytes_of(best) | {"seconds": best.solution.seconds}
+def seconds_of(layers: int, moments: str, *memory: str) -> dict[str, Any]:
+    """The fastest step of so many layers, compiled, and the predicted seconds of its layers."""
+    build, args = layers_of(moments)
+    plan = plan_within(*memory, (build, sized(args, layers)))
+    row = {"compiled": plan.compiled_bytes, "host compiled": plan.host_bytes}
+    return row | {"seconds": known(plan.lanes).seconds - known(plan.lanes).outside_seconds}
 
 
 def of_sizes(report: Report) -> dict:
@@ -157,87 +129,7 @@ def of_sizes(report: Report) -> dict:
     }
 
 
-# The name of a case: target, budgets of device and host, whether plans place states.
-MEMORIES = {
-    "48 GB alone": ("l40s", {"budget": "48GB", "actions": ("recompute",)}),
-    "24 GB": (
-        "rtx4090",
-        {"budget": "24GB", "host_budget": "128GB", "decide": ("actions", "states")},
-    ),
-}
-# The dtype of parameters, and the optimizer.
-KINDS = {
-    "bfloat16, moments in 8 bits": (jnp.bfloat16, lambda: jaxmem.quantized(optax.adamw(1e-5))),
-    "float32, moments in float32": (jnp.float32, lambda: optax.adamw(1e-5)),
-}
-TUNED = [
-    ("48 GB alone", "bfloat16, moments in 8 bits"),
-    *(("24 GB", kind) for kind in KINDS),
-]
-LLAMA = ["model.hidden=11008", "model.kv_heads=32", "model.attention=fused", "model.loop=scan"]
-LLAMA += ["train.batch=4", "train.microbatches=1", "train.sequence=2048", "optimizer.clip=none"]
-LLAMA += ["optimizer.accumulation=scan", "plan.budget=none"]
-
-
-def fine_tuned(memory: str, kind: str) -> dict[str, Any]:
-    """A plan of a step of Llama 2 7B, compiled."""
-    config = load("mistral_7b", LLAMA)
-    target, options = MEMORIES[memory]
-    dtype, optimizer = KINDS[kind]
-    loss, tx = make_loss(config), optimizer()
-    build = lambda plan: jaxmem.released_step(tx, loss, plan=plan)
-    tokens = registry.batch_shape(config)
-    cast = lambda a: jax.ShapeDtypeStruct(a.shape, dtype)
-    params = jax.eval_shape(lambda: registry.create(config, jax.random.key(0)))
-    params = jax.tree.map(cast, params)
-    state = jax.eval_shape(build(None).init, params, tokens)
-    plan = jaxmem.plan(build, state, tokens, target=target, **options)
-    return {
-        "parameters": sum(math.prod(a.shape) for a in jax.tree.leaves(params)),
-        "states": str(plan.places or "on the device"),
-        "compiled": plan.compiled_bytes,
-        "host compiled": plan.host_bytes,
-        "seconds": plan.predicted_seconds,
-    }
-
-
-FULL = "full"
-FITTED = [("bfloat16", 24), ("bfloat16", 12), ("int8", 12), ("int8", 8), (FULL, 24)]  # GB
-
-
-def fitted(base: str, gigabytes: str) -> dict[str, Any]:
-    """The plan of a step within so many gigabytes, and the bytes that it compiles to."""
-    build, args = lora.step_of(lora.Llama(base=None if base == FULL else base))
-    budget = int(float(gigabytes.removesuffix(" GB")) * 1e9)
-    decide, host = ("actions", "states"), int(128e9)
-    plan = jaxmem.plan(
-        build,
-        *args,
-        budget=budget,
-        host_budget=host,
-        target="h200",
-        decide=decide,
-        actions=jaxmem.plans.LOSSLESS,
-    )
-    params, _ = args[0]
-    nbytes = lambda tree: sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
-    trained = lora.trained_of(params) if base != FULL else params
-    assert plan.places is not None
-    return {
-        "parameters": optax.tree.size(params),
-        "trained": optax.tree.size(trained),
-        "state bytes": nbytes(args[0]),
-        "states": str(plan.places),
-        "compiled": plan.compiled_bytes,
-        "host compiled": plan.host_bytes,
-        "everything kept": plan.baseline_bytes,
-        "seconds": plan.predicted_seconds,
-    }
-
-
 RESULTS = {
-    "fine_tuning": Benchmark(TUNED, row=fine_tuned),
-    "lora_7b": Benchmark([(base, f"{size} GB") for base, size in FITTED], row=fitted),
     "moments_losses": Benchmark(CASES, row=trained, summary=of_losses),
     "moments_update": Benchmark(run=updates),
     "largest_moments": Benchmark(run=of_largest, summary=of_sizes),

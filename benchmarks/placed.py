@@ -39,10 +39,9 @@ states stay on the device. `protrain` has ProTrain's four numbers.
 activations in host memory gain, apart and together? Layers of gpt_10b (width 4096, heads of 128, 4
 sequences of 1024 in one microbatch, no dropout), released, float32 states and bfloat16 compute, for
 three GPUs without hardware, each with three sizes of host memory. Codecs are allowed. The number of
-layers is searched for as `batch="max"` searches for a size: the placement program answers for any
-number of layers, since the layers are a loop. Reported bytes are compiled: of the fastest step of
-`joint`, and of the least step of the others. A liveness estimate of the least step, corrected by
-the errors of compiled steps, shows that a layer more does not fit.
+layers is the size that `batch="max"` searches for: the state is a function of the number of layers.
+Reported bytes are compiled bytes of the plan. A layer more does not fit, by a liveness estimate of
+the least step, corrected by the errors of compiled steps, or as compiled.
 
 - `joint` places states and decides about tensors (`decide=("actions", "states")`).
 - `states alone` recomputes every layer, `activations alone` leaves all states on the device, and
@@ -54,11 +53,9 @@ the errors of compiled steps, shows that a layer more does not fit.
 """
 
 import dataclasses
-import functools
 import itertools
 import statistics
 import time
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -67,7 +64,7 @@ import optax
 import jaxmem
 from benchmarks.shared.case import on
 from benchmarks.shared.released import LONG, MODELS, NO_DROPOUT, OWN, config_of, planned_step
-from benchmarks.shared.results import Benchmark, Report, known, measure, say
+from benchmarks.shared.results import Benchmark, Report, known, measure
 from benchmarks.shared.searches import from_to
 from experiments.command.load import load
 from jaxmem._core.actions import ALL, KEEP, LOSSLESS, OFFLOAD, UNTAGGED, is_whole
@@ -83,11 +80,10 @@ from jaxmem._planner.placement.program import PlacementProblem, PlacementSolutio
 from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch, with_working
 from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem._planner.search.trial import Limits
-from jaxmem._planner.sizes import Boundary
-from jaxmem._result.plan.rows import Point
 from jaxmem._target.compile.backend import DEVICELESS_MARGIN
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.support import allowed_actions
+from jaxmem._trace.arguments import sized
 from jaxmem.errors import BudgetError
 
 MICROBATCHES = 2
@@ -321,146 +317,64 @@ def choices(name: str) -> dict:
 
 DEVICES = {"rtx4090": 24 * 10**9, "a100-80gb": 80 * 10**9, "h200": 141 * 10**9}
 HOSTS = {"128 GB": 128 * 10**9, "256 GB": 256 * 10**9, "1 TB": 10**12}
-RULES = ("joint", "states alone", "activations alone", "nothing moved")
-# Layers: of a step that differs from the others in their number only, and the most of a search.
-FEW, MOST = 8, 1024
+RULES = {  # what plans decide
+    "joint": {"decide": ("actions", "states"), "actions": ALL},
+    "states alone": {"decide": ("actions", "states"), "actions": ("recompute",)},
+    "activations alone": {"actions": ALL},
+    "nothing moved": {"actions": [a for a in ALL if not a.offloads]},
+}
+LAYERS = range(2, 1024)
 BYTES = 12  # a parameter's: itself and two moments, in float32
-COMMON = [*NO_DROPOUT, "train.batch=4", "plan.budget=none", "optimizer.clip=none"]
 
 
-@functools.cache
-def step_of(layers: int, moments: str = "float") -> tuple[Any, tuple]:
-    """What builds the step, and the shapes of its arguments."""
-    changes = f"model.layers={layers}", f"optimizer.moments={moments}"
-    return planned_step(load("gpt_10b", [*COMMON, *changes]))
-
-
-def parameters(layers: int) -> int:
-    _, (state, _) = step_of(layers)
-    return optax.tree.size(state[0])
-
-
-def least(problem: PlacementProblem, layers: int) -> int:
-    """Device bytes of the least plan for so many layers, by the program; beyond all budgets if host
-    memory is too small.
+def layers_of(moments: str = "float") -> tuple[Any, tuple]:
+    """What `jaxmem.plan` takes: `build`, and the arguments' shapes. The state is a function of the
+    number of layers.
     """
-    states = dataclasses.replace(problem.states, layers=layers)
-    found = solve_placement(dataclasses.replace(problem, states=states), "bytes")
-    return 2**62 if found is None else found.device_bytes
+    own = *NO_DROPOUT, "train.batch=4", *OWN, f"optimizer.moments={moments}"
+    config = load("gpt_10b", own)
+    build, (_, batch) = planned_step(config)
+
+    def state(layers: int):
+        model = config.model.model_copy(update={"layers": layers})
+        return planned_step(config.model_copy(update={"model": model}))[1][0]
+
+    return build, (state, batch)
 
 
-def resident(problem: PlacementProblem, **others) -> PlacementProblem:
-    """The problem with all states on the device."""
-    states = problem.states
-    held = dataclasses.replace(states, outside=0, fixed=states.fixed + states.outside)
-    return dataclasses.replace(problem, places=(RESIDENT,), states=held, **others)
+def plan_within(target: str, host: str, rule: str, step: tuple, **given) -> jaxmem.Plan:
+    """The plan of a step for one GPU and one size of host memory, by one rule."""
+    build, args = step
+    memory = {"budget": DEVICES[target], "host_budget": HOSTS[host]}
+    return jaxmem.plan(build, *args, target=target, **memory, **RULES[rule], **given)
 
 
-def rules_of(few: PlacementSearch) -> dict[str, Callable[[PlacementProblem], PlacementProblem]]:
-    """What makes each rule's problem."""
-    recomputed = policies_of(few, {})
-    kept = [p for p in few.problem.policies if not p.host_bytes]
-    return {
-        "joint": lambda problem: problem,
-        "states alone": lambda problem: dataclasses.replace(problem, policies=recomputed),
-        "activations alone": resident,
-        "nothing moved": lambda problem: resident(problem, policies=kept, outer_moves=False),
-    }
-
-
-def least_of(search: PlacementSearch, lowest: PlacementSolution) -> PlacedTrial | None:
-    """The least step, compiled; None where it does not fit."""
-    predicted = search.expected(lowest)
-    step = search.steps.compile_fully(search.assignment(lowest), lowest.places)
-    search.error += step.total - predicted
-    return PlacedTrial(lowest, predicted, step) if search.limits.allow(step) else None
-
-
-def boundary_of(
-    few: PlacementSearch,
-    rule: Callable[[PlacementProblem], PlacementProblem],
-    fastest: bool,
-    error: int | None,
-    moments: str,
-) -> Boundary:
-    """Looks for the number of layers where steps cease to fit.
-
-    rule: makes the problem that is asked.
-    fastest: whether the fastest plan is searched for; else the least one is compiled.
-    error: bytes by which compiled steps exceeded their walks; None if no step was compiled.
-    moments: how the optimizer's moments are stored.
-    """
-    errors, room = [] if error is None else [error], few.limits.usable_bytes
-
-    def found_for(layers: int) -> Any:
-        steps = PlacedSteps(*step_of(layers, moments), few.steps.backend)
-        problem = rule(dataclasses.replace(few.problem, states=steps.states()))
-        error = errors[-1] if errors else 0
-        search = dataclasses.replace(few, steps=steps, problem=problem, error=error, trials=[])
-        lowest, best = known(search.least()), None
-        if not errors or search.expected(lowest) <= room:
-            best = search.run() if fastest else least_of(search, lowest)
-            errors.append(search.error)
-        needed = search.expected(lowest)
-        if best is None:
-            raise BudgetError(f"{layers} layers do not fit", least_bytes=needed)
-        # `points`: the least bytes, as a plan has them.
-        points = (Point(needed, lowest.seconds),)
-        return types.SimpleNamespace(search=search, best=best, points=points)
-
-    predicted = functools.partial(least, rule(few.within(None)))
-    return Boundary(range(2, MOST), predicted, room, found_for)
-
-
-def temporaries(search: PlacementSearch) -> int:
+def temporaries(target: str, layers: int) -> int:
     """Compiled bytes, without the arguments, of the step with all states streamed and every layer
     recomputed.
     """
-    layers = search.problem.states.layers
-    assignment = Assignment({**search.others, search.block.name: {}})
-    step = search.steps.compile_fully(assignment, Places(layers, 0, outer_moments=HOST))
+    build, args = layers_of()
+    places = Places(layers, 0, outer_moments=HOST)
+    with on(target, Database()) as backend:
+        steps = PlacedSteps(build, sized(args, layers), backend)
+        step = steps.compile_fully(Assignment.nothing(), places)
     return step.total - step.compiled.argument_bytes
 
 
-def largest(
-    few: PlacementSearch, rule: Callable, error: int | None, joint: bool, moments: str = "float"
-) -> dict[str, Any]:
+def largest(target: str, host: str, rule: str, moments: str = "float") -> dict[str, Any]:
     """What is found for one GPU, one size of host memory, and one rule."""
-    boundary = boundary_of(few, rule, joint, error, moments)
-    index = boundary.find()
-    found: Any = boundary.plans[index]
-    layers, beyond = boundary.sizes[index], boundary.failures.get(index + 1)
-    return {
+    step = layers_of(moments)
+    plan = plan_within(target, host, rule, step, batch="max", sizes=LAYERS)
+    layers = known(plan.batch)
+    found = {
         "layers": layers,
-        "parameters": parameters(layers),
-        **bytes_of(found.best),
-        "walks are off by": found.search.error,
-        "a layer more needs": beyond and beyond.least_bytes,
-    } | ({"temporaries": temporaries(found.search)} if joint else {})
-
-
-def limits_of(target: str, host: str, backend: Backend) -> Limits:
-    budget = DEVICES[target]
-    return Limits(budget, int(budget * (1 - backend.margin)), HOSTS[host])
-
-
-def of_sizes(report: Report, target: str) -> None:
-    keys = {(host, name): f"{target}, {host}, {name}" for name in RULES for host in HOSTS}
-    if report.has(*keys.values()):
-        return
-    with on(target, Database()) as backend:
-        say(f"{target}: walking through {FEW} layers")
-        few = search_of(step_of(FEW), backend, limits_of(target, "1 TB", backend), ALL)
-        rules = rules_of(few)
-        for (host, name), key in keys.items():
-            limits = limits_of(target, host, backend)
-            within = dataclasses.replace(few, limits=limits)
-            of_rule = [report[keys[h, name]] for h in HOSTS if report.has(keys[h, name])]
-            error = of_rule[-1]["walks are off by"] if of_rule else None
-            # Where all states are on the device, host memory is not what is short.
-            if of_rule and 2 * of_rule[0]["host compiled"] <= min(HOSTS.values()):
-                report.once(key, lambda first=of_rule[0]: first)
-            report.once(key, largest, within, rules[name], error, joint=name == "joint")
+        "parameters": optax.tree.size(step[1][0](layers)[0]),
+        "states": str(plan.places or "on the device"),
+        "predicted": plan.predicted_bytes,
+        "compiled": plan.compiled_bytes,
+        "host compiled": plan.host_bytes,
+    }
+    return found | ({"temporaries": temporaries(target, layers)} if rule == "joint" else {})
 
 
 def summary_of_sizes(report: Report) -> dict:
@@ -475,7 +389,6 @@ def summary_of_sizes(report: Report) -> dict:
     told["within"] = all(
         r["compiled"] <= DEVICES[t] and r["host compiled"] <= HOSTS[h] for (t, h, _), r in rows
     )
-    told["host bytes off by"] = max(abs(r["host predicted"] - r["host compiled"]) for _, r in rows)
     return told
 
 
@@ -485,7 +398,9 @@ RESULTS = {
     "protrain_table": Benchmark(
         PROTRAIN, row=choices, summary=lambda report: {"rows": len(report.results)}
     ),
-    "largest": Benchmark(DEVICES, of_sizes, summary_of_sizes),
+    "largest": Benchmark(
+        itertools.product(DEVICES, HOSTS, RULES), row=largest, summary=summary_of_sizes
+    ),
 }
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Training steps of libraries under plans, against the libraries' own remat policies.
 
-    python -m benchmarks.stacks [stacks] [stacks_jit] [stacks_openpi]
+    python -m benchmarks.stacks [RESULT ...]
 
 `stacks`:
 
@@ -24,6 +24,8 @@ jit, under `jaxmem.jit` with nothing stored, and under `jaxmem.jit` with the pla
 before stored. The first and the last are the lesser of two processes, which alternate. A second
 run in another environment adds the rows of the scripts of that environment.
 
+`jit_first_steps`: the row `first step` of a GPT, of the config gpt_nano without its tags.
+
 `stacks_openpi`: plans of openpi's step at the sizes of PaliGemma 2B and its action expert, compiled
 for GPUs of 24, 48 and 80 GB.
 """
@@ -38,16 +40,21 @@ import pathlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 import examples.stacks
 import jaxmem
+from benchmarks.budgets import OVERRIDES, untagged
 from benchmarks.shared.case import Step, on
 from benchmarks.shared.results import Benchmark, Report, measure
 from benchmarks.shared.searches import between, own_cache, print_first_call, printed
 from examples.stacks.openpi_sizes import row_for
 from examples.stacks.training import Training, farthest, nbytes, observed
+from experiments.command.load import load
+from experiments.steps.step import abstract
 from jaxmem._core.assignment import Assignment
 from jaxmem._trace.signature import Signature
 from tests.shared.foreign.size import Size
@@ -64,6 +71,7 @@ CALLS = 10
 SOURCES = pathlib.Path(examples.stacks.__path__[0])
 SHARE = 0.6  # of the bytes of everything kept, as in the scripts
 OWN, NOTHING, STORED = "own", "jaxmem.jit, nothing stored", "jaxmem.jit, a stored plan"
+GPT = "gpt_nano"
 PROCESSES = [NOTHING, *2 * [OWN, STORED]]
 
 
@@ -72,10 +80,22 @@ def stack_of(name: str) -> tuple[Callable[..., Training], dict, Callable]:
     of the library's jit. Shapes have a size that is large enough for an H200, in which kernels take
     longer than their launches.
     """
+    if name == GPT:
+        return gpt, {"none": None}, jaxmem.jit
     if name in SHAPES:
         return functools.partial(SHAPES[name].make, size=SIZE), SHAPES[name].policies, jaxmem.jit
     module = importlib.import_module(f"examples.stacks.{name}")
     return module.training, getattr(module, "POLICIES", {"none": None}), module.planned
+
+
+def gpt(policy: None = None, jit: Callable = jax.jit) -> Training:
+    """A config's step as one would write it without jaxmem."""
+    config = load(GPT, OVERRIDES)
+    zeros = lambda tree: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), tree)
+    arguments = lambda: (zeros(abstract(config)), {})
+    read = lambda args, kwargs, result: (result[1]["loss"], result[0].params)
+    step = jit(untagged(config), donate_argnums=0)
+    return Training(step, arguments, read, zeros(abstract(config)[0].params))
 
 
 def positional(training: Training) -> tuple[Callable, tuple]:
@@ -226,6 +246,10 @@ def first_steps(name: str) -> dict:
 COSTS = {"lines": lines_of, "call": call_seconds, "first step": first_steps}
 
 
+def cost_of(name: str, what: str) -> Any:
+    return COSTS[what](name)
+
+
 def summary_of_jit(report: Report) -> dict:
     found: dict = {}
     for key, row in sorted(report.results.items()):
@@ -248,9 +272,10 @@ RESULTS = {
     "stacks": Benchmark([(n, t) for t in TARGETS for n in NAMES_OF_STEPS], run, summary),
     "stacks_jit": Benchmark(
         [(n, what) for what in COSTS for n in (SCRIPTS if what == "lines" else INSTALLED)],
-        row=lambda name, what: COSTS[what](name),
+        row=cost_of,
         summary=summary_of_jit,
     ),
+    "jit_first_steps": Benchmark([(GPT, "first step")], row=cost_of, summary=summary_of_jit),
     "stacks_openpi": Benchmark(
         [("lora", "rtx4090"), ("full", "h100-80gb"), ("lora", "l40s"), ("full", "l40s")],
         row=lambda way, target: row_for(way, target)[0],

@@ -1,4 +1,4 @@
-"""Predicted step times against measured ones, and the time that `jaxmem.jit` takes, on this CPU.
+"""Predicted step times against measured ones, and the time of a call of `jaxmem.jit`, on this CPU.
 
     python -m benchmarks.times [RESULT ...]
 
@@ -29,14 +29,8 @@ busy machine.
 `jit_calls`: seconds of a call, in turns with `jax.jit`, of a step with so many arrays in its state.
 The arrays are small, so that the call itself is most of the time. `more` is the difference of the
 least times, in microseconds.
-
-`jit_first_steps`: seconds from the first call of a GPT (of the config gpt_nano, without its tags)
-to its first result, each in a process of its own: under `jax.jit`, under `jaxmem.jit` with nothing
-stored, and under `jaxmem.jit` after another process planned the step. The budget is half of the
-bytes that the step takes under `jax.jit`.
 """
 
-import functools
 import itertools
 import os
 import pathlib
@@ -50,18 +44,14 @@ import jax.numpy as jnp
 from scipy.stats import spearmanr
 
 import jaxmem
-from benchmarks.budgets import OVERRIDES, untagged
 from benchmarks.shared.assignments import different, drawn, solved, under
 from benchmarks.shared.baselines import baselines
 from benchmarks.shared.case import Case, Step, nano, on
 from benchmarks.shared.released import NO_DROPOUT, OWN
 from benchmarks.shared.results import Benchmark, Report, measure, of_errors, say
-from benchmarks.shared.searches import own_cache, print_first_call, printed
 from benchmarks.shared.steps import local_step
 from benchmarks.shared.timing import first_batch, in_turns
-from experiments.command.load import load
-from experiments.running.planning import unplanned
-from experiments.steps.step import abstract, init_state
+from experiments.steps.step import init_state
 from jaxmem._core.actions import Action, Actions
 from jaxmem._core.database import Database, Timing
 from jaxmem._core.profile import Profile
@@ -248,11 +238,10 @@ def sessions(report: Report) -> None:
         report.once(key, session, jobs, first)
 
 
-# -- jit_calls and jit_first_steps
+# -- jit_calls
 
 ARRAYS = (4, 50, 200)
 CALLS, TURNS = 50, 15
-WAYS = ("jax.jit", "jaxmem.jit, nothing stored", "jaxmem.jit, a stored plan")
 
 
 def loss(weights, x):
@@ -286,35 +275,8 @@ def calls(arrays: int) -> dict:
     return least | {"ratio": ours / own, "more": 1e6 * (ours - own)}
 
 
-def gpt() -> tuple:
-    config = load("gpt_nano", OVERRIDES)
-    return untagged(config), abstract(config)
-
-
-def first_step(budget: int | None) -> None:
-    """Prints the seconds of a first call in this process; None calls `jax.jit`."""
-    function, args = gpt()
-    jit = jax.jit if budget is None else functools.partial(jaxmem.jit, budget=budget)
-    arrays = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), args)
-    print_first_call(jit(function, donate_argnums=0), arrays, {})
-
-
-def first_steps(report: Report) -> None:
-    step, args = gpt()
-    budget = report.once("budget", lambda: unplanned(step, *args).compiled_bytes // 2)
-    with own_cache():
-        for way in WAYS:
-            given = None if way == "jax.jit" else budget
-            program = f"from benchmarks.times import first_step; first_step({given})"
-            report.once(way, printed, program)
-
-
 def summary_of_calls(report: Report) -> dict:
     return {"most microseconds more": max(row["more"] for row in report.results.values())}
-
-
-def summary_of_first_steps(report: Report) -> dict:
-    return {way: report[way] / report["jax.jit"] for way in WAYS}
 
 
 RESULTS = {
@@ -322,7 +284,6 @@ RESULTS = {
     "placed_times": Benchmark(PLACED, row=placed, summary=of_placed),
     "time_spread": Benchmark(run=sessions, summary=of_spread),
     "jit_calls": Benchmark(ARRAYS, row=calls, summary=summary_of_calls),
-    "jit_first_steps": Benchmark(run=first_steps, summary=summary_of_first_steps),
 }
 
 if __name__ == "__main__":

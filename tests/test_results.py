@@ -246,7 +246,7 @@ def test_the_planner_itself():
         [times[m][n] for m in ("gpt_nano", "BERT", "ViT")] for n in numbers
     )
     cases = ("gpt_nano local", "gpt_117m h200")
-    first = result("jit_first_steps")["summary"]
+    first = result("jit_first_steps")["summary"]["gpt_nano"]
     expected = [
         equal,
         [solver["greedy better than the solver"], solver["solves on real profiles"]],
@@ -264,7 +264,7 @@ def test_the_planner_itself():
             max(busy["error_of_sessions"]),
         ],
         [result("jit_calls")["summary"]["most microseconds more"]],
-        [first["jaxmem.jit, a stored plan"], first["jaxmem.jit, nothing stored"]],
+        [first[f"first step, {STORED}"], first[f"first step, {NOTHING}"]],
     ]
     for (question, cells), values in zip(page.items(), expected, strict=True):
         assert quotes(cells[0], *values), question
@@ -363,7 +363,6 @@ def test_the_largest_model_of_one_device_and_its_host():
         assert quotes(cells[6], 100 * summary["share of all memory"][row]), row
     assert len(page) == 9
     assert summary["within"]
-    assert summary["host bytes off by"] < 1024
     assert min(summary["share"].values()) >= 0.95, "what was asked for"
     joint, alone = (results[f"rtx4090, 256 GB, {rule}"] for rule in ("joint", "nothing moved"))
     sizes = (joint[size] / 1e9 for size in ("compiled", "host compiled"))

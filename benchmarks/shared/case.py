@@ -179,6 +179,18 @@ def nano(*overrides: str) -> Config:
     return load("gpt_nano", overrides)
 
 
+def plain_loop(layer, parameters, x, key, *shared):
+    """A scan over the layers without a checkpoint."""
+    count = len(jax.tree.leaves(parameters)[0])
+
+    def turn(x, one):
+        parameters, index = one
+        own = {} if key is None else {"key": jax.random.fold_in(key, index)}
+        return layer(parameters, x, *shared, **own), None
+
+    return jax.lax.scan(turn, x, (parameters, jax.numpy.arange(count, dtype="uint32")))[0]
+
+
 def trained(experiment: Experiment, config, data, step) -> tuple[Any, list[dict]]:
     """The state after a config's training by `step`, and the metrics of each step."""
     state, metrics = experiment.first_state(config, None), []

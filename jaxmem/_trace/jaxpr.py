@@ -21,7 +21,7 @@ from jax.extend.core import jaxpr_as_fun as as_function
 from jax.ref import AbstractRef
 
 from jaxmem._trace.primitives import CALLS
-from jaxmem._trace.vary import as_mapped
+from jaxmem._trace.vary import mapped_axes
 
 
 def nbytes(aval) -> int:
@@ -168,7 +168,7 @@ def matmul_flops(eqn: JaxprEqn) -> tuple[float, int]:
     sums = [(sum(f for f, _ in each), sum(n for _, n in each)) for each in inner]
     if name == "cond":
         return max(sums, default=(0.0, 0))
-    devices = 1 if (mapped := as_mapped(eqn)) is None else math.prod(mapped.manual.values())
+    devices = 1 if (axes := mapped_axes(eqn)) is None else math.prod(axes.values())
     return devices * trips * sum(f for f, _ in sums), trips * sum(n for _, n in sums)
 
 

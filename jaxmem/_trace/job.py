@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxmem._trace.jaxpr import equations, is_reference
-from jaxmem._trace.vary import as_mapped
+from jaxmem._trace.vary import mapped_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +60,13 @@ class Job:
     @functools.cached_property
     def _mapped(self) -> list:
         """Each `jax.shard_map` over several devices in the function."""
-        every = (as_mapped(eqn) for eqn in equations(self.jaxpr.jaxpr))
-        return [m for m in every if m is not None and m.mesh.size > 1]
+        mapped = (e for e in equations(self.jaxpr.jaxpr) if mapped_axes(e) is not None)
+        return [eqn for eqn in mapped if eqn.params["mesh"].size > 1]
 
     @property
     def mesh(self) -> AbstractMesh | None:
         """The mesh of the `jax.shard_map` that the function holds; None if it holds none."""
-        return self._mapped[0].mesh.abstract_mesh if self._mapped else None
+        return self._mapped[0].params["mesh"].abstract_mesh if self._mapped else None
 
     @property
     def shards(self) -> int:
@@ -75,7 +75,7 @@ class Job:
         XLA divides the arguments by the axes that a `jax.shard_map` names. It learns nothing of the
         batch's other axes.
         """
-        named = set().union(*(m.manual for m in self._mapped))
+        named = set().union(*(mapped_axes(eqn) or () for eqn in self._mapped))
         return math.prod(size for axis, size in self.axes.items() if axis in named)
 
     def trace(self, devices: Sequence[Any] | None = None) -> jax.stages.Traced:

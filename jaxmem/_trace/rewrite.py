@@ -27,7 +27,7 @@ from jaxmem._trace.jaxpr import (
     text_of,
 )
 from jaxmem._trace.primitives import REMAT, RULES
-from jaxmem._trace.vary import as_mapped
+from jaxmem._trace.vary import mapped_axes
 
 _NO_NAMES = source_info_util.new_name_stack()
 
@@ -301,8 +301,8 @@ def branches(node: Node) -> list[ClosedJaxpr]:
     params = node.eqn.params
     if node.primitive == "cond":
         return list(params["branches"])
-    if (mapped := as_mapped(node.eqn)) is not None:
-        return [as_closed(mapped.jaxpr)]
+    if mapped_axes(node.eqn) is not None:
+        return [as_closed(params["jaxpr"])]
     return [params["jaxpr"]] if node.primitive == "jit" else []
 
 
@@ -314,13 +314,13 @@ def with_branches(node: Node, functions: Sequence[Callable[..., Sequence]]) -> N
         # A conditional's first operand is the number of its branch.
         cases = [lambda *operands, f=f: tuple(f(*operands)) for f in functions]
         call = lambda index, *operands: jax.lax.switch(index, cases, *operands)
-    elif (mapped := as_mapped(node.eqn)) is not None:
+    elif (axes := mapped_axes(node.eqn)) is not None:
         call = jax.shard_map(
             whole,
-            mesh=mapped.mesh,
+            mesh=params["mesh"],
             in_specs=tuple(params["in_specs"]),
             out_specs=tuple(params["out_specs"]),
-            axis_names=frozenset(mapped.manual),
+            axis_names=frozenset(axes),
             check_vma=params["check_vma"],
         )
     else:

@@ -4,36 +4,23 @@ that make arrays vary.
 Types have these axes if `shard_map` checks them (`check_vma`). Otherwise no axis is known.
 """
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.core import AbstractValue
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.core import JaxprEqn
 
 
-@dataclasses.dataclass(frozen=True)
-class Mapped:
-    """The parts of a `jax.shard_map` equation.
-
-    mesh: the mesh, with or without devices.
-    jaxpr: the program of one device, with that device's shapes.
-    manual: size by name of the mesh axes that divide arrays inside; XLA divides by the others.
+def mapped_axes(eqn: JaxprEqn) -> Mapping[str, int] | None:
+    """Returns the mesh axes by which a `jax.shard_map` divides arrays, with their sizes; None for
+    every other primitive. XLA divides by the other axes of the equation's "mesh". The equation's
+    "jaxpr" is the program of one device.
     """
-
-    mesh: Any
-    jaxpr: Jaxpr
-    manual: Mapping[str, int]
-
-
-def as_mapped(eqn: JaxprEqn) -> Mapped | None:
-    """Reads the parts of a `jax.shard_map`; None for every other primitive."""
     if eqn.primitive.name != "shard_map":
         return None
     mesh, axes = eqn.params["mesh"], eqn.params["newly_manual_axes"]
-    return Mapped(mesh, eqn.params["jaxpr"], {axis: mesh.shape[axis] for axis in sorted(axes)})
+    return {axis: mesh.shape[axis] for axis in sorted(axes)}
 
 
 def axes_of(a) -> frozenset[str]:

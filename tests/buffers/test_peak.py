@@ -180,14 +180,14 @@ def test_every_allocation_is_held_and_temporaries_at_their_peak():
 
 
 def in_use(found: Peak) -> list[int]:
-    lives, points = found.history.lives, range(len(found.history.ops))
+    lives, points = found.lives, range(len(found.points))
     return [sum(x.held.bytes for x in lives if x.first <= at <= x.last) for at in points]
 
 
 def test_a_history_follows_the_simulation_of_the_heap():
     found = peak(program())
-    assert found.history.moments == 4
-    assert [op.rpartition("/")[2] for op in found.history.ops] == [
+    assert found.moments == 4
+    assert [op.rpartition("/")[2] for op, _ in found.points] == [
         "early",
         "zeros",
         "while",
@@ -195,7 +195,7 @@ def test_a_history_follows_the_simulation_of_the_heap():
     ]
     assert in_use(found) == [1024, 2048, 2048, 3072]
     # One life from the zeros to what the loop made of them, named as at the peak.
-    stack = next(x for x in found.history.lives if x.held.shape == (2, 256))
+    stack = next(x for x in found.lives if x.held.shape == (2, 256))
     assert (stack.first, stack.last) == (1, 3)
     assert stack.held in found.held
     assert sum(h.bytes for h in found.held if h.kind == "temporary") == max(in_use(found))
@@ -204,7 +204,7 @@ def test_a_history_follows_the_simulation_of_the_heap():
 def test_histories_of_several_allocations_are_put_together_by_the_schedule():
     other = encode(_1=[event(0, 7, "one"), event(1, 7, "one")])  # within the loop's body
     found = peak(program(([buffer(7, 22, size=512)], allocation(5, 512, (7, 0, 512)), other)))
-    ops = [op.rpartition("/")[2] for op in found.history.ops]
+    ops = [op.rpartition("/")[2] for op, _ in found.points]
     assert ops == ["early", "zeros", "tanh", "while", "late"]
     assert in_use(found) == [1024, 2048, 2560, 2048, 3072]
 
@@ -222,8 +222,8 @@ def test_a_long_history_keeps_the_fullest_moment_of_each_range():
     events = [event(k, 100 + i, names[i % 2]) for i in range(len(sizes)) for k in (0, 1)]
     buffers = [buffer(100 + i, 15) for i in range(len(sizes))]
     found = peak(program((buffers, allocation(5, 9973, *slices), encode(_1=events))))
-    assert found.history.moments >= len(sizes)
-    assert len(found.history.ops) == POINTS
+    assert found.moments >= len(sizes)
+    assert len(found.points) == POINTS
     assert max(sizes) <= max(in_use(found)) <= max(sizes) + 3072
     assert min(in_use(found)) > 9973 / 2, "of ten moments the fullest"
 

@@ -100,7 +100,7 @@ def test_what_is_explained_adds_up(v5e):
     held = sum(h.bytes for h in peak.held if not h.host)
     assert 0 <= read.total_bytes - held < 16 * 1024, "scalar constants are all that is left out"
     assert any((h.dtype, h.shape) == ("bf16", (LAYERS, rows, WIDTH)) for h in peak.held)
-    assert peak.history.lives
+    assert peak.lives
 
 
 def test_what_is_offloaded_is_on_the_host(v5e):

@@ -48,10 +48,10 @@ def test_a_target_takes_what_was_measured(folder):
     rates = after.bandwidth, after.matmul_flops, after.flops_f32, after.link
     assert rates == (4.3e12, 790e12, 400e12, 50e9)
     assert Target.parse("h100-80gb").bandwidth == GPUS["h100-80gb"].bandwidth
-    assert "bandwidth      4.3e+12  4.8e+12  89.6%" in str(made)
+    assert "bandwidth      4.3e+12  4.8e+12  89.6%" in made
     assert before.link_ways is None
     assert after.link_ways == (55e9, 50e9)
-    assert "link_to_device 5.5e+10  5.12e+10  107.4%" in str(made)
+    assert "link_to_device 5.5e+10  5.12e+10  107.4%" in made
     saved = json.loads((folder / "measured" / "h200.json").read_text())
     assert saved["command"] == "c"
     assert list((folder / "measured").iterdir()) == [folder / "measured" / "h200.json"]
@@ -65,7 +65,7 @@ def test_a_tpu_too(folder):
         if point.startswith(("matmul", "link")):
             slower[point]["rate"]["median"] = 0.7 * (flops if point[0] == "m" else link)
     write(folder, check(device="TPU v5 lite", rows=slower))
-    assert calibrate(folder).chip == "v5e"
+    assert calibrate(folder).startswith("v5e: measured")
     assert Target.parse("v5e:2x2").bandwidth == pytest.approx(0.9 * TPUS["v5e"].bandwidth)
     assert Target.parse("v6e").bandwidth == TPUS["v6e"].bandwidth
 

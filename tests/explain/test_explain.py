@@ -22,7 +22,7 @@ from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._result.memory.explanation import Explanation, Part, load
 from jaxmem._result.memory.live import Live
 from jaxmem._result.plan.plan import Plan
-from jaxmem._target.buffers.held_buffers import POINTS, BufferHistory, Held, Life, Peak
+from jaxmem._target.buffers.held_buffers import POINTS, Held, Life, Peak
 from jaxmem._target.compile import backend
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.target import Target
@@ -268,7 +268,7 @@ def test_microbatches_are_one_turn():
 
 def test_without_a_history_there_is_no_chart(monkeypatch):
     whole = backend.peak
-    bare = lambda dumped: dataclasses.replace(whole(dumped), history=type(whole(dumped).history)())
+    bare = lambda dumped: dataclasses.replace(whole(dumped), moments=0, points=(), lives=())
     monkeypatch.setattr(backend, "peak", bare)
     found = explain(*STEP)
     assert found.live is None
@@ -294,6 +294,6 @@ def test_a_stack_that_is_copied_for_the_loop_over_layers_is_found():
     held = [Held("temporary", size) for size in (1, 2, 3, 4, 5)]
     spans = [(0, 10), (5, 45), (50, 79), (62, 70), (0, 79)]
     lives = tuple(Life(h, first, last) for h, (first, last) in zip(held, spans))
-    history = BufferHistory(80, (forward,) * 20 + (backward,) * 60, tuple(loops), lives)
-    found = elsewhere(Peak(forward, (), (held[4],), history))
+    points = tuple(zip((forward,) * 20 + (backward,) * 60, loops, strict=True))
+    found = elsewhere(Peak(forward, (), (held[4],), 80, points, lives))
     assert [h.bytes for h in found.held] == [2, 3], "the last one is there at the peak"

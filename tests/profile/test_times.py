@@ -42,7 +42,7 @@ from jaxmem._trace.export import export_flat
 from jaxmem._trace.jaxpr import as_function, equations, matmul_flops
 from jaxmem._trace.job import Job
 from jaxmem._trace.step import trace
-from jaxmem._trace.vary import as_mapped
+from jaxmem._trace.vary import mapped_axes
 from jaxmem.errors import JaxmemWarning
 from tests.shared import mapped, models
 from tests.shared.profiles import block
@@ -258,8 +258,8 @@ def test_a_job_from_inside_a_shard_map_is_run_inside_one_too():
     for layer in loops:
         part = Job(as_function(layer), tuple(v.aval for v in layer.jaxpr.invars), {"fsdp": 2})
         assert part.mesh.manual_axes == ("data",)
-        (around,) = [m for e in part.trace().jaxpr.jaxpr.eqns if (m := as_mapped(e))]
-        assert {*around.manual} == {"data"}
+        (around,) = [m for e in part.trace().jaxpr.jaxpr.eqns if (m := mapped_axes(e))]
+        assert {*around} == {"data"}
         exported, _ = export_flat(part.trace(), "cuda", 90)
         assert jax.export.deserialize(bytearray(exported)).nr_devices == 8
 
@@ -342,7 +342,7 @@ def test_a_piece_needs_no_context_and_no_explicit_mesh(kind):
     every = itertools.product([AxisType.Auto, AxisType.Explicit], [False, True])
     for axes, check in every:
         made = pieces(kind, axes, check)
-        meshes = [m.mesh for e in equations(made.jaxpr) if (m := as_mapped(e)) is not None]
+        meshes = [e.params["mesh"] for e in equations(made.jaxpr) if mapped_axes(e) is not None]
         assert len(meshes) >= 2, "forward and backward"
         assert {type(mesh) for mesh in meshes} == {AbstractMesh}
         assert AxisType.Explicit not in {k for mesh in meshes for k in mesh.axis_types}
@@ -368,8 +368,8 @@ def test_a_mesh_loses_its_devices():
     one = jax.shard_map(inner, mesh=mesh, in_specs=P("data"), out_specs=P("data"), check_vma=False)
     with jax.set_mesh(mesh):
         made = without_shardings(jax.make_jaxpr(one)(x))
-    (eqn,) = [e for e in made.jaxpr.eqns if as_mapped(e) is not None]
-    assert as_mapped(eqn).mesh == mesh.abstract_mesh
+    (eqn,) = [e for e in made.jaxpr.eqns if mapped_axes(e) is not None]
+    assert eqn.params["mesh"] == mesh.abstract_mesh
     with jax.set_mesh(None):
         traced = Job(as_function(made), (x,)).jaxpr
         assert [e.primitive.name for e in equations(traced.jaxpr)].count("pallas_call") == 1

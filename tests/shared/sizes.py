@@ -7,6 +7,7 @@ import ast
 import collections
 import io
 import pathlib
+import re
 import tokenize
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -41,13 +42,27 @@ def classes(folder: str) -> list[ast.ClassDef]:
     return [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
 
 
+# Words in the decorators and bases of types that are declared by their fields.
+RECORDS = re.compile(r"dataclass|NamedTuple|TypedDict|Enum\b|GradientTransformation")
+MAKERS = re.compile(r"namedtuple|make_dataclass|NamedTuple|TypedDict|\w*Enum")
+
+
 def records(folder: str) -> int:
-    """Returns the number of dataclasses and named tuples."""
-    is_record = lambda c: (
-        any("dataclass" in ast.unparse(d) for d in c.decorator_list)
-        or any("NamedTuple" in ast.unparse(base) for base in c.bases)
-    )
-    return sum(map(is_record, classes(folder)))
+    """Returns the number of dataclasses, named tuples, typed dicts and enumerations, of classes
+    that inherit from them, and of calls that make one.
+    """
+    words = lambda c: [ast.unparse(node) for node in (*c.decorator_list, *c.bases)]
+    found: set[str] = set()
+    every = {c.name: words(c) for c in classes(folder)}
+    while new := {
+        name
+        for name, texts in every.items()
+        if name not in found and any(RECORDS.search(t) or t in found for t in texts)
+    }:
+        found |= new
+    trees = (ast.parse(p.read_text("utf-8")) for p in (ROOT / folder).rglob("*.py"))
+    calls = (n.func for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Call))
+    return len(found) + sum(bool(MAKERS.fullmatch(ast.unparse(f).split(".")[-1])) for f in calls)
 
 
 def named_twice(folder: str) -> dict[str, int]:

@@ -81,9 +81,9 @@ def test_an_embeddings_gradient_is_not_held_through_the_layers_backward():
     exported, donated = export_flat(jax.jit(step, donate_argnums=0).trace(state, tokens), "cuda")
     with Compiler("h200", workers=1) as compiler:
         _, peak = compiler.explain(exported, donated=donated)
-    inner = [point for point, loops in enumerate(peak.history.loops) if len(loops) > 1]
-    last = [p for p in inner if peak.history.loops[p] == peak.history.loops[inner[-1]]]
-    assert any("transpose" in peak.history.ops[p] for p in last), "not the layers' backward"
-    lives = [life for life in peak.history.lives if life.held.shape == (vocab, width)]
+    inner = [point for point, (_, loops) in enumerate(peak.points) if len(loops) > 1]
+    last = [p for p in inner if peak.points[p][1] == peak.points[inner[-1]][1]]
+    assert any("transpose" in peak.points[p][0] for p in last), "not the layers' backward"
+    lives = [life for life in peak.lives if life.held.shape == (vocab, width)]
     assert lives, "the embedding's gradient is nowhere"
     assert not [life for life in lives if life.first <= last[-1] and life.last >= last[0]]

@@ -17,7 +17,7 @@ import dataclasses
 import graphlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxmem._cost.blocks.segments import BlockGraph, weight_of
@@ -30,7 +30,7 @@ from jaxmem._trace.jaxpr import (
     subjaxprs,
 )
 from jaxmem._trace.rewrite import flatten
-from jaxmem._trace.vary import Mapped, as_mapped
+from jaxmem._trace.vary import mapped_axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,9 +143,9 @@ class Builder:
         """Bytes of the results of an equation. Devices may return equal parts from a `shard_map`;
         each device stores its part.
         """
-        if (mapped := as_mapped(eqn)) is None:
+        if (axes := mapped_axes(eqn)) is None:
             return [self._size_of(v.aval) for v in eqn.outvars]
-        return [self._devices(mapped) * self._size_of(v.aval) for v in mapped.jaxpr.outvars]
+        return [self._devices(axes) * self._size_of(v.aval) for v in eqn.params["jaxpr"].outvars]
 
     def _turns(self, loops: Iterable[int]) -> int:
         """The number of times that the body of nested loops runs."""
@@ -159,13 +159,15 @@ class Builder:
         for inner in subjaxprs(eqn):
             sizes = sum((self.tag_bytes(e) for e in inner.eqns), Counter())
             found = found | sizes if eqn.primitive.name == "cond" else found + sizes
-        scan, mapped = as_scan(eqn), as_mapped(eqn)
-        times = scan.length if scan else self._devices(mapped) if mapped else 1
+        scan, axes = as_scan(eqn), mapped_axes(eqn)
+        times = scan.length if scan else 1 if axes is None else self._devices(axes)
         return Counter({name: times * size for name, size in found.items()})
 
-    def _devices(self, mapped: Mapped) -> int:
-        """The number of devices over which a `jax.shard_map` divides its arguments."""
-        return math.prod(n for axis, n in self._axes.items() if axis in mapped.manual)
+    def _devices(self, axes: Collection[str]) -> int:
+        """The number of devices over which a `jax.shard_map` along these axes divides its
+        arguments.
+        """
+        return math.prod(n for axis, n in self._axes.items() if axis in axes)
 
     def _open(self, eqn, operands, outputs, loops: frozenset[int], trips: int, whole: int) -> None:
         """Adds the operations of a loop or of a `jax.shard_map`.
@@ -174,12 +176,12 @@ class Builder:
         loops, trips: the loops round it, and the product of their trip counts.
         whole: the index of the equation of the graph that it is in.
         """
-        this, mapped = len(self._lengths), as_mapped(eqn)
+        this, axes = len(self._lengths), mapped_axes(eqn)
         within = lambda v: v if isinstance(v, Literal) else Value(v.number, v.loops | {this})
-        if mapped is not None:
-            self._lengths.append(self._devices(mapped))
-            self._mapped[this] = math.prod(mapped.manual.values())
-            made = self._body(mapped.jaxpr, [within(v) for v in operands], trips, whole)
+        if axes is not None:
+            self._lengths.append(self._devices(axes))
+            self._mapped[this] = math.prod(axes.values())
+            made = self._body(eqn.params["jaxpr"], [within(v) for v in operands], trips, whole)
             self._return(outputs, made, whole)
             return
         scan = as_scan(eqn)

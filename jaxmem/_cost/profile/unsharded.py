@@ -12,8 +12,8 @@ not be the target's, and its axes become automatic: XLA then divides the operati
 piece.
 """
 
-import dataclasses
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ from jaxmem._trace.jaxpr import (
     hijax_params,
     is_reference,
 )
-from jaxmem._trace.vary import Mapped, as_mapped
+from jaxmem._trace.vary import mapped_axes
 
 # They return their operand, divided otherwise.
 _DIVIDE = frozenset({"sharding_constraint", "reshard"})
@@ -47,14 +47,14 @@ def without_shardings(closed: ClosedJaxpr) -> ClosedJaxpr:
 class _Unsharded:
     """Programs made anew, each variable and each inner program once.
 
-    mapped: the `jax.shard_map` whose body the programs are, on a mesh without devices; None for a
-      program outside.
+    mesh, axes: the mesh, without devices, and the axes of the `jax.shard_map` whose body the
+      programs are; None for a program outside.
     """
 
-    def __init__(self, mapped: Mapped | None = None):
+    def __init__(self, mesh=None, axes: Iterable[str] = ()):
         self._mesh, self._context = None, _bare().ctx
-        if mapped is not None:
-            self._context = _inside(mapped.mesh, frozenset(mapped.manual))
+        if mesh is not None:
+            self._context = _inside(mesh, frozenset(axes))
             self._mesh = self._context.cur_abstract_mesh
         self._vars: dict[Var, Any] = {}
         self._done: dict[int, Any] = {}
@@ -75,9 +75,10 @@ class _Unsharded:
             self._vars[eqn.outvars[0]] = self._read(eqn.invars[0])
             return None
         params = eqn.params
-        if (mapped := as_mapped(eqn)) is not None:
-            mapped = dataclasses.replace(mapped, mesh=_automatic(mapped.mesh))
-            params = params | {"mesh": mapped.mesh, "jaxpr": _Unsharded(mapped).jaxpr(mapped.jaxpr)}
+        if (axes := mapped_axes(eqn)) is not None:
+            mesh = _automatic(params["mesh"])
+            inside = _Unsharded(mesh, axes).jaxpr(params["jaxpr"])
+            params = params | {"mesh": mesh, "jaxpr": inside}
         else:
             # A kernel's program knows no mesh. A `HiPrim` is no equation that can be changed.
             whole = eqn.primitive.name == "pallas_call" or hijax_params(eqn)

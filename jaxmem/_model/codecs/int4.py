@@ -18,6 +18,17 @@ from jaxmem._model.codecs.base import NamedCodec, check_flag, check_integer, dty
 PACKED, LEAST_PACKED = 64, 16
 
 
+def check_quantizer(codec) -> None:
+    """Checks a codec's fields `group`, `scale`, `stochastic` and `seed`, and stores the scale by
+    its name.
+    """
+    # `scale` may be a dtype; a frozen dataclass allows no assignment.
+    object.__setattr__(codec, "scale", scale_name(codec.name, codec.scale))
+    check_integer(codec.name, "group", codec.group, 2, multiple=2)
+    check_flag(codec.name, "stochastic", codec.stochastic)
+    check_integer(codec.name, "seed", codec.seed, 0, most=2**32 - 1)
+
+
 class _Int4(NamedCodec, abc.ABC):
     """Codecs that quantize a whole tensor, with the checks of their fields. A codec without one of
     the fields has the value that is declared here, and its text omits the field.
@@ -32,11 +43,7 @@ class _Int4(NamedCodec, abc.ABC):
     seed: int = 0
 
     def __post_init__(self):
-        # `scale` may be a dtype and is stored as its name; a frozen dataclass allows no assignment.
-        object.__setattr__(self, "scale", scale_name(self.name, self.scale))
-        check_integer(self.name, "group", self.group, 2, multiple=2)
-        check_flag(self.name, "stochastic", self.stochastic)
-        check_integer(self.name, "seed", self.seed, 0, most=2**32 - 1)
+        check_quantizer(self)
 
     @abc.abstractmethod
     def counts(self, shape: tuple[int, ...]) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import jaxmem_kernels as kernels
 from jaxmem._model.codecs.base import NamedCodec, check_integer, dtype_of
-from jaxmem._model.codecs.int4 import GroupedSymmetric
+from jaxmem._model.codecs.int4 import GroupedSymmetric, check_quantizer
 from jaxmem.errors import TagError
 
 THRESHOLD = 3  # an outlier's standard deviations above the mean (Adacc 3.2)
@@ -43,13 +43,12 @@ class OutlierSeparated(NamedCodec):
 
     def __post_init__(self):
         check_integer(self.name, "capacity", self.capacity, 0)
-        # The codec of the other channels checks the other fields, and converts a dtype to its name.
-        object.__setattr__(self, "scale", self._rest.scale)
+        check_quantizer(self)  # the fields of the codec of the other channels
 
     @property
     def _rest(self) -> GroupedSymmetric:
         """The codec of the channels that are not stored exactly."""
-        return _Rest(self.group, self.scale, self.stochastic, self.seed)
+        return GroupedSymmetric(self.group, self.scale, self.stochastic, self.seed)
 
     def check(self, shape: tuple[int, ...], dtype) -> None:
         super().check(shape, dtype)
@@ -123,12 +122,6 @@ class OutlierSeparated(NamedCodec):
         tokens = math.prod(shape[:-1])
         # A slot has a value for each token, and the int32 index of its channel.
         return self._rest.nbytes(shape, dtype) + slots * (tokens * dtype_of(dtype).itemsize + 4)
-
-
-class _Rest(GroupedSymmetric):
-    """The codec of the channels that are not stored exactly. Errors name `OutlierSeparated`."""
-
-    name: ClassVar[str] = OutlierSeparated.name
 
 
 def _most_outliers(shape: tuple[int, ...]) -> int:

@@ -28,7 +28,7 @@ from jaxmem._model.tags.saved import saving, tagging
 from jaxmem._trace.jaxpr import as_closed, equations
 from jaxmem._trace.primitives import TAGS
 from jaxmem._trace.rewrite import Node, Program, program_of, with_branches
-from jaxmem._trace.vary import as_mapped, axes_of, varying
+from jaxmem._trace.vary import axes_of, mapped_axes, varying
 
 # The results that a rule saves, and the shape of the largest tensor that it saves.
 Saved = tuple[tuple[int, ...], jax.ShapeDtypeStruct]
@@ -109,9 +109,9 @@ def _of_mapped(node: Node) -> tuple[Program | None, tuple[str, ...], Saved | Non
     and the saved tensors; (None, the node's path, None) for any other node.
     """
     nothing = None, node.path, None
-    if (mapped := as_mapped(node.eqn)) is None or uses_references(node):
+    if (axes := mapped_axes(node.eqn)) is None or uses_references(node):
         return nothing
-    program = program_of(as_closed(mapped.jaxpr), lambda eqn: False)
+    program = program_of(as_closed(node.eqn.params["jaxpr"]), lambda eqn: False)
     if not any(map(_is_rule, program.nodes)):
         return nothing
     rules: list[DerivativeRule] = []
@@ -133,7 +133,7 @@ def _of_mapped(node: Node) -> tuple[Program | None, tuple[str, ...], Saved | Non
     inside = {v for rule in rules for v in rule.held}
     held = tuple(v for v, inner in zip(node.outputs, program.outputs) if inner in inside)
     largest = max(sizes, key=aval_bytes)
-    parts = math.prod(mapped.manual.values())  # each device has one part of the whole tensor
+    parts = math.prod(axes.values())  # each device has one part of the whole tensor
     whole = jax.ShapeDtypeStruct((parts, *largest.shape), largest.dtype)
     return program, (*node.path, *rules[0].node.path), (held, whole)
 

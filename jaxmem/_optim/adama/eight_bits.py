@@ -234,10 +234,6 @@ class QuantizedState(NamedTuple):
     inner: Any
 
 
-class Quantized(optax.GradientTransformationExtraArgs):
-    """A transformation that `quantized` returned."""
-
-
 def quantized(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Returns an optax transformation that stores the state of `tx` in 8 bits a value.
 
@@ -271,8 +267,8 @@ def quantized(tx: optax.GradientTransformation) -> optax.GradientTransformationE
             "quantized: `tx` is AdamA; expected jaxmem.adama(..., moments='int8'), or an optax"
             " transformation: a released step folds microbatches into the moments that it stores"
         )
-    if isinstance(tx, Quantized):
-        return tx
+    if getattr(tx.update, "func", None) is _update_in_8_bits:
+        return optax.with_extra_args_support(tx)
     inner = optax.with_extra_args_support(tx)
 
     def init(params):
@@ -282,11 +278,23 @@ def quantized(tx: optax.GradientTransformation) -> optax.GradientTransformationE
         state = jax.tree_util.tree_map_with_path(code, inner.init(params))
         return QuantizedState(jnp.zeros((), jnp.int32), state)
 
-    def update(updates, state, params=None, **extra):
-        count = optax.safe_increment(state.count)
-        updates, new = inner.update(updates, decoded(state.inner), params, **extra)
-        if params is not None:
-            updates = _rounded(updates, params, state.count)
-        return updates, QuantizedState(count, recoded(state.inner, new, state.count))
+    update: Any = functools.partial(_update_in_8_bits, inner)
+    return optax.GradientTransformationExtraArgs(init, update)
 
-    return Quantized(init, update)
+
+def _update_in_8_bits(
+    inner: optax.GradientTransformationExtraArgs,
+    updates,
+    state: QuantizedState,
+    params=None,
+    **extra,
+) -> tuple[Any, QuantizedState]:
+    """`update` of the transformation that `quantized` returns.
+
+    inner: the wrapped transformation.
+    """
+    count = optax.safe_increment(state.count)
+    updates, new = inner.update(updates, decoded(state.inner), params, **extra)
+    if params is not None:
+        updates = _rounded(updates, params, state.count)
+    return updates, QuantizedState(count, recoded(state.inner, new, state.count))

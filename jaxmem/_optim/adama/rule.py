@@ -26,6 +26,19 @@ def _known(value) -> bool:
 SECOND_MOMENTS = ("squares", "row")
 
 
+def whole_mask(mask, shapes, called: Callable[[Callable], Any]) -> Any:
+    """Returns the leaf of a mask for each leaf of `shapes`. A leaf of the mask may stand for a
+    branch, and the mask may be a function of the tree.
+
+    called: returns what the function returns.
+    """
+    # A module of Equinox is a tree that can be called. A class is no function of the tree.
+    if callable(mask) and jax.tree_util.all_leaves([mask]) and not isinstance(mask, type):
+        mask = called(mask)
+    of_branch = lambda flag, branch: jax.tree.map(lambda _: flag, branch)
+    return jax.tree.map(of_branch, mask, shapes)
+
+
 class Moments(NamedTuple):
     """The arrays into which AdamA folds gradients: trees like the parameters, or like any part of
     the parameters.
@@ -291,12 +304,13 @@ class Rule:
         """Returns the mask of weight decay for parameters of these shapes: a boolean for each
         array, or None. The function of a mask receives traced arrays.
         """
-        box: Any = [self.mask]
-        # A module of Equinox is a tree that can be called.
-        if callable(self.mask) and jax.tree_util.all_leaves([self.mask]):
-            jax.eval_shape(lambda params: box.append(self.mask(params)), shapes)  # pyright: ignore
-        of_branch = lambda flag, branch: jax.tree.map(lambda _: flag, branch)
-        return None if self.mask is None else jax.tree.map(of_branch, box[-1], shapes)
+        box: list = []
+
+        def called(function: Callable):
+            jax.eval_shape(lambda params: box.append(function(params)), shapes)
+            return box[-1]
+
+        return None if self.mask is None else whole_mask(self.mask, shapes, called)
 
     def updates(self, mu, nu, count, params, gradient=None):
         """Returns the updates to add to the parameters: Adam's step with bias correction and decay,

@@ -8,7 +8,7 @@ rates by path would no longer fit the user's tree.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jaxmem._model.states import layout
 from jaxmem._model.states.layout import is_split, joined_shapes, one_layer, parts_of
 from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._optim.adama.eight_bits import is_coded, quantized
+from jaxmem._optim.adama.rule import whole_mask
 from jaxmem._optim.adama.transform import AdamA
 from jaxmem._optim.released import placement
 from jaxmem._optim.released.accumulated import Accumulated, microbatches
@@ -121,8 +122,8 @@ class LossStep:
         is_adama = isinstance(tx, AdamA)
         optimizer = Accumulated(form.masked(tx)) if is_adama else Direct(form.of_users(tx), None)
 
-        def released(frozen: _Frozen) -> ReleasedStep:
-            outer_of = lambda outer: form.merged(outer[OUTER], frozen.outer, of_layers=False)
+        def released(frozen: dict[str, Any]) -> ReleasedStep:
+            outer_of = lambda outer: form.merged(outer[OUTER], frozen[OUTER], of_layers=False)
             block = lambda layer, x, *shared: divided.block(
                 form.merged(*layer, of_layers=True), x, *shared
             )
@@ -138,36 +139,36 @@ class LossStep:
                 None,
                 True,
                 True,
-                None if form.trains_all else parts_of(frozen.layers),
+                None if form.trains_all else parts_of(frozen[LAYERS]),
             )
             return ReleasedStep(optimizer, model, self.clip)
 
         def step(state, batch, key=None):
             pair, frozen = form.opened(state), form.frozen(state[0])
-            if jax.tree.leaves(frozen.layers):
-                check_split({"params": pair[0][LAYERS], "the frozen params": frozen.layers})
+            if jax.tree.leaves(frozen[LAYERS]):
+                check_split({"params": pair[0][LAYERS], "the frozen params": frozen[LAYERS]})
             else:
                 none = layout.like(pair[0][LAYERS], [[] for _ in parts_of(pair[0][LAYERS])])
-                frozen = frozen._replace(layers=none)
+                frozen = frozen | {LAYERS: none}
             pair, metrics = released(frozen)(pair, (batch, *keys_of(key)))
             return named(form.closed(pair, frozen), metrics)
 
         def placed(state, where: dict | None):
             pair, frozen = form.opened(state), form.frozen(state[0])
-            if not jax.tree.leaves(frozen.layers):
+            if not jax.tree.leaves(frozen[LAYERS]):
                 return state
             check_untraced("split" if where else "joined", "state", state)
             kept = layout.sharing(state)
             if where is None:
-                layers = layout.joined(frozen.layers, kept)
+                layers = layout.joined(frozen[LAYERS], kept)
             else:
                 defaults = {"copies": 0, "buffers": 0, "outer_moments": layout.DEVICE}
                 places = placement.places_of(bare.model.count(pair[0]), **(defaults | where))
                 stacks = optimizer.opened(bare.model, *pair)[0]
-                states = layout.masters_of(pair[0][LAYERS]), stacks, frozen.layers
+                states = layout.masters_of(pair[0][LAYERS]), stacks, frozen[LAYERS]
                 placement.check_host(states, places)
-                layers = layout.split(frozen.layers, places, kept, copied=layout.DEVICE)
-            return form.closed(pair, frozen._replace(layers=layers))
+                layers = layout.split(frozen[LAYERS], places, kept, copied=layout.DEVICE)
+            return form.closed(pair, frozen | {LAYERS: layers})
 
         bare = released(form.frozen(form.shapes))
         put = lambda state, pair: form.closed(pair, form.frozen(state[0]))
@@ -198,17 +199,6 @@ class LossStep:
         label = self.label if planned else None
         divided = divided_loss(closed, form.paths, label, form.frozen_numbers)
         return divided, jax.tree.structure(aux)
-
-
-class _Frozen(NamedTuple):
-    """The parameters that are not trained.
-
-    outer: the arrays outside the layers.
-    layers: the layers' arrays: a list of stacks, or a `Stacks` of lists.
-    """
-
-    outer: list
-    layers: Any
 
 
 class _Form:
@@ -301,25 +291,25 @@ class _Form:
         )
         return {OUTER: outer, LAYERS: _together(layers)}
 
-    def users(self, inner: dict[str, Any], frozen: _Frozen | None = None) -> Any:
+    def users(self, inner: dict[str, Any], frozen: dict[str, Any] | None = None) -> Any:
         """The inverse of `inner`; with `frozen` the tree of all parameters."""
         found: dict[int, Any] = {}
         given = [(True, inner[OUTER], inner[LAYERS])]
-        given += [] if frozen is None else [(False, *frozen)]
+        given += [] if frozen is None else [(False, frozen[OUTER], frozen[LAYERS])]
         for trained, outer, layers in given:
             numbers = self._numbers(of_layers=True, trained=trained)
             found |= dict(zip(numbers, _apart(layers, len(numbers))))
             found |= dict(zip(self._numbers(of_layers=False, trained=trained), outer))
         return jax.tree.unflatten(self._structure, map(found.get, range(len(self._trained))))
 
-    def frozen(self, params) -> _Frozen:
-        """Returns the frozen parameters of the tree of all parameters."""
+    def frozen(self, params) -> dict[str, Any]:
+        """Returns the frozen parameters of the tree of all parameters, in the form of `inner`."""
         leaves = jax.tree.leaves(params, is_leaf=is_split)
         outer, layers = (
             [leaves[i] for i in self._numbers(of_layers=of_layers, trained=False)]
             for of_layers in (False, True)
         )
-        return _Frozen(outer, _together(layers))
+        return {OUTER: outer, LAYERS: _together(layers)}
 
     def trained(self, params) -> Any:
         """Returns the tree of all parameters with None in place of frozen ones."""
@@ -351,7 +341,7 @@ class _Form:
         trained = self.trained(state[0])
         return self.inner(trained), self._moments(state[1], self.inner)
 
-    def closed(self, pair, frozen: _Frozen) -> tuple[Any, Any]:
+    def closed(self, pair, frozen: dict[str, Any]) -> tuple[Any, Any]:
         """The inverse of `opened` and `frozen`."""
         return self.users(pair[0], frozen), self._moments(pair[1], self.users)
 
@@ -372,11 +362,8 @@ def trained_leaves(trainable, shapes) -> list[bool]:
     """
     mask = True if trainable is None else trainable
     is_flag = lambda a: isinstance(a, bool | np.bool_)
-    of_branch = lambda flag, branch: jax.tree.map(lambda _: flag, branch)
-    is_tree = not jax.tree_util.all_leaves([mask])  # a module of Equinox can be called
     try:
-        mask = mask(shapes) if callable(mask) and not (is_tree or isinstance(mask, type)) else mask
-        found = jax.tree.leaves(jax.tree.map(of_branch, mask, shapes))
+        found = jax.tree.leaves(whole_mask(mask, shapes, lambda function: function(shapes)))
     except (TypeError, ValueError) as error:
         raise OptimizerError(_not_a_mask(f"does not fit `params`: {error}")) from error
     if not all(map(is_flag, found)):

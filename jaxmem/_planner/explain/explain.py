@@ -215,7 +215,7 @@ def _explanation(
     """
     # The loops over layers are the loops that carry stacks of saved tensors.
     handed_on = [(h, h.handed_on) for h in names]
-    handed_on += [(x.held, x.handed_on) for x in full.history.lives if x.held in names]
+    handed_on += [(x.held, x.handed_on) for x in full.lives if x.held in names]
     layers = {loop for h, loops in handed_on if len(h.shape) > 1 for loop in loops}
     # (kind, part, item, bytes) of each buffer, by whether the buffer is in host memory.
     rows: dict[bool, list[Row]] = {False: [], True: []}

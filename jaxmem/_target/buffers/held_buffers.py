@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-POINTS = 300  # of a history at most: as many as a figure shows
+POINTS = 300  # of a schedule at most: as many as a figure shows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Life:
     """When some bytes of a temporary allocation are in use.
 
     held: the buffer, equal to an item of `Peak.held` if the buffer is alive at the peak.
-    first, last: the first and the last point of the history at which the buffer is alive.
+    first, last: the first and the last of `Peak.points` at which the buffer is alive.
     handed_on: the loops that carry the buffer at any time; `held` has the loops at the peak alone.
     """
 
@@ -53,51 +53,41 @@ class Life:
 
 
 @dataclasses.dataclass(frozen=True)
-class BufferHistory:
-    """Temporaries of the device over the schedule, in which a loop's body stands once.
-
-    moments: how many instructions put something into memory. A history of more than `POINTS` of
-      them is divided into as many ranges, and has the fullest moment of each as a point.
-    ops: the JAX operation of each point, "" where XLA names none.
-    loops: XLA's names of the loops round each, innermost first.
-    lives: the buffers that are alive at one point at least.
-    """
-
-    moments: int = 0
-    ops: tuple[str, ...] = ()
-    loops: tuple[tuple[str, ...], ...] = ()
-    lives: tuple[Life, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
 class Peak:
-    """What every allocation of a compiled step holds, temporaries at their peak.
+    """What every allocation of a compiled step holds, temporaries at their peak. Also the device's
+    temporaries over the schedule, in which a loop's body stands once.
 
     op: the JAX operation at which the largest temporary allocation is fullest, "" if unknown.
     loops: XLA's names of the loops round that operation, innermost first.
     held: all buffers and the packing; their device bytes add up to the step's device bytes.
-    history: temporaries over the schedule.
+    moments: how many instructions put something into memory. A schedule of more than `POINTS` of
+      them is divided into as many ranges, and has the fullest moment of each as a point.
+    points: for each point the JAX operation, "" where XLA names none, and XLA's names of the loops
+      round it, innermost first.
+    lives: the buffers that are alive at one point at least.
     """
 
     op: str
     loops: tuple[str, ...]
     held: tuple[Held, ...]
-    history: BufferHistory = BufferHistory()
+    moments: int = 0
+    points: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    lives: tuple[Life, ...] = ()
 
     @staticmethod
     def of(data: Mapping[str, Any]) -> "Peak":
         """Rebuilds a `Peak` from the JSON of its `dataclasses.asdict`, where tuples are lists."""
-        past = data["history"]
-        history = BufferHistory(
-            past["moments"],
-            tuple(past["ops"]),
-            tuple(map(tuple, past["loops"])),
+        return Peak(
+            data["op"],
+            tuple(data["loops"]),
+            tuple(map(_read_held, data["held"])),
+            data["moments"],
+            tuple((op, tuple(loops)) for op, loops in data["points"]),
             tuple(
                 Life(_read_held(x["held"]), x["first"], x["last"], tuple(x["handed_on"]))
-                for x in past["lives"]
+                for x in data["lives"]
             ),
         )
-        return Peak(data["op"], tuple(data["loops"]), tuple(map(_read_held, data["held"])), history)
 
 
 def _read_held(data: Mapping[str, Any]) -> Held:

@@ -8,7 +8,6 @@ xla/service/hlo.proto.
 """
 
 import bisect
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from jaxmem._target.buffers.assignment import (
@@ -26,7 +25,7 @@ from jaxmem._target.buffers.assignment import (
     fullest_moments,
     schedule,
 )
-from jaxmem._target.buffers.held_buffers import POINTS, BufferHistory, Held, Life, Peak
+from jaxmem._target.buffers.held_buffers import POINTS, Held, Life, Peak
 from jaxmem._target.buffers.module import Module, Position
 from jaxmem._target.buffers.proto import Message
 from jaxmem.errors import StepError
@@ -106,32 +105,35 @@ def _peak(module: Module, assignment: BufferAssignment, order: Mapping[str, int]
             stays, moments = stays + stayed, moments | seen
             if not stayed:  # no trace has its history
                 always += [at_peak[b] for b in live]
-    history = _history(module, assignment, stays, moments, at_peak)
+    fullest_points = fullest_moments(stays, moments, POINTS)
+    points = [_origin(module, moments[moment]) for moment in fullest_points]
+    lives = _lives(module, assignment, stays, fullest_points, at_peak)
     # What has no history is taken to be there all the time.
-    end = len(history.ops) - 1
-    lives = [Life(h, 0, end) for h in dict.fromkeys(always)] if history.ops else []
-    history = dataclasses.replace(history, lives=(*history.lives, *lives))
-    where = module.by_name.get(at or "")
-    if where is None:
-        return Peak("", (), tuple(held), history)
-    op, loops = module.instructions[where].op, tuple(module.loops(where))
-    return Peak(op, loops, tuple(held), history)
+    lives += [Life(h, 0, len(points) - 1) for h in dict.fromkeys(always)] if points else []
+    where = _origin(module, at or "")
+    return Peak(*where, tuple(held), len(moments), tuple(points), tuple(lives))
 
 
-def _history(
+def _origin(module: Module, instruction: str) -> tuple[str, tuple[str, ...]]:
+    """The JAX operation of an instruction, and the loops round it; ("", ()) if it is unknown."""
+    if (at := module.by_name.get(instruction)) is None:
+        return "", ()
+    return module.instructions[at].op, tuple(module.loops(at))
+
+
+def _lives(
     module: Module,
     assignment: BufferAssignment,
     stays: list[Stay],
-    moments: Mapping[Moment, str],
+    points: list[Moment],
     at_peak: Mapping[int, Held],
-) -> BufferHistory:
+) -> list[Life]:
     """Names what stays when.
 
     stays: of all temporary allocations of the device.
-    moments: the name of the instruction at each.
+    points: the moments of the schedule's points.
     at_peak: the buffers alive at the peak, by id.
     """
-    points = fullest_moments(stays, moments, POINTS)
     lives = []
     for stay in stays:
         first = bisect.bisect_left(points, stay.first)
@@ -141,13 +143,7 @@ def _history(
         same = next((at_peak[b] for b in sorted(stay.buffers) if b in at_peak), None)
         whole = _temporary(module, assignment, stay.bytes, False, stay.buffers)
         lives.append(Life(same or whole, first, last, whole.handed_on))
-    instructions = [module.by_name.get(moments[point]) for point in points]
-    return BufferHistory(
-        moments=len(moments),
-        ops=tuple("" if at is None else module.instructions[at].op for at in instructions),
-        loops=tuple(() if at is None else tuple(module.loops(at)) for at in instructions),
-        lives=tuple(lives),
-    )
+    return lives
 
 
 def _temporary(

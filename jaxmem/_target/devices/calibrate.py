@@ -25,34 +25,9 @@ POINTS = {
 PLAUSIBLE = 0.05, 1.2  # of the datasheet's: outside of this something else was measured
 
 
-@dataclasses.dataclass(frozen=True)
-class Calibration:
-    """What `calibrate` read and wrote. Rates are by name (`rates.NAMES` and `rates.WAYS`), in B/s
-    and FLOP/s.
-
-    chip: the device's name in the table.
-    datasheet: the rates by its datasheet.
-    measured: the rates by the check.
-    path: the file that the measured ones were written to.
-    """
-
-    chip: str
-    datasheet: dict[str, float]
-    measured: dict[str, float]
-    path: str
-
-    def __str__(self) -> str:
-        lines = [f"{self.chip}: measured, datasheet, share"]
-        for name, rate in self.measured.items():
-            lines.append(
-                f"  {name:14} {rate:.4g}  {self.datasheet[name]:.4g} "
-                f" {rate / self.datasheet[name]:.1%}"
-            )
-        return "\n".join([*lines, f"written to {self.path}"])
-
-
-def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -> Calibration:
-    """Reads the rates that a check measured on a device, and writes them as JSON.
+def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -> str:
+    """Reads the rates that a check measured on a device, and writes them as JSON. Returns a table
+    of the measured rates and the rates of the datasheet, in B/s and FLOP/s.
 
     folder: where `python -m experiments.gpu_check --part ceilings` left its results.
     out: a file; None means the package's own data, where targets of that name find the rates from
@@ -97,7 +72,12 @@ def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -
         raise TargetError(
             f"calibrate: cannot write {str(target)!r}: {error}; name another file with --out"
         ) from error
-    return Calibration(chip.name, datasheet, measured, str(target))
+    lines = (
+        f"  {name:14} {rate:.4g}  {datasheet[name]:.4g}  {rate / datasheet[name]:.1%}"
+        for name, rate in measured.items()
+    )
+    head = f"{chip.name}: measured, datasheet, share"
+    return "\n".join([head, *lines, f"written to {target}"])
 
 
 def _read(path: pathlib.Path) -> dict:

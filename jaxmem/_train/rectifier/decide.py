@@ -108,10 +108,12 @@ def identity(plan: Plan) -> list:
 class StepTimes:
     """Measured seconds of the steps under one plan.
 
+    plan, step: the plan and its step function (None if it has none).
     seconds: one value for each step after the first.
     """
 
-    def __init__(self):
+    def __init__(self, plan: Plan, step: Any = None):
+        self.plan, self.step = plan, step
         self.seconds: list[float] = []
 
     def told(self, seconds: float) -> None:
@@ -128,23 +130,8 @@ class StepTimes:
         lower, _, upper = statistics.quantiles(self.seconds, n=4)
         return NOISE * upper + (upper - lower) / len(self.seconds) ** 0.5
 
-    def of(self, plan: Plan) -> float:
+    @property
+    def ratio(self) -> float:
         """Ratio of the measured to the predicted step time; 1 if too few steps were measured."""
-        if self.median is None or plan.predicted_seconds <= 0:
-            return 1.0
-        return self.median / plan.predicted_seconds
-
-
-@dataclasses.dataclass(frozen=True)
-class Before:
-    """The plan that another plan replaced.
-
-    plan, step: the plan and its step function (None if it has none).
-    pace: the measured step times under the plan.
-    for_speed: whether the other plan was taken because it was predicted to be faster.
-    """
-
-    plan: Plan
-    step: Any
-    pace: StepTimes
-    for_speed: bool
+        predicted = self.plan.predicted_seconds
+        return 1.0 if self.median is None or predicted <= 0 else self.median / predicted

@@ -14,7 +14,6 @@ from jaxmem._result.plan.plan import Plan
 from jaxmem._train.rectifier.counts import Outliers, counted
 from jaxmem._train.rectifier.decide import (
     SLOWER,
-    Before,
     StepTimes,
     changed,
     identity,
@@ -103,10 +102,11 @@ class Rectifier:
         self._watch.recent = []
         self._rooms: dict[tuple[str, str], int] | None = None  # the capacities of the last decision
         self._made: Made | None = None
-        self._times = StepTimes()
-        self._before: Before | None = (
-            None  # the plan whose steps are compared with the current plan's
-        )
+        self._times = StepTimes(self.plan)
+        # The steps of the plan before, which are compared with the current plan's, and whether the
+        # current plan was taken because it was predicted to be faster.
+        self._before: StepTimes | None = None
+        self._for_speed = False
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
@@ -170,7 +170,7 @@ class Rectifier:
             return [self._row(number, False, "a plan is being made", left=left)]
         if wanted == self._rooms:
             return [self._row(number, False, "room is needed as before", left=left)]
-        gain, cost = most_gained(self.plan) * self._times.of(self.plan), planning_seconds(self.plan)
+        gain, cost = most_gained(self.plan) * self._times.ratio, planning_seconds(self.plan)
         numbers = {"left": left, "most_gained": gain, "planning": cost}
         self._rooms = wanted
         if not over and gain * left <= cost:
@@ -205,7 +205,7 @@ class Rectifier:
             plan, step = made.result()
         except Exception as error:
             return no(f"planning failed: {said(error)}")
-        gain = (self.plan.predicted_seconds - plan.predicted_seconds) * self._times.of(self.plan)
+        gain = (self.plan.predicted_seconds - plan.predicted_seconds) * self._times.ratio
         numbers: Row = {"left": left, "gain": gain, "predicted_bytes": plan.predicted_bytes}
         numbers["compiled_bytes"] = plan.compiled_bytes
         over = overflows(self.plan.actions, self._watch.recent)
@@ -288,7 +288,7 @@ class Rectifier:
             plan = file.read(Plan, dict(notes["plan"]), "the checkpoint's plan")
             if plan.actions != self.plan.actions:
                 self._step = self._again.executable(plan)
-                self.plan = plan
+                self.plan, self._times = plan, StepTimes(plan, self._step)
         except Exception as error:
             self._rooms = None
             why = f"the checkpoint's plan does not run here: {said(error)}"
@@ -308,15 +308,15 @@ class Rectifier:
         if before is None or now is None:
             return None
         self._before = None
-        if before.pace.median is None:
+        if before.median is None:
             return None
-        apart = now - before.pace.median
-        self._again.remember(self.plan, before.plan, apart, before.pace.noise + self._times.noise)
+        apart = now - before.median
+        self._again.remember(self.plan, before.plan, apart, before.noise + self._times.noise)
         lost = overflows(before.plan.actions, self._watch.recent)
-        if not before.for_speed or before.step is None or lost or apart <= SLOWER * now:
+        if not self._for_speed or before.step is None or lost or apart <= SLOWER * now:
             return None
         why = "its steps are slower than those of the plan before, which comes back"
-        numbers = {"median": now, "before": before.pace.median}
+        numbers = {"median": now, "before": before.median}
         return self._swap(number, before.plan, before.step, why, for_speed=None, **numbers)
 
     def _swap(
@@ -331,11 +331,10 @@ class Rectifier:
         row["changed"] = changed(self.plan, plan)
         self._before = None
         if for_speed is not None:
-            step_before = self._step
-            if step_before is None and self.plan.is_compiled:
-                step_before = self._again.executable(self.plan)
-            self._before = Before(self.plan, step_before, self._times, for_speed)
-        self.plan, self._step, self._times = plan, step, StepTimes()
+            if self._times.step is None and self.plan.is_compiled:
+                self._times.step = self._again.executable(self.plan)
+            self._before, self._for_speed = self._times, for_speed
+        self.plan, self._step, self._times = plan, step, StepTimes(plan, step)
         return step, [row]
 
     def _row(self, number: int, taken: bool, why: str, **numbers: Any) -> Row:
