@@ -204,18 +204,18 @@ TIMED = (
     "model.layers=4", "model.width=128", "model.heads=4", "train.sequence=256",
     "train.loss_chunk=64", "train.steps=60", "train.save_every=3.0", "mesh.data=2",
 )  # fmt: skip
-OPTIMIZED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
 PROGRAM = "benchmarks.shared.timed_run"
 
 
 def timed(out: pathlib.Path, processes: int) -> dict[str, float]:
     """The median seconds of a step and of a save of one run."""
+    environment = lambda devices: children.as_users_have(children.with_cpus(devices))
     if processes == 2:
-        with Pair(out, *TIMED, devices=1, program=PROGRAM, **OPTIMIZED) as pair:
+        given = {"devices": 1, "program": PROGRAM, "environment": environment(1)}
+        with Pair(out, *TIMED, **given) as pair:
             assert pair.codes() == [0, 0], pair.said(0) + pair.said(1)
     else:
-        environment = children.with_cpus(2) | OPTIMIZED
-        children.python("-m", PROGRAM, 0, 1, "", out, *MICRO, *TIMED, environment=environment)
+        children.python("-m", PROGRAM, 0, 1, "", out, *MICRO, *TIMED, environment=environment(2))
     steps = [row["step_seconds"] for row in rows_until(out / "metrics.jsonl", sys.maxsize)[0][1:]]
     saves = [save["whole"] for save in read_json(out / "saves.json").values()]
     assert len(saves) > 3, saves

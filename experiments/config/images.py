@@ -6,7 +6,7 @@ import pydantic
 from pydantic import Field
 
 from experiments.config import sections
-from experiments.config.sections import Count, Dtype, Path, Section
+from experiments.config.sections import Count, Dtype, Mesh, Path, Section
 
 
 class Model(Section):
@@ -52,6 +52,16 @@ class ImageConfig(sections.Trained):
     data: Data = Data()
     train: Train
     optimizer: Optimizer
+    mesh: Mesh = Mesh()
+
+    @pydantic.model_validator(mode="after")
+    def _divides_rows(self) -> Self:
+        if self.mesh.tensor != 1:
+            raise ValueError(
+                f"mesh.tensor: got {self.mesh.tensor}; allowed for a ResNet: 1, since mesh.data and"
+                " mesh.fsdp divide it"
+            )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _is_whole(self) -> Self:

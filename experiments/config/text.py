@@ -284,11 +284,6 @@ class Config(sections.Trained):
         if not self.mesh.divides:
             return self
         mesh = dict(zip(("data", "fsdp", "tensor"), self.mesh.sizes))
-        if self.model.kind not in CAUSAL:
-            raise ValueError(
-                f"mesh: got {mesh} with model.kind = {self.model.kind!r}; allowed for {CAUSAL}:"
-                " other models train on one device"
-            )
         if self.streams:
             raise ValueError(
                 f"mesh: got {mesh} beside states.persist = {self.states.persist} and plan.decide ="

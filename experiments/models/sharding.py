@@ -1,13 +1,15 @@
-"""How a mesh divides a GPT or a Llama: the rules of parameters, states, batches and activations.
+"""How a mesh divides a model: the rules of parameters, states, batches and activations.
 
 The axes of the mesh are "data", "fsdp" and "tensor". "data" and "fsdp" divide the rows of a batch.
 "fsdp" also divides parameters and moments (ZeRO-3): XLA gathers a layer's parameters where the
 layer runs, and sums its gradient into the parts. "tensor" divides the features inside a layer as in
-Megatron (Shoeybi et al., 2019): each device has a part of the heads and of the MLP's features.
+Megatron (Shoeybi et al., 2019): each device has a part of the heads and of the MLP's features. A
+ResNet has no such features: its mesh has "data" and "fsdp" only. Sums over a batch are sums over
+the rows of all devices, batch norm's statistics included.
 
 The rules apply to arrays by their names, so that a model's functions are written for one device.
 The alternative is a list of logical axes for each array, which a second table maps to the axes of
-the mesh, as in MaxText. With six kinds of arrays, one table is shorter, and shows each array's
+the mesh, as in MaxText. With ten kinds of arrays, one table is shorter, and shows each array's
 division at once.
 
 `jax.set_mesh` sets the mesh (`within`). Without a mesh, no function here changes anything. Axes are
@@ -36,12 +38,19 @@ ROWS = ("data", "fsdp")  # the axes that divide the rows of a batch
 RULES = {
     "embedding": P("tensor", "fsdp"),
     "head": P("tensor", "fsdp"),
-    "positions": P(None, "fsdp"),
+    **dict.fromkeys(("positions", "segments"), P(None, "fsdp")),
     **dict.fromkeys(("qkv.kernel", "q.kernel", "k.kernel", "v.kernel"), P("fsdp", "tensor")),
     **dict.fromkeys(("up.kernel", "gate.kernel"), P("fsdp", "tensor")),
     **dict.fromkeys(("proj.kernel", "down.kernel"), P("tensor", "fsdp")),
     **dict.fromkeys(("qkv.bias", "up.bias"), P("tensor")),
-    "batch": P(ROWS, None),
+    **dict.fromkeys(("transform.kernel", "pooler.kernel"), P("fsdp", "tensor")),  # BERT's heads
+    **dict.fromkeys(("classifier.kernel", "head.kernel"), P("fsdp", None)),  # few classes
+    **dict.fromkeys(
+        ("stem.kernel", *(f"conv{number}.kernel" for number in range(4))),
+        P(None, None, None, "fsdp"),
+    ),
+    "batch": P(ROWS),
+    "x_BHWC": P(ROWS),  # the activations between two blocks of a ResNet
     "x_BSD": P(ROWS, None, None),  # the activations between two layers
     "x_BSD, sequence": P(ROWS, "tensor", None),  # with sequence parallelism
     "heads_BSHK": P(ROWS, None, "tensor", None),
@@ -93,12 +102,13 @@ def within(mesh: Mesh | AbstractMesh | None) -> contextlib.AbstractContextManage
 
 
 def check(config, devices: int) -> None:
-    """Raises InputError if an axis does not divide a dimension of a model's parameters or batch."""
+    """Raises InputError if an axis does not divide a dimension of a transformer's parameters or
+    batch.
+    """
     shape = dict(zip(AXES, sizes(config.mesh, devices)))
-    rows = math.prod(shape[name] for name in ROWS)
     train, model, tensor = config.train, config.model, shape["tensor"]
+    check_rows(config, devices)
     for key, dimension, by in (
-        ("train.batch", train.batch // train.microbatches, rows),
         ("model.width", model.width, shape["fsdp"]),
         ("model.heads", model.heads, tensor),
         ("model.kv_heads", model.kv_heads or model.heads, tensor),
@@ -106,10 +116,20 @@ def check(config, devices: int) -> None:
         ("train.sequence", train.sequence, tensor if config.mesh.sequence else 1),
     ):
         if dimension % by:
-            each = " in a microbatch" if train.microbatches > 1 and key == "train.batch" else ""
             raise InputError(
-                f"{key}: got {dimension}{each}; allowed with mesh = {shape}: a multiple of {by}"
+                f"{key}: got {dimension}; allowed with mesh = {shape}: a multiple of {by}"
             )
+
+
+def check_rows(config, devices: int) -> None:
+    """Raises InputError if the devices do not divide the rows of a microbatch."""
+    shape = dict(zip(AXES, sizes(config.mesh, devices)))
+    train, rows = config.train, math.prod(shape[name] for name in ROWS)
+    if (got := train.batch // train.microbatches) % rows:
+        each = " in a microbatch" if train.microbatches > 1 else ""
+        raise InputError(
+            f"train.batch: got {got}{each}; allowed with mesh = {shape}: a multiple of {rows}"
+        )
 
 
 def spec(path: tuple, array: Any, shape: dict[str, int]) -> P:
@@ -171,22 +191,40 @@ def rows_shape(batch: Any, mesh: Mesh | AbstractMesh | None) -> Any:
     """Returns the shape of a batch on a mesh."""
     if mesh is None:
         return batch
-    return jax.tree.map(lambda a: _shape(a, NamedSharding(mesh, RULES["batch"])), batch)
+    return jax.tree.map(lambda a: _shape(a, _of_rows(a, mesh)), batch)
+
+
+def _of_rows(a: Any, mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """Returns the division of an array of a batch. A short batch, which evaluation may have, is
+    whole on each device.
+    """
+    return NamedSharding(mesh, _fitting(tuple(RULES["batch"]), a.shape, dict(mesh.shape)))
 
 
 def _shape(a: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
 
 
-def place_rows(rows: Callable[[slice], Any], shape: tuple[int, int]) -> Any:
-    """Returns a batch of text. `rows(part)` reads the rows of the slice `part`. With a mesh, the
-    batch has the given shape, and each process reads the rows of its devices only.
+def place_rows(rows: Callable[[slice], Any], shape: Any) -> Any:
+    """Returns a batch, a tree of arrays. `rows(part)` reads the rows of the slice `part`. With a
+    mesh, the batch has the shapes of the tree `shape`, and each process reads the rows of its
+    devices only.
     """
     if (mesh := current()) is None:
         return rows(slice(None))
-    part = functools.cache(lambda start, stop: rows(slice(start, stop)))
-    read = lambda index: part(index[0].start, index[0].stop)
-    return jax.make_array_from_callback(shape, NamedSharding(mesh, RULES["batch"]), read)
+    part = functools.cache(lambda start, stop: jax.tree.leaves(rows(slice(start, stop))))
+    leaves, tree = jax.tree.flatten(shape)
+
+    def placed(number: int, a: Any) -> jax.Array:
+        read = lambda index: part(index[0].start, index[0].stop)[number]
+        return jax.make_array_from_callback(a.shape, _of_rows(a, mesh), read)
+
+    return tree.unflatten([placed(number, a) for number, a in enumerate(leaves)])
+
+
+def place_whole(batch: Any) -> Any:
+    """Returns a batch that each process has read whole, with the rows divided if a mesh is set."""
+    return place_rows(lambda part: jax.tree.map(lambda a: a[part], batch), batch)
 
 
 def constrain(x, rule: str):

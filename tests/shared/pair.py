@@ -93,7 +93,8 @@ def networks() -> bool:
 class Pair:
     """Two processes of a run of gpt_nano with the given settings, which writes to `out`.
 
-    program: the module that each process runs. `own`: variables of its environment.
+    program: the module that each process runs. environment: its environment; default: with
+      `devices` CPU devices. `own`: more of its variables.
     """
 
     def __init__(
@@ -103,10 +104,11 @@ class Pair:
         devices: int = 2,
         program: str = "tests.programs.meshed_together",
         network: Network | None = None,
+        environment: dict[str, str] | None = None,
         **own: str,
     ):
         self.logs, self.running = [], []
-        environment = children.with_cpus(devices) | own
+        given = (environment or children.with_cpus(devices)) | own
         host, port = ("localhost" if network is None else HOSTS[0]), children.free_port()
         for number in range(2):
             self.logs.append(out.with_name(f"{out.name}-{number}.log"))
@@ -116,7 +118,7 @@ class Pair:
                 self.running.append(
                     subprocess.Popen(
                         [*before, sys.executable, "-m", program, *map(str, line)],
-                        env=environment,
+                        env=given,
                         stdout=log,
                         stderr=subprocess.STDOUT,
                     )

@@ -144,6 +144,8 @@ GLUE = [
     ("train.loss_chunk=4", "train.loss_chunk: unknown key"),
 ]
 IMAGES = [
+    ("mesh.tensor=2", "mesh.tensor: got 2; allowed for a ResNet: 1, since mesh.data and mesh.fsdp"),
+    ("mesh.fsdp=2", "mesh: got data = 1 * fsdp = 2 * tensor = 1; allowed: a product, without -1,"),
     ("model.classes=100", "model.classes: got 100; allowed for scikit-learn's digits"),
     ("train.microbatches=64", "train.microbatches: got 64; allowed: at most half of train.batch"),
     ("optimizer.accumulation=none", "train.microbatches: got 4; allowed with"),

@@ -7,18 +7,24 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from experiments.command.load import load
+from experiments.config.images import ImageConfig
 from experiments.config.sections import Mesh
 from experiments.errors import InputError
 from experiments.models import sharding
+from experiments.steps import images
 from experiments.steps.step import init_state
 
 SHAPE = {"data": 2, "fsdp": 2, "tensor": 2}
 
 
-@pytest.fixture(params=["gpt_nano", "llama_nano"])
+@pytest.fixture(params=["gpt_nano", "llama_nano", "bert_base"])
 def states(request):
     """A state's shapes, and its rules, by their paths."""
-    state = jax.eval_shape(functools.partial(init_state, load(request.param)))
+    config = load(request.param, ["model.width=128", "model.heads=4"])
+    return divided(jax.eval_shape(functools.partial(init_state, config)))
+
+
+def divided(state):
     rules = sharding.specs(state, SHAPE)
     leaves = jax.tree_util.tree_leaves_with_path(state)
     specs = jax.tree.leaves(rules, is_leaf=lambda a: isinstance(a, P))
@@ -45,6 +51,15 @@ def test_tensor_divides_the_features_inside_a_layer_alone(states):
         assert spec[inside] == "tensor", path
         assert spec[3 - inside] == "fsdp", path
         assert array.shape[3 - inside] == 128, "the width, which tensor does not divide"
+
+
+def test_fsdp_divides_every_convolution_and_its_moments():
+    config = load("resnet50_digits", (), ImageConfig)
+    found = divided(jax.eval_shape(functools.partial(images.init_state, config)))
+    matrices = {path: spec for path, (array, spec) in found.items() if array.ndim > 1}
+    assert len(matrices) == 3 * (53 + 1), "convolutions and the head; parameters and two moments"
+    assert [path for path, spec in matrices.items() if "fsdp" not in tuple(spec)] == []
+    assert all(spec == P() for _, (array, spec) in found.items() if array.ndim < 2)
 
 
 @pytest.mark.parametrize(
