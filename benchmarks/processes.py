@@ -40,7 +40,7 @@ from jaxmem._core.files import read_json
 from jaxmem._train.checkpoints.checkpoints import WRITING, first_whole, steps_in
 from jaxmem._train.runs.record import rows_until
 from tests.shared import children
-from tests.shared.pair import MESH, MICRO, Network, Pair, alone
+from tests.shared.pair import MESH, MICRO, SECONDS, Network, Pair, alone
 
 KILLS, CUTS, EACH = 40, 20, 4
 LIMIT = 90.0  # seconds after which a process that has not ended is ended
@@ -67,7 +67,7 @@ def message(said: str) -> str | None:
 
 def joined(pair: Pair) -> None:
     """Waits until the processes have found each other."""
-    end = time.monotonic() + LIMIT
+    end = time.monotonic() + SECONDS
     while not all("joined" in pair.said(number) for number in range(2)):
         assert time.monotonic() < end, pair.said(0) + pair.said(1)
         time.sleep(0.02)
@@ -211,8 +211,7 @@ def timed(out: pathlib.Path, processes: int) -> dict[str, float]:
     """The median seconds of a step and of a save of one run."""
     environment = lambda devices: children.as_users_have(children.with_cpus(devices))
     if processes == 2:
-        given = {"devices": 1, "program": PROGRAM, "environment": environment(1)}
-        with Pair(out, *TIMED, **given) as pair:
+        with Pair(out, *TIMED, program=PROGRAM, environment=environment(1)) as pair:
             assert pair.codes() == [0, 0], pair.said(0) + pair.said(1)
     else:
         children.python("-m", PROGRAM, 0, 1, "", out, *MICRO, *TIMED, environment=environment(2))

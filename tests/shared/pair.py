@@ -71,10 +71,9 @@ class Network:
                 _ip("-n", name, "link", "set", self.link, "down")
 
     def mend(self) -> None:
-        for name, host in zip(self.names, HOSTS):
+        for name in self.names:
+            _ip("-n", name, "neighbour", "flush", "dev", self.link, "nud", "permanent")
             _ip("-n", name, "link", "set", self.link, "up")
-            line = ["ip", "-n", name, "neighbour", "delete", host, "dev", self.link]
-            subprocess.run(line, capture_output=True)  # without an entry, an error
 
 
 def _ip(*words: str) -> None:
@@ -93,22 +92,21 @@ def networks() -> bool:
 class Pair:
     """Two processes of a run of gpt_nano with the given settings, which writes to `out`.
 
-    program: the module that each process runs. environment: its environment; default: with
-      `devices` CPU devices. `own`: more of its variables.
+    program: the module that each process runs. environment: its environment; default: with two
+      CPU devices. `own`: more of its variables.
     """
 
     def __init__(
         self,
         out: pathlib.Path,
         *settings: str,
-        devices: int = 2,
         program: str = "tests.programs.meshed_together",
         network: Network | None = None,
         environment: dict[str, str] | None = None,
         **own: str,
     ):
         self.logs, self.running = [], []
-        given = (environment or children.with_cpus(devices)) | own
+        given = (environment or children.with_cpus(2)) | own
         host, port = ("localhost" if network is None else HOSTS[0]), children.free_port()
         for number in range(2):
             self.logs.append(out.with_name(f"{out.name}-{number}.log"))
@@ -158,6 +156,12 @@ class Pair:
                 left.remove(number)
                 yield number, time.monotonic()
             time.sleep(0.02)
+
+
+def one_place() -> list[str]:
+    """The options of a process that is alone in its run, and adds as several do: by gloo."""
+    place = f"localhost:{children.free_port()}", "--processes", "1", "--process", "0"
+    return ["--coordinator", *place]
 
 
 def alone(out: pathlib.Path, devices: int, *settings: str) -> None:

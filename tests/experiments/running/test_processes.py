@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.shared.pair import MESH, Pair, alone
+from tests.shared.pair import MESH, Pair, alone, one_place
 from tests.shared.training import rows, unfinished
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.slow]
@@ -36,6 +36,17 @@ def test_two_processes_are_one_with_as_many_devices_bit_for_bit(text, tmp_path, 
     assert losses(out) == whole
     assert json.loads((out / "summary.json").read_text("utf-8"))["steps"] == 10
     assert (out / "report.html").exists() == bool(plan)
+
+
+@pytest.mark.parametrize("mesh", ["mesh.data=4", "mesh.fsdp=4"])
+def test_sums_of_four_terms_are_added_in_one_order_by_one_process_and_by_two(text, tmp_path, mesh):
+    """gloo adds the terms of more than two devices in another order than XLA within a process; one
+    process may use gloo too.
+    """
+    with Pair(tmp_path / "two", text, mesh) as running:
+        assert running.codes() == [0, 0], running.said(0)[-3000:] + running.said(1)[-3000:]
+    alone(tmp_path / "one", 4, text, mesh, *one_place())
+    assert losses(tmp_path / "one") == losses(tmp_path / "two")
 
 
 @pytest.mark.parametrize("killed", [0, 1])
