@@ -56,9 +56,10 @@ class ImageConfig(sections.Trained):
 
     @pydantic.model_validator(mode="after")
     def _divides_rows(self) -> Self:
-        if self.mesh.tensor != 1:
+        sizes = self.mesh.sizes
+        if key := next((key for key in ("tensor", "expert") if sizes[key] != 1), None):
             raise ValueError(
-                f"mesh.tensor: got {self.mesh.tensor}; allowed for a ResNet: 1, since mesh.data and"
+                f"mesh.{key}: got {sizes[key]}; allowed for a ResNet: 1, since mesh.data and"
                 " mesh.fsdp divide it"
             )
         return self

@@ -1,15 +1,17 @@
 """How a mesh divides a model: the rules of parameters, states, batches and activations.
 
-The axes of the mesh are "data", "fsdp" and "tensor". "data" and "fsdp" divide the rows of a batch.
-"fsdp" also divides parameters and moments (ZeRO-3): XLA gathers a layer's parameters where the
-layer runs, and sums its gradient into the parts. "tensor" divides the features inside a layer as in
-Megatron (Shoeybi et al., 2019): each device has a part of the heads and of the MLP's features. A
-ResNet has no such features: its mesh has "data" and "fsdp" only. Sums over a batch are sums over
-the rows of all devices, batch norm's statistics included.
+The axes of the mesh are "data", "fsdp", "tensor" and "expert". "data", "fsdp" and "expert" divide
+the rows of a batch. "fsdp" also divides parameters and moments (ZeRO-3): XLA gathers a layer's
+parameters where the layer runs, and sums its gradient into the parts. "tensor" divides the features
+inside a layer as in Megatron (Shoeybi et al., 2019): each device has a part of the heads and of the
+MLP's features. "expert" also divides the experts of a layer: the devices of this axis gather their
+rows, each device computes the rows by its own experts, and the results are summed. A ResNet has
+neither such features nor experts: "data" and "fsdp" divide it. Sums over a batch are sums over the
+rows of all devices, batch norm's statistics included.
 
 The rules apply to arrays by their names, so that a model's functions are written for one device.
 The alternative is a list of logical axes for each array, which a second table maps to the axes of
-the mesh, as in MaxText. With ten kinds of arrays, one table is shorter, and shows each array's
+the mesh, as in MaxText. With twenty kinds of arrays, one table is shorter, and shows each array's
 division at once.
 
 `jax.set_mesh` sets the mesh (`within`). Without a mesh, no function here changes anything. Axes are
@@ -30,8 +32,8 @@ from jax.sharding import PartitionSpec as P
 from experiments.config import sections
 from experiments.errors import InputError
 
-AXES = ("data", "fsdp", "tensor")
-ROWS = ("data", "fsdp")  # the axes that divide the rows of a batch
+AXES = tuple(sections.Mesh().sizes)
+ROWS = ("data", "fsdp", "expert")  # the axes that divide the rows of a batch
 
 # The axes of each dimension. A parameter of a layer has a leading axis of layers, which no axis
 # divides. Other parameters are whole on each device.
@@ -49,6 +51,13 @@ RULES = {
         ("stem.kernel", *(f"conv{number}.kernel" for number in range(4))),
         P(None, None, None, "fsdp"),
     ),
+    "experts.router": P("fsdp", None),
+    "experts.up": P("expert", "fsdp", "tensor"),
+    "experts.up_bias": P("expert", "tensor"),
+    "experts.down": P("expert", "tensor", "fsdp"),
+    "experts.down_bias": P("expert", None),
+    "all_BSD": P(("data", "fsdp"), None, None),  # the tokens that an expert computes
+    "experts_EBSF": P("expert", ("data", "fsdp"), None, "tensor"),
     "batch": P(ROWS),
     "x_BHWC": P(ROWS),  # the activations between two blocks of a ResNet
     "x_BSD": P(ROWS, None, None),  # the activations between two layers
@@ -62,7 +71,7 @@ def sizes(mesh: sections.Mesh, devices: int) -> tuple[int, ...]:
 
     Raises InputError if the mesh does not fit the number of devices.
     """
-    wanted = {name: getattr(mesh, name) for name in AXES}
+    wanted = mesh.sizes
     others = math.prod(size for size in wanted.values() if size != -1)
     free = next((name for name in AXES if wanted[name] == -1), None)
     if devices % others if free else others > devices:
@@ -111,6 +120,7 @@ def check(config, devices: int) -> None:
     for key, dimension, by in (
         ("model.width", model.width, shape["fsdp"]),
         ("model.heads", model.heads, tensor),
+        ("model.experts", model.experts, shape["expert"]),
         ("model.kv_heads", model.kv_heads or model.heads, tensor),
         ("model.hidden", model.hidden_width, tensor),
         ("train.sequence", train.sequence, tensor if config.mesh.sequence else 1),

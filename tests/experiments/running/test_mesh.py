@@ -72,6 +72,22 @@ def test_a_bert_over_a_mesh_has_the_losses_of_one_device(trains):
     are_one(alone, divided, 0.35)
 
 
+def test_a_mixture_of_experts_over_a_mesh_has_the_losses_of_one_device(trains):
+    micro = f"gpt_moe_nano plan.budget=none {MICRO}"
+    alone, divided = trains(3, micro, f"{micro} mesh.expert=2 mesh.data=2")
+    are_one(alone, divided, 0.7)
+
+
+@pytest.mark.slow
+def test_fifty_steps_of_a_mixture_over_its_meshes_have_the_losses_of_one_device(trains):
+    nano = "gpt_moe_nano plan.budget=none train.sequence=64"
+    meshes = "mesh.expert=2 mesh.data=2", "mesh.expert=4"
+    alone, *divided = trains(50, nano, *(f"{nano} {mesh}" for mesh in meshes))
+    assert alone["losses"][-1] < 0.6 * alone["losses"][0]
+    found = {mesh: farthest(one, alone) for mesh, one in zip(meshes, divided)}
+    assert max(found.values()) < 1e-5, found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["", "plan.budget=2MB plan.actions=lossless"])
 def test_a_released_bert_over_eight_devices_has_the_losses_of_one(trains, way):
