@@ -4,8 +4,9 @@ al., 2017).
 Each expert computes all tokens, and gates of zero drop the results that no token selected. So no
 expert has a capacity, and no token is dropped. The products of a layer are `experts` times those of
 one MLP; the alternative is to sort the tokens by their experts, which computes less, and whose
-shapes or whose kernels depend on the routing. The router has no tag: the backward computes it again from
-the layer norm before it. If a plan compresses the layer norm, near ties may be decided otherwise.
+shapes or whose kernels depend on the routing. The router has no tag: the backward computes it again
+from the layer norm before it. If a plan compresses the norm, the backward may decide near ties
+otherwise.
 
 Shapes: B batch, S sequence, D width, F features, E experts.
 """
