@@ -14,7 +14,7 @@ The scripts have six shapes. What the scripts of a shape share is in a file of `
 | predicted against compiled, measured or exact | estimates, times, exactness, tpu_codecs | `assignments.py`, `steps.py` |
 | AdamA against other optimizers | adama | `devices.py`, `timing.py` |
 | states placed in host memory or divided | placed | `released.py` |
-| faults, interruptions, changes while training | faults, runs | `case.py` |
+| faults, interruptions, changes while training | faults, runs, processes | `case.py`, `timed_run.py` |
 
 `results.py` runs the benchmarks and writes their results. `stale.py` lists results whose sources
 changed since.

@@ -67,6 +67,20 @@ def test_a_killed_run_is_resumed_on_other_devices(text, tmp_path, whole, killed)
     assert got == pytest.approx(whole, rel=1e-6)
 
 
+def test_a_mixture_of_experts_is_resumed_under_a_plan_on_other_devices(text, tmp_path):
+    experts = "model.experts=4", "mesh.expert=2"
+    alone(tmp_path / "whole", 4, text, *experts, "mesh.data=2")
+    whole, out = losses(tmp_path / "whole"), tmp_path / "out"
+    with Pair(out, text, *experts, "mesh.data=2", PAUSE="0.3") as running:
+        running.reaches(5)
+        running.running[1].kill()
+        assert None not in running.codes(60)
+    assert 4 <= len(losses(unfinished(out))) < 10
+    alone(out, 2, text, *experts, "plan.budget=1MB", "plan.actions=lossless")
+    assert losses(out) == pytest.approx(whole, rel=1e-5)
+    assert (out / "plan.json").exists()
+
+
 @pytest.mark.parametrize("fails", ["0", "1"])
 def test_an_error_in_one_process_ends_all_with_its_cause(text, tmp_path, fails):
     with Pair(tmp_path / "out", text, *MESH, FAILS=fails) as running:
