@@ -8,7 +8,7 @@ moment is after the processes have found each other. The run saves after every s
 moments fall into a save. Before the signal, the finished checkpoints are listed; after it, the
 newest whole checkpoint must be as new. The other process must end within a minute, with a message.
 Losses of a run that has ended are compared with a run without faults. A run is stopped up to four
-times.
+times. A fault after the last exchange of a run is late: both processes end as usual.
 
 `network_cuts`: the same, with each process in a network namespace of its own. The link between the
 namespaces is taken down at one end, or packets are dropped silently: those of the first process,
@@ -150,8 +150,14 @@ def one_run(folder: pathlib.Path, number: int, seconds: float, network: Network 
     return {"faults": made, "same": is_same(out, folder / "whole")}
 
 
+def made(report: Report) -> tuple[list[dict], int]:
+    """The faults that processes had to end of, and the number of late faults."""
+    found = [fault for run in report.results.values() for fault in run["faults"]]
+    late = [fault for fault in found if not any(fault["codes"])]
+    return [fault for fault in found if fault not in late], len(late)
+
+
 def faults(report: Report, count: int, network: Network | None = None) -> None:
-    made = lambda: sum(len(run["faults"]) for run in report.results.values())
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder}/cache"
@@ -160,7 +166,7 @@ def faults(report: Report, count: int, network: Network | None = None) -> None:
         alone(folder / "alone", 4, *SETTINGS)
         losses = lambda name: [row["loss"] for row in rows_of(folder / name)]
         assert losses("alone") == losses("whole"), "two processes are one"
-        while made() < count:
+        while len(made(report)[0]) < count:
             number = len(report.results)
             report.add(f"run {number}", one_run(folder, number, seconds, network))
 
@@ -176,13 +182,14 @@ def cuts(report: Report) -> None:
 
 def of_faults(report: Report) -> dict:
     runs = list(report.results.values())
-    found = [fault for run in runs for fault in run["faults"]]
+    found, late = made(report)
     ends = [(s, f["said"][n]) for f in found for n, s in f["seconds"].items()]
     took = [seconds for seconds, _ in ends if seconds is not None]
     return {
         "runs": len(runs),
         "as without": sum(run["same"] for run in runs),
         "faults": len(found),
+        "late": late,
         "while a checkpoint was written": sum(f["writes"] for f in found),
         "processes that had to end": len(ends),
         "ended within a minute": sum(seconds <= 60 for seconds in took),
