@@ -9,12 +9,12 @@ The scripts have six shapes. What the scripts of a shape share is in a file of `
 
 | Shape | Scripts | Shared |
 |---|---|---|
-| plans over a range of budgets | budgets, ablations | `case.py` |
+| plans over a range of budgets | budgets, ablations, batches | `case.py` |
 | plans against policies, at the policies' bytes | policies | `baselines.py`, `timing.py` |
-| predicted against compiled, measured or exact | estimates, times, exactness, published, tpu_codecs | `assignments.py`, `steps.py` |
+| predicted against compiled, measured or exact | estimates, times, exactness, published, slices, tpu_codecs | `assignments.py`, `steps.py` |
 | AdamA against other optimizers, moments in 8 bits | adama, moments | `devices.py`, `timing.py` |
 | states placed in host memory, divided, or frozen | placed, fine_tuning | `released.py` |
-| faults, interruptions, changes while training | faults, runs | `case.py` |
+| faults, interruptions, changes while training | faults, runs, processes | `case.py`, `timed_run.py` |
 
 `results.py` runs the benchmarks and writes their results. `stale.py` lists results whose sources
 changed since.

@@ -4,7 +4,7 @@ import json
 import re
 import statistics
 
-from tests.shared.quoted import PAGE, ROOT, answer, numbers, quotes, result, tables
+from tests.shared.quoted import PAGE, QUARTILES, ROOT, answer, numbers, quotes, result, tables
 
 
 def test_bytes_of_the_gradient():
@@ -228,6 +228,37 @@ def test_runs_that_are_stopped():
     assert sent["SIGKILL"] >= 200
     assert sent["SIGTERM"] + sent["SIGINT"] >= 60
     assert quotes(answer("a run that is stopped"), sum(sent.values()), summary["ended"])
+
+
+def test_two_processes_with_a_fault():
+    page = PAGE["Two processes with a fault"]
+    named = {"one process killed": "process_kills", "network cut": "network_cuts"}
+    assert page.keys() == named.keys()
+    for row, cells in page.items():
+        found = result(named[row])["summary"]
+        keys = ("processes that had to end", "ended within a minute", "with a message")
+        counts = found["faults"], found["late"], *(found[key] for key in keys)
+        seconds = found["seconds, median"], found["seconds, most"]
+        rest = found["steps lost that were saved"], found["as without"], found["runs"]
+        assert quotes(" ".join(cells), *counts, *seconds, *rest), row
+        assert len({found[key] for key in keys}) == 1
+        assert found["steps lost that were saved"] == 0
+        assert found["as without"] == found["runs"]
+        said = found["faults"], found["seconds, most"], found["runs"]
+        assert quotes(answer("is killed" if row.endswith("killed") else "is cut"), *said)
+    assert result("process_kills")["summary"]["faults"] >= 40
+
+
+def test_time_of_two_processes():
+    page, summary = PAGE["Time of two processes"], result("process_times")["summary"]
+    assert page.keys() == summary.keys() == {"step", "save"}
+    for row, cells in page.items():
+        found = summary[row]
+        ratios = (found["ratio"][key] for key in QUARTILES)
+        assert quotes(" ".join(cells), found["1"], found["2"], *ratios), row
+    assert quotes(
+        answer("step of two processes"), *(summary[w]["ratio"]["median"] for w in summary)
+    )
 
 
 def test_faults_in_stored_checkpoints():

@@ -6,7 +6,7 @@ import pydantic
 from pydantic import Field
 
 from experiments.config import sections
-from experiments.config.sections import Count, Dtype, Path, Section
+from experiments.config.sections import Count, Dtype, Mesh, Path, Section
 
 
 class Model(Section):
@@ -52,6 +52,17 @@ class ImageConfig(sections.Trained):
     data: Data = Data()
     train: Train
     optimizer: Optimizer
+    mesh: Mesh = Mesh()
+
+    @pydantic.model_validator(mode="after")
+    def _divides_rows(self) -> Self:
+        sizes = self.mesh.sizes
+        if key := next((key for key in ("tensor", "expert") if sizes[key] != 1), None):
+            raise ValueError(
+                f"mesh.{key}: got {sizes[key]}; allowed for a ResNet: 1, since mesh.data and"
+                " mesh.fsdp divide it"
+            )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _is_whole(self) -> Self:

@@ -6,11 +6,11 @@ import pydantic
 from pydantic import Field
 
 from experiments.config import sections
-from experiments.config.sections import Count, Dtype, Positive, Probability, Section
+from experiments.config.sections import Count, Dtype, NonNegative, Positive, Probability, Section
 
 OWNERS = {  # keys that only some kinds of models have
     **dict.fromkeys(("dropout", "attention_dropout"), ("gpt", "bert")),
-    "activation": ("gpt",),
+    **dict.fromkeys(("activation", "experts", "experts_per_token", "balance"), ("gpt",)),
     **dict.fromkeys(("kv_heads", "hidden", "rope_base", "tied"), ("llama",)),
 }
 
@@ -29,6 +29,9 @@ class Model(Section):
     dropout: Probability = 0.0  # dropout of both residual branches
     attention_dropout: Probability = 0.0
     activation: Literal["gelu", "relu"] = "gelu"  # activation of a GPT; OPT is a GPT with relu
+    experts: Count = 1  # MLPs of a GPT's layer
+    experts_per_token: Count = 2  # how many of several experts a token uses
+    balance: NonNegative = 0.01  # the weight of the loss that balances the loads of experts
     kv_heads: Count | None = None  # heads of keys and values in a Llama; default: `heads`
     hidden: Count | None = None  # features between a Llama's gate and down; default: 4 * width
     rope_base: Positive = 10_000.0  # in a Llama, position s rotates pair i by s * base^(-2 i / K)
@@ -63,6 +66,11 @@ class Model(Section):
         if self.width % self.heads:
             raise ValueError(
                 f"model.width: got {self.width}; allowed: a multiple of model.heads, {self.heads}"
+            )
+        if 1 < self.experts < self.experts_per_token:
+            raise ValueError(
+                f"model.experts_per_token: got {self.experts_per_token}; allowed: at most"
+                f" model.experts, {self.experts}"
             )
         if self.kind == "bert" and self.vocab < 257:
             raise ValueError(

@@ -102,8 +102,9 @@ class Mesh(Section):
     """The mesh of devices, by the sizes of its axes; at most one size is -1, and takes the devices
     that remain. Default: one device, without a mesh.
 
-    `data` and `fsdp` divide the rows of a batch; `fsdp` also divides parameters and moments;
-    `tensor` divides the features inside a layer. `experiments/models/sharding.py` has the rules.
+    `data`, `fsdp` and `expert` divide the rows of a batch; `fsdp` also divides parameters and
+    moments; `tensor` divides the features inside a layer; `expert` also divides a layer's experts.
+    `experiments/models/sharding.py` has the rules.
     `axes`: "auto", or "explicit" for arrays whose types show their division. `sequence`: whether
     `tensor` divides the activations between two layers along the sequence (Korthikanti et al.,
     2022).
@@ -112,23 +113,25 @@ class Mesh(Section):
     data: Axis = 1
     fsdp: Axis = 1
     tensor: Axis = 1
+    expert: Axis = 1
     axes: Literal["auto", "explicit"] = "auto"
     sequence: bool = False
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        return self.data, self.fsdp, self.tensor
+    def sizes(self) -> dict[str, int]:
+        """The size of each axis, by its name, in the order of the mesh."""
+        return {name: getattr(self, name) for name in ("data", "fsdp", "tensor", "expert")}
 
     @property
     def divides(self) -> bool:
         """Whether more than one device may be used."""
-        return self.sizes != (1, 1, 1)
+        return set(self.sizes.values()) != {1}
 
     @pydantic.model_validator(mode="after")
     def _has_one_rest(self) -> Self:
-        if self.sizes.count(-1) > 1:
+        if list(self.sizes.values()).count(-1) > 1:
             raise ValueError(
-                f"mesh: got data = {self.data}, fsdp = {self.fsdp}, tensor = {self.tensor};"
+                f"mesh: got {', '.join(f'{name} = {size}' for name, size in self.sizes.items())};"
                 " allowed: one -1, for the devices that remain"
             )
         if self.sequence and self.tensor == 1:

@@ -283,17 +283,11 @@ class Config(sections.Trained):
     def _is_divided(self) -> Self:
         if not self.mesh.divides:
             return self
-        mesh = dict(zip(("data", "fsdp", "tensor"), self.mesh.sizes))
-        if self.model.kind not in CAUSAL:
-            raise ValueError(
-                f"mesh: got {mesh} with model.kind = {self.model.kind!r}; allowed for {CAUSAL}:"
-                " other models train on one device"
-            )
         if self.streams:
             raise ValueError(
-                f"mesh: got {mesh} beside states.persist = {self.states.persist} and plan.decide ="
-                f" {self.plan.decided}; allowed where states may be in host memory: no mesh, since"
-                " a plan that decides 'sharding' makes its own"
+                f"mesh: got {self.mesh.sizes} beside states.persist = {self.states.persist} and"
+                f" plan.decide = {self.plan.decided}; allowed where states may be in host memory:"
+                " no mesh, since a plan that decides 'sharding' makes its own"
             )
         return self
 

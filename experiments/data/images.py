@@ -81,15 +81,17 @@ def read(path: str | None, size: int | None = None) -> Images:
     )
 
 
-def sample(split: Split, seed: int, step: int, batch: int) -> dict[str, np.ndarray]:
-    """Returns batch number `step`, a function of the arguments only. Each epoch has each image
-    once.
+def sample(
+    split: Split, seed: int, step: int, batch: int, part: slice = slice(None)
+) -> dict[str, np.ndarray]:
+    """Returns batch number `step`, a function of the arguments only, or the images `part` of it.
+    Each epoch has each image once.
 
     images, float32 (B, H, W, 3), standardized by the training images; labels, int32 (B,).
     """
     epochs, places = np.divmod(step * batch + np.arange(batch), len(split))
     chosen = [_order(seed, int(e), len(split))[places[epochs == e]] for e in np.unique(epochs)]
-    return split[np.concatenate(chosen)]
+    return split[np.concatenate(chosen)[part]]
 
 
 @functools.lru_cache(maxsize=2)

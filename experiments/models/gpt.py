@@ -1,4 +1,5 @@
 """GPT-2 in Flax NNX, with a tag on every tensor of Adacc's table; with `activation = "relu"`, OPT.
+With several `experts`, the MLPs are mixtures of experts.
 
 The model uses NNX; the alternative is linen. Flax documents and develops NNX in 2026, and NNX
 modules are plain objects that contain their arrays, so a layer's parameters can be created alone,
@@ -32,6 +33,7 @@ from experiments.models.blocks import (
     parameter_dtype,
     pure,
 )
+from experiments.models.experts import Experts
 from experiments.models.loss import cross_entropy, logits
 from experiments.models.split import Split
 
@@ -50,6 +52,11 @@ class Block(nnx.Module):
         self.ln1, self.ln2 = Norm(model, rngs), Norm(model, rngs)
         self.qkv = linear(model, width, 3 * width, rngs)
         self.proj = linear(model, width, width, rngs, depth_scale)
+        if model.experts > 1:
+            wide = parameter_dtype(model)
+            make = lambda shape, scale: INIT * scale * jax.random.normal(rngs.params(), shape, wide)
+            self.experts = Experts(model, make, ACTIVATIONS[model.activation], depth_scale)
+            return
         self.up = linear(model, width, 4 * width, rngs)
         self.down = linear(model, 4 * width, width, rngs, depth_scale)
 
@@ -67,9 +74,13 @@ class Block(nnx.Module):
             kind="residual",
         )
         n_BSD = tag(self.ln2(x_BSD), "ln2", kind="norm")
-        u_BSF = tag(self.up(n_BSD), "up", kind="linear")
-        g_BSF = tag(ACTIVATIONS[self.model.activation](u_BSF), self.model.activation, kind="gelu")
-        return x_BSD + dropout(self.down(g_BSF), rate, keys[2], "mlp_out_mask")
+        out_BSD = self.experts(n_BSD) if self.model.experts > 1 else self.mlp(n_BSD)
+        return x_BSD + dropout(out_BSD, rate, keys[2], "mlp_out_mask")
+
+    def mlp(self, n_BSD):
+        u_BSF = jaxmem.tag(self.up(n_BSD), "up", kind="linear")
+        g_BSF = ACTIVATIONS[self.model.activation](u_BSF)
+        return self.down(jaxmem.tag(g_BSF, self.model.activation, kind="gelu"))
 
 
 def parts(config: Config, key) -> tuple[dict, Layer]:

@@ -2,7 +2,8 @@
 (version 1.5).
 
 Batch normalization works per microbatch, as in AdamA's runs: each microbatch is normalized by its
-own statistics and updates the running averages. Evaluation uses the running averages.
+own statistics and updates the running averages. On a mesh, the statistics are over the rows of all
+devices. Evaluation uses the running averages.
 
 Shapes: B images, H height, W width, C channels.
 """
@@ -13,6 +14,7 @@ from flax import nnx
 
 from experiments.config.images import ImageConfig, Model
 from experiments.models.blocks import parameter_dtype
+from experiments.models.sharding import constrain
 
 STAGES = {
     14: (1, 1, 1, 1),
@@ -121,7 +123,7 @@ class ResNet(nnx.Module):
                 x_BHWC, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), around
             )
         for name in self.names:
-            x_BHWC = getattr(self, name)(x_BHWC, train)
+            x_BHWC = constrain(getattr(self, name)(x_BHWC, train), "x_BHWC")
         return self.head(x_BHWC.astype(parameter_dtype(self.model)).mean((1, 2)))
 
 

@@ -1,13 +1,17 @@
-"""How a mesh divides a GPT or a Llama: the rules of parameters, states, batches and activations.
+"""How a mesh divides a model: the rules of parameters, states, batches and activations.
 
-The axes of the mesh are "data", "fsdp" and "tensor". "data" and "fsdp" divide the rows of a batch.
-"fsdp" also divides parameters and moments (ZeRO-3): XLA gathers a layer's parameters where the
-layer runs, and sums its gradient into the parts. "tensor" divides the features inside a layer as in
-Megatron (Shoeybi et al., 2019): each device has a part of the heads and of the MLP's features.
+The axes of the mesh are "data", "fsdp", "tensor" and "expert". "data", "fsdp" and "expert" divide
+the rows of a batch. "fsdp" also divides parameters and moments (ZeRO-3): XLA gathers a layer's
+parameters where the layer runs, and sums its gradient into the parts. "tensor" divides the features
+inside a layer as in Megatron (Shoeybi et al., 2019): each device has a part of the heads and of the
+MLP's features. "expert" also divides the experts of a layer: the devices of this axis gather their
+rows, each device computes the rows by its own experts, and the results are summed. A ResNet has
+neither such features nor experts: "data" and "fsdp" divide it. Sums over a batch are sums over the
+rows of all devices, batch norm's statistics included.
 
 The rules apply to arrays by their names, so that a model's functions are written for one device.
 The alternative is a list of logical axes for each array, which a second table maps to the axes of
-the mesh, as in MaxText. With six kinds of arrays, one table is shorter, and shows each array's
+the mesh, as in MaxText. With twenty kinds of arrays, one table is shorter, and shows each array's
 division at once.
 
 `jax.set_mesh` sets the mesh (`within`). Without a mesh, no function here changes anything. Axes are
@@ -28,20 +32,34 @@ from jax.sharding import PartitionSpec as P
 from experiments.config import sections
 from experiments.errors import InputError
 
-AXES = ("data", "fsdp", "tensor")
-ROWS = ("data", "fsdp")  # the axes that divide the rows of a batch
+AXES = tuple(sections.Mesh().sizes)
+ROWS = ("data", "fsdp", "expert")  # the axes that divide the rows of a batch
 
 # The axes of each dimension. A parameter of a layer has a leading axis of layers, which no axis
 # divides. Other parameters are whole on each device.
 RULES = {
     "embedding": P("tensor", "fsdp"),
     "head": P("tensor", "fsdp"),
-    "positions": P(None, "fsdp"),
+    **dict.fromkeys(("positions", "segments"), P(None, "fsdp")),
     **dict.fromkeys(("qkv.kernel", "q.kernel", "k.kernel", "v.kernel"), P("fsdp", "tensor")),
     **dict.fromkeys(("up.kernel", "gate.kernel"), P("fsdp", "tensor")),
     **dict.fromkeys(("proj.kernel", "down.kernel"), P("tensor", "fsdp")),
     **dict.fromkeys(("qkv.bias", "up.bias"), P("tensor")),
-    "batch": P(ROWS, None),
+    **dict.fromkeys(("transform.kernel", "pooler.kernel"), P("fsdp", "tensor")),  # BERT's heads
+    **dict.fromkeys(("classifier.kernel", "head.kernel"), P("fsdp", None)),  # few classes
+    **dict.fromkeys(
+        ("stem.kernel", *(f"conv{number}.kernel" for number in range(4))),
+        P(None, None, None, "fsdp"),
+    ),
+    "experts.router": P("fsdp", None),
+    "experts.up": P("expert", "fsdp", "tensor"),
+    "experts.up_bias": P("expert", "tensor"),
+    "experts.down": P("expert", "tensor", "fsdp"),
+    "experts.down_bias": P("expert", None),
+    "all_BSD": P(("data", "fsdp"), None, None),  # the tokens that an expert computes
+    "experts_EBSF": P("expert", ("data", "fsdp"), None, "tensor"),
+    "batch": P(ROWS),
+    "x_BHWC": P(ROWS),  # the activations between two blocks of a ResNet
     "x_BSD": P(ROWS, None, None),  # the activations between two layers
     "x_BSD, sequence": P(ROWS, "tensor", None),  # with sequence parallelism
     "heads_BSHK": P(ROWS, None, "tensor", None),
@@ -53,7 +71,7 @@ def sizes(mesh: sections.Mesh, devices: int) -> tuple[int, ...]:
 
     Raises InputError if the mesh does not fit the number of devices.
     """
-    wanted = {name: getattr(mesh, name) for name in AXES}
+    wanted = mesh.sizes
     others = math.prod(size for size in wanted.values() if size != -1)
     free = next((name for name in AXES if wanted[name] == -1), None)
     if devices % others if free else others > devices:
@@ -93,23 +111,35 @@ def within(mesh: Mesh | AbstractMesh | None) -> contextlib.AbstractContextManage
 
 
 def check(config, devices: int) -> None:
-    """Raises InputError if an axis does not divide a dimension of a model's parameters or batch."""
+    """Raises InputError if an axis does not divide a dimension of a transformer's parameters or
+    batch.
+    """
     shape = dict(zip(AXES, sizes(config.mesh, devices)))
-    rows = math.prod(shape[name] for name in ROWS)
     train, model, tensor = config.train, config.model, shape["tensor"]
+    check_rows(config, devices)
     for key, dimension, by in (
-        ("train.batch", train.batch // train.microbatches, rows),
         ("model.width", model.width, shape["fsdp"]),
         ("model.heads", model.heads, tensor),
+        ("model.experts", model.experts, shape["expert"]),
         ("model.kv_heads", model.kv_heads or model.heads, tensor),
         ("model.hidden", model.hidden_width, tensor),
         ("train.sequence", train.sequence, tensor if config.mesh.sequence else 1),
     ):
         if dimension % by:
-            each = " in a microbatch" if train.microbatches > 1 and key == "train.batch" else ""
             raise InputError(
-                f"{key}: got {dimension}{each}; allowed with mesh = {shape}: a multiple of {by}"
+                f"{key}: got {dimension}; allowed with mesh = {shape}: a multiple of {by}"
             )
+
+
+def check_rows(config, devices: int) -> None:
+    """Raises InputError if the devices do not divide the rows of a microbatch."""
+    shape = dict(zip(AXES, sizes(config.mesh, devices)))
+    train, rows = config.train, math.prod(shape[name] for name in ROWS)
+    if (got := train.batch // train.microbatches) % rows:
+        each = " in a microbatch" if train.microbatches > 1 else ""
+        raise InputError(
+            f"train.batch: got {got}{each}; allowed with mesh = {shape}: a multiple of {rows}"
+        )
 
 
 def spec(path: tuple, array: Any, shape: dict[str, int]) -> P:
@@ -171,22 +201,40 @@ def rows_shape(batch: Any, mesh: Mesh | AbstractMesh | None) -> Any:
     """Returns the shape of a batch on a mesh."""
     if mesh is None:
         return batch
-    return jax.tree.map(lambda a: _shape(a, NamedSharding(mesh, RULES["batch"])), batch)
+    return jax.tree.map(lambda a: _shape(a, _of_rows(a, mesh)), batch)
+
+
+def _of_rows(a: Any, mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """Returns the division of an array of a batch. A short batch, which evaluation may have, is
+    whole on each device.
+    """
+    return NamedSharding(mesh, _fitting(tuple(RULES["batch"]), a.shape, dict(mesh.shape)))
 
 
 def _shape(a: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
 
 
-def place_rows(rows: Callable[[slice], Any], shape: tuple[int, int]) -> Any:
-    """Returns a batch of text. `rows(part)` reads the rows of the slice `part`. With a mesh, the
-    batch has the given shape, and each process reads the rows of its devices only.
+def place_rows(rows: Callable[[slice], Any], shape: Any) -> Any:
+    """Returns a batch, a tree of arrays. `rows(part)` reads the rows of the slice `part`. With a
+    mesh, the batch has the shapes of the tree `shape`, and each process reads the rows of its
+    devices only.
     """
     if (mesh := current()) is None:
         return rows(slice(None))
-    part = functools.cache(lambda start, stop: rows(slice(start, stop)))
-    read = lambda index: part(index[0].start, index[0].stop)
-    return jax.make_array_from_callback(shape, NamedSharding(mesh, RULES["batch"]), read)
+    part = functools.cache(lambda start, stop: jax.tree.leaves(rows(slice(start, stop))))
+    leaves, tree = jax.tree.flatten(shape)
+
+    def placed(number: int, a: Any) -> jax.Array:
+        read = lambda index: part(index[0].start, index[0].stop)[number]
+        return jax.make_array_from_callback(a.shape, _of_rows(a, mesh), read)
+
+    return tree.unflatten([placed(number, a) for number, a in enumerate(leaves)])
+
+
+def place_whole(batch: Any) -> Any:
+    """Returns a batch that each process has read whole, with the rows divided if a mesh is set."""
+    return place_rows(lambda part: jax.tree.map(lambda a: a[part], batch), batch)
 
 
 def constrain(x, rule: str):

@@ -13,10 +13,12 @@ from experiments.data import glue, tokens
 from experiments.data.glue import Examples
 from experiments.errors import DivergedError
 from experiments.models import glue as model
+from experiments.models import sharding
 from experiments.running.glue_metrics import measure
-from experiments.running.planning import check, prepare
+from experiments.running.planning import check_run, prepare
 from experiments.running.run import Experiment
-from experiments.steps.step import State, init_state
+from experiments.steps import step
+from experiments.steps.step import State
 from jaxmem.plans import Plan
 
 
@@ -43,22 +45,23 @@ def says(config: GlueConfig, data: Task) -> str:
 
 
 def first_state(config: GlueConfig, _: Plan | None, pretrained: dict | None = None) -> State:
-    state = jax.jit(functools.partial(init_state, config))()
+    state = step.first_state(config)
     if pretrained is None:
         return state
-    return dataclasses.replace(state, params=model.onto(state.params, pretrained))
+    params = model.onto(state.params, pretrained)
+    return dataclasses.replace(state, params=jax.device_put(params, sharding.shardings(params)))
 
 
 def batch(config: GlueConfig, data: Task, number: int) -> dict[str, np.ndarray]:
     t = config.train
-    return tokens.sample(data.train, t.seed, number, t.batch, t.sequence)
+    return sharding.place_whole(tokens.sample(data.train, t.seed, number, t.batch, t.sequence))
 
 
 def evaluate(config: GlueConfig, state: State, data: Task) -> dict:
     """Returns the mean loss (in nats, or squared scores) and the task's metrics of each validation
     file, over all examples, without dropout. `val_loss` is the loss of the first file.
     """
-    scores = jax.jit(model.scores(config))
+    scores = jax.jit(sharding.automatic(model.scores(config)))
     found = {
         side: _measured(config, scores, state.params, examples)
         for side, examples in data.validation.items()
@@ -69,7 +72,7 @@ def evaluate(config: GlueConfig, state: State, data: Task) -> dict:
 def _measured(config: GlueConfig, scores, params: dict, examples: Examples) -> dict[str, float]:
     t, task = config.train, TASKS[config.data.task]
     batches = tokens.batches(examples, t.batch, t.sequence)
-    scores_NK = np.concatenate([scores(params, batch) for batch in batches])
+    scores_NK = np.concatenate([scores(params, sharding.place_whole(batch)) for batch in batches])
     loss = float(model.losses(task, scores_NK, examples.labels).mean())
     if not math.isfinite(loss):
         raise DivergedError(
@@ -92,7 +95,7 @@ def glue_experiment(pretrained: dict | None = None) -> Experiment[GlueConfig, Ta
     `models.registry.create`.
     """
     return Experiment(
-        check=check,
+        check=check_run,
         read=read,
         says=says,
         first_state=functools.partial(first_state, pretrained=pretrained),
@@ -100,6 +103,7 @@ def glue_experiment(pretrained: dict | None = None) -> Experiment[GlueConfig, Ta
         batch=batch,
         evaluate=evaluate,
         told=told,
+        within=lambda config: sharding.within(sharding.over(config.mesh)),
         unit="examples",
         count=lambda config: config.train.batch,
         remedy="lower optimizer.learning_rate, or clip tighter (optimizer.clip_at)",

@@ -9,7 +9,7 @@ from experiments.config.images import ImageConfig
 from experiments.data import images
 from experiments.data.images import Images
 from experiments.errors import DivergedError, InputError
-from experiments.models import resnet
+from experiments.models import resnet, sharding
 from experiments.running.planning import Ready, unplanned
 from experiments.running.run import Experiment
 from experiments.steps.images import State, init_state, make_step
@@ -35,21 +35,38 @@ def says(config: ImageConfig, data: Images) -> str:
 
 
 def first_state(config: ImageConfig, _: Plan | None = None) -> State:
-    return jax.jit(functools.partial(init_state, config))()
+    first = functools.partial(init_state, config)
+    return jax.jit(first, out_shardings=sharding.shardings(jax.eval_shape(first)))()
+
+
+def check(config: ImageConfig) -> None:
+    """Raises InputError for a mesh that these devices cannot train."""
+    if config.mesh.divides:
+        sharding.check_rows(config, jax.device_count())
+
+
+def within(config: ImageConfig):
+    return sharding.within(sharding.over(config.mesh))
 
 
 def step(config: ImageConfig, data: Images) -> Ready:
+    state = jax.eval_shape(functools.partial(init_state, config))
+    with within(config):
+        return unplanned(make_step(config), *sharding.shapes(state, batch_shape(config, data)))
+
+
+def batch_shape(config: ImageConfig, data: Images) -> dict[str, jax.ShapeDtypeStruct]:
     B = config.train.batch
-    shapes = {
+    return {
         "images": jax.ShapeDtypeStruct((B, *data.shape), "float32"),
         "labels": jax.ShapeDtypeStruct((B,), "int32"),
     }
-    state = jax.eval_shape(functools.partial(init_state, config))
-    return unplanned(make_step(config), state, shapes)
 
 
 def batch(config: ImageConfig, data: Images, number: int):
-    return images.sample(data.train, config.train.seed, number, config.train.batch)
+    t = config.train
+    rows = functools.partial(images.sample, data.train, t.seed, number, t.batch)
+    return sharding.place_rows(rows, batch_shape(config, data))
 
 
 def evaluate(config: ImageConfig, state: State, data: Images) -> dict[str, float]:
@@ -58,15 +75,16 @@ def evaluate(config: ImageConfig, state: State, data: Images) -> dict[str, float
     """
     t, logits = config.train, resnet.logits(config)
 
-    @jax.jit
-    def sums(batch):
-        scores_BK = logits(state.params, state.statistics, batch["images"])
+    def sums(params, statistics, batch):
+        scores_BK = logits(params, statistics, batch["images"])
         right_B = scores_BK.argmax(-1) == batch["labels"]
         return resnet.cross_entropy(scores_BK, batch["labels"]).sum(), right_B.sum()
 
+    of_batch = jax.jit(sharding.automatic(sums))
     loss = right = count = 0.0
     for part in images.windows(data.validation, t.eval_batches, t.batch):
-        part_loss, part_right = sums(part)
+        placed = sharding.place_whole(part)
+        part_loss, part_right = of_batch(state.params, state.statistics, placed)
         loss, right = loss + float(part_loss), right + float(part_right)
         count += len(part["labels"])
     if not math.isfinite(loss):
@@ -85,7 +103,7 @@ def told(found: dict) -> dict[str, str]:
 
 
 IMAGES = Experiment(
-    check=lambda _: None,
+    check=check,
     read=read,
     says=says,
     first_state=first_state,
@@ -93,6 +111,7 @@ IMAGES = Experiment(
     batch=batch,
     evaluate=evaluate,
     told=told,
+    within=within,
     unit="images",
     count=lambda config: config.train.batch,
     remedy="lower optimizer.learning_rate",

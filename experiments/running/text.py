@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from experiments.config.text import Config
+from experiments.config.text import CAUSAL, Config
 from experiments.data import text
 from experiments.data.text import Text
 from experiments.errors import DivergedError
@@ -43,8 +43,10 @@ def first(config: Config, plan: Plan | None) -> State:
 def batch(config: Config, data: Text, number: int):
     t = config.train
     read = functools.partial(text.sample, data.train, t.seed, number, t.batch, t.sequence)
+    if config.model.kind not in CAUSAL:  # the draws of a row depend on the rows before it
+        return sharding.place_whole(models.batch(config, read(), number))
     rows = lambda part: models.batch(config, read(part=part), number)
-    return sharding.place_rows(rows, (t.batch, t.sequence + 1))
+    return sharding.place_rows(rows, models.batch_shape(config))
 
 
 def evaluate(config: Config, state: State, data: Text) -> dict[str, float]:
@@ -55,9 +57,8 @@ def evaluate(config: Config, state: State, data: Text) -> dict[str, float]:
     loop = stacked() if config.streams else None
     t, loss = config.train, jax.jit(sharding.automatic(make_loss(config, loop)))
     batches = text.windows(data.validation, t.eval_batches, t.batch, t.sequence)
-    place = lambda rows: sharding.place_rows(lambda part: rows[part], rows.shape)
     values = [
-        float(loss(state.params, jax.tree.map(place, models.batch(config, rows, i))))
+        float(loss(state.params, sharding.place_whole(models.batch(config, rows, i))))
         for i, rows in enumerate(batches)
     ]
     value = sum(values) / len(values)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from experiments.config.images import ImageConfig
-from experiments.models import resnet
+from experiments.models import resnet, sharding
 from experiments.steps.optimizer import image_optimizer as optimizer
 
 WATCHED = 256  # number of values of each array in the comparison of microbatches' gradients
@@ -109,7 +109,7 @@ def make_step(config: ImageConfig):
         params, moments = way.finish(held)
         return State(params, statistics, moments, state.step + 1), metrics
 
-    return step
+    return sharding.step(step)
 
 
 def watched(gradient):

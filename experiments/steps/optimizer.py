@@ -30,7 +30,7 @@ def learning_rate(config: Trained):
 
 def matrices(params):
     """Returns True for kernels and embeddings, whose weights decay, and False for all others."""
-    names = "kernel", "embedding", "head", "positions", "segments"
+    names = "kernel", "embedding", "head", "positions", "segments", "router", "up", "down"
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in names, params)
 
 

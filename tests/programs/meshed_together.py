@@ -1,8 +1,8 @@
 """One process of an experiment in several processes:
-python -m tests.programs.meshed_together NUMBER COUNT PORT OUT SETTING ...
+python -m tests.programs.meshed_together NUMBER COUNT HOST:PORT OUT SETTING ...
 
 The run is `experiments.train gpt_nano`. Process `FAILS` has no batch of step 4. Each batch takes
-`PAUSE` seconds.
+`PAUSE` seconds. A process prints "joined" once it has found the other processes.
 """
 
 import os
@@ -12,11 +12,13 @@ import time
 import jax
 
 from experiments import train
+from experiments.command import processes
 from experiments.data import text
 
 
-def main(number: str, count: str, port: str, out: str, *settings: str) -> int:
-    sample, pause = text.sample, float(os.environ.get("PAUSE", "0"))
+def main(number: str, count: str, coordinator: str, out: str, *settings: str) -> int:
+    sample, join = text.sample, processes.join
+    pause = float(os.environ.get("PAUSE", "0"))
 
     def sampled(data, seed, step, *rest, **part):
         time.sleep(pause / jax.local_device_count())
@@ -24,8 +26,12 @@ def main(number: str, count: str, port: str, out: str, *settings: str) -> int:
             raise ValueError("no batch here")
         return sample(data, seed, step, *rest, **part)
 
-    text.sample = sampled
-    place = ["--coordinator", f"localhost:{port}", "--processes", count, "--process", number]
+    def joined(args):
+        join(args)
+        print("joined", flush=True)
+
+    text.sample, processes.join = sampled, joined
+    place = ["--coordinator", coordinator, "--processes", count, "--process", number]
     return train.main(["gpt_nano", *settings, "--out", out, *place])
 
 

@@ -59,7 +59,7 @@ TEXT = [
     ("train.loss_chunk=7", "train.loss_chunk: got 7; allowed: a divisor of train.sequence, 256"),
     ("mesh.data=0", "mesh.data: got 0; allowed: at least 1, or -1 for the devices that remain"),
     ("mesh.data=-2", "mesh.data: got -2; allowed: at least -1"),
-    ("mesh.data=3", "mesh: got data = 3 * fsdp = 1 * tensor = 1; allowed: a product, without -1,"),
+    ("mesh.data=3", "mesh: got data = 3 * fsdp = 1 * tensor = 1 * expert = 1; allowed: a product,"),
     ("mesh.sequence=true", "mesh.sequence: got true beside mesh.tensor = 1; allowed beside"),
     ("mesh.axes=both", "mesh.axes: got 'both'; allowed: one of 'auto' or 'explicit'"),
     ("model=5", "model: got 5; allowed: a section"),
@@ -144,6 +144,9 @@ GLUE = [
     ("train.loss_chunk=4", "train.loss_chunk: unknown key"),
 ]
 IMAGES = [
+    ("mesh.expert=2", "mesh.expert: got 2; allowed for a ResNet: 1, since mesh.data and mesh.fsdp"),
+    ("mesh.tensor=2", "mesh.tensor: got 2; allowed for a ResNet: 1, since mesh.data and mesh.fsdp"),
+    ("mesh.fsdp=2", "mesh: got data = 1 * fsdp = 2 * tensor = 1 * expert = 1; allowed: a product,"),
     ("model.classes=100", "model.classes: got 100; allowed for scikit-learn's digits"),
     ("train.microbatches=64", "train.microbatches: got 64; allowed: at most half of train.batch"),
     ("optimizer.accumulation=none", "train.microbatches: got 4; allowed with"),

@@ -1,5 +1,6 @@
 """Meshes: a model over several devices has the losses of one device."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -21,13 +22,13 @@ MESHES = {
 
 @pytest.fixture(scope="module")
 def trains(text):
-    """Trains by settings on four devices."""
-    path = text.removeprefix("data.path=")
+    """Trains by settings on four devices, or on `devices`."""
 
-    def train(steps, *settings):
-        return children.printed(
-            children.with_cpus(4), "tests.programs.meshed", steps, path, *settings
-        )
+    def train(steps, *settings, devices=4):
+        own = "resnet", "data.path"
+        told = [one if any(word in one for word in own) else f"{one} {text}" for one in settings]
+        environment = children.with_cpus(devices)
+        return children.printed(environment, "tests.programs.meshed", steps, *told)
 
     return train
 
@@ -43,6 +44,77 @@ def test_a_gpt_over_a_mesh_has_the_losses_of_one_device(trains):
     assert (alone["share"], divided["share"] < 0.4) == (1, True), divided
     assert min(alone["moved"], divided["moved"]) > 1e-4
     assert farthest(divided, alone) < 1e-6
+
+
+def are_one(alone, divided, share):
+    """Whether a run over a mesh, whose devices have at most `share` of the state, is one device's
+    run.
+    """
+    assert min(alone["moved"], divided["moved"]) > 1e-6
+    assert divided["share"] <= share <= alone["share"]
+    assert farthest(divided, alone) < 1e-5
+    found = (jax.tree.leaves(one["found"]) for one in (divided, alone))
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
+EIGHT = "mesh.data=2 mesh.fsdp=2 mesh.tensor=2"
+BERT = f"model.dtype=float32 model.vocab=260 {MICRO} train.batch=8 train.microbatches=2"
+RESNET = (
+    "resnet50_digits model.depth=14 model.width=4 train.batch=16 train.microbatches=2 train.steps=8"
+    " optimizer.warmup=2 train.eval_batches=3"
+)
+
+
+def test_a_bert_over_a_mesh_has_the_losses_of_one_device(trains):
+    micro = f"bert_base {BERT} train.eval_batches=2"
+    scan = f"{micro} model.loop=scan optimizer.accumulation=scan optimizer.clip=norm"
+    alone, divided = trains(3, scan, f"{scan} mesh.fsdp=2 mesh.tensor=2")
+    are_one(alone, divided, 0.35)
+
+
+def test_a_mixture_of_experts_over_a_mesh_has_the_losses_of_one_device(trains):
+    micro = f"gpt_moe_nano plan.budget=none {MICRO}"
+    alone, divided = trains(3, micro, f"{micro} mesh.expert=2 mesh.data=2")
+    are_one(alone, divided, 0.7)
+
+
+@pytest.mark.slow
+def test_fifty_steps_of_a_mixture_over_its_meshes_have_the_losses_of_one_device(trains):
+    nano = "gpt_moe_nano plan.budget=none train.sequence=64"
+    meshes = "mesh.expert=2 mesh.data=2", "mesh.expert=4"
+    alone, *divided = trains(50, nano, *(f"{nano} {mesh}" for mesh in meshes))
+    assert alone["losses"][-1] < 0.6 * alone["losses"][0]
+    found = {mesh: farthest(one, alone) for mesh, one in zip(meshes, divided)}
+    assert max(found.values()) < 1e-5, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["", "plan.budget=2MB plan.actions=lossless"])
+def test_a_released_bert_over_eight_devices_has_the_losses_of_one(trains, way):
+    micro = f"bert_base {BERT} train.eval_batches=2"
+    alone, divided = trains(3, micro, f"{micro} {EIGHT} {way}", devices=8)
+    are_one(alone, divided, 0.35)
+
+
+@pytest.mark.slow
+def test_a_task_of_glue_over_a_mesh_has_the_losses_and_scores_of_one_device(trains, tmp_path):
+    (tmp_path / "RTE").mkdir()
+    for side, count in (("train", 32), ("dev", 13)):  # the last batch is short
+        lines = [f"{i}\ta{i % 5}\tb{i % 3}\t{'not_' * (i % 2)}entailment\n" for i in range(count)]
+        named = "index\tsentence1\tsentence2\tlabel\n"
+        (tmp_path / "RTE" / f"{side}.tsv").write_text("".join([named, *lines]))
+    words = [w for w in BERT.split() if not w.startswith("train.loss_chunk")]
+    micro = f"bert_glue {' '.join(words)} optimizer.learning_rate=1e-3 data.path={tmp_path}"
+    alone, divided = trains(3, micro, f"{micro} mesh.data=2 mesh.fsdp=2", devices=8)
+    are_one(alone, divided, 0.6)
+
+
+@pytest.mark.quick("mesh.data=4 mesh.fsdp=2")
+@pytest.mark.parametrize("mesh", ["mesh.data=8", "mesh.fsdp=8", "mesh.data=4 mesh.fsdp=2"])
+def test_a_resnet_over_a_mesh_has_the_losses_of_one_device(trains, mesh):
+    """Each device has one image of a microbatch, whose own variance says nothing of the batch's."""
+    alone, divided = trains(4, RESNET, f"{RESNET} {mesh}", devices=8)
+    are_one(alone, divided, 1.0 if "data=8" in mesh else 0.7)
 
 
 @pytest.mark.slow

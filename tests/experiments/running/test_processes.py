@@ -2,79 +2,15 @@
 processes and devices resume it.
 """
 
-import contextlib
 import json
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
-from tests.shared import children
+from tests.shared.pair import MESH, Pair, alone, one_place
 from tests.shared.training import rows, unfinished
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.slow]
-SECONDS = 240
-MICRO = (
-    "model.layers=2", "model.width=16", "model.heads=2", "train.sequence=16", "train.loss_chunk=8",
-    "train.steps=10", "optimizer.warmup=2", "plan.budget=none", "sample.length=3",
-    "train.save_every=0", "train.eval_batches=1", "train.log_every=1",
-)  # fmt: skip
-MESH = ("mesh.fsdp=2", "mesh.tensor=2")
-
-
-class Together:
-    """Two processes of two devices each, which run one experiment."""
-
-    def __init__(self, out, *settings, **environment):
-        self.logs, self.running, port = [], [], children.free_port()
-        own = children.with_cpus(2) | environment
-        for number in range(2):
-            self.logs.append(out.with_name(f"{out.name}-{number}.log"))
-            line = [number, 2, port, out, *MICRO, *settings]
-            with self.logs[-1].open("wb") as log:
-                self.running.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "tests.programs.meshed_together", *map(str, line)],
-                        env=own,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for one in self.running:
-            one.kill()
-            one.wait()
-
-    def said(self, number):
-        return self.logs[number].read_text("utf-8", errors="replace")
-
-    def reaches(self, step):
-        end = time.monotonic() + SECONDS
-        while f"step {step}/" not in self.said(0):
-            assert time.monotonic() < end, self.said(0)[-3000:]
-            time.sleep(0.02)
-
-    def codes(self, seconds=SECONDS):
-        end = time.monotonic() + seconds
-        for one in self.running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                one.wait(max(0.0, end - time.monotonic()))
-        return [one.poll() for one in self.running]
-
-
-def alone(out, devices, text, *settings):
-    """Trains in one process. Returns the losses."""
-    program = "import sys; from experiments.train import main; sys.exit(main(sys.argv[1:]))"
-    environment = children.with_cpus(devices)
-    line = ["gpt_nano", *MICRO, text, *settings, "--out", out]
-    children.python("-c", program, *line, environment=environment)
-    return losses(out)
 
 
 def losses(out):
@@ -84,14 +20,16 @@ def losses(out):
 @pytest.fixture(scope="module")
 def whole(text, tmp_path_factory):
     """The losses of four devices in one process."""
-    return alone(tmp_path_factory.mktemp("whole") / "out", 4, text, *MESH)
+    out = tmp_path_factory.mktemp("whole") / "out"
+    alone(out, 4, text, *MESH)
+    return losses(out)
 
 
 @pytest.mark.parametrize("plan", [(), ("plan.budget=500KB", "plan.actions=lossless")])
 def test_two_processes_are_one_with_as_many_devices_bit_for_bit(text, tmp_path, whole, plan):
     """XLA's all-reduce over two devices adds two numbers, in whatever order."""
     out = tmp_path / "out"
-    with Together(out, text, *MESH, *plan) as running:
+    with Pair(out, text, *MESH, *plan) as running:
         assert running.codes() == [0, 0], running.said(0)[-3000:] + running.said(1)[-3000:]
         assert "step 10/10" in running.said(0)
         assert "step 10/10" not in running.said(1)
@@ -100,11 +38,22 @@ def test_two_processes_are_one_with_as_many_devices_bit_for_bit(text, tmp_path, 
     assert (out / "report.html").exists() == bool(plan)
 
 
+@pytest.mark.parametrize("mesh", ["mesh.data=4", "mesh.fsdp=4"])
+def test_sums_of_four_terms_are_added_in_one_order_by_one_process_and_by_two(text, tmp_path, mesh):
+    """gloo adds the terms of more than two devices in another order than XLA within a process; one
+    process may use gloo too.
+    """
+    with Pair(tmp_path / "two", text, mesh) as running:
+        assert running.codes() == [0, 0], running.said(0)[-3000:] + running.said(1)[-3000:]
+    alone(tmp_path / "one", 4, text, mesh, *one_place())
+    assert losses(tmp_path / "one") == losses(tmp_path / "two")
+
+
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_run_is_resumed_on_other_devices(text, tmp_path, whole, killed):
     """Issue: fsdp = 2 and tensor = 2 in two processes, then two devices in one process."""
     out = tmp_path / "out"
-    with Together(out, text, *MESH, PAUSE="0.3") as running:
+    with Pair(out, text, *MESH, PAUSE="0.3") as running:
         running.reaches(5)
         running.running[killed].kill()
         codes = running.codes(60)
@@ -112,14 +61,29 @@ def test_a_killed_run_is_resumed_on_other_devices(text, tmp_path, whole, killed)
         assert codes[1 - killed] not in (None, 0), running.said(1 - killed)[-3000:]
     done = losses(unfinished(out))
     assert 4 <= len(done) < 10
-    got = alone(out, 2, text, "mesh.fsdp=2")
+    alone(out, 2, text, "mesh.fsdp=2")
+    got = losses(out)
     assert got[: len(done) - 2] == whole[: len(done) - 2], "the rows of two processes"
     assert got == pytest.approx(whole, rel=1e-6)
 
 
+def test_a_mixture_of_experts_is_resumed_under_a_plan_on_other_devices(text, tmp_path):
+    experts = "model.experts=4", "mesh.expert=2"
+    alone(tmp_path / "whole", 4, text, *experts, "mesh.data=2")
+    whole, out = losses(tmp_path / "whole"), tmp_path / "out"
+    with Pair(out, text, *experts, "mesh.data=2", PAUSE="0.3") as running:
+        running.reaches(5)
+        running.running[1].kill()
+        assert None not in running.codes(60)
+    assert 4 <= len(losses(unfinished(out))) < 10
+    alone(out, 2, text, *experts, "plan.budget=1MB", "plan.actions=lossless")
+    assert losses(out) == pytest.approx(whole, rel=1e-5)
+    assert (out / "plan.json").exists()
+
+
 @pytest.mark.parametrize("fails", ["0", "1"])
 def test_an_error_in_one_process_ends_all_with_its_cause(text, tmp_path, fails):
-    with Together(tmp_path / "out", text, *MESH, FAILS=fails) as running:
+    with Pair(tmp_path / "out", text, *MESH, FAILS=fails) as running:
         running.reaches(2)
         assert running.codes(60) == [1, 1], running.said(0)[-3000:] + running.said(1)[-3000:]
         for number in range(2):
@@ -129,10 +93,10 @@ def test_an_error_in_one_process_ends_all_with_its_cause(text, tmp_path, fails):
 
 def test_a_signal_to_one_process_ends_all_and_both_resume(text, tmp_path, whole):
     out = tmp_path / "out"
-    with Together(out, text, *MESH, PAUSE="0.3") as running:
+    with Pair(out, text, *MESH, PAUSE="0.3") as running:
         running.reaches(3)
         running.running[1].send_signal(signal.SIGTERM)
         assert running.codes() == [143, 143], running.said(0)[-3000:]
-    with Together(out, text, *MESH) as running:
+    with Pair(out, text, *MESH) as running:
         assert running.codes() == [0, 0], running.said(0)[-3000:]
     assert losses(out) == whole
