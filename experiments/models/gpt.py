@@ -33,6 +33,7 @@ from experiments.models.blocks import (
     pure,
 )
 from experiments.models.loss import cross_entropy, logits
+from experiments.models.sharding import constrain
 from experiments.models.split import Split
 
 ACTIVATIONS = {"gelu": functools.partial(jax.nn.gelu, approximate=True), "relu": jax.nn.relu}
@@ -67,7 +68,7 @@ class Block(nnx.Module):
             kind="residual",
         )
         n_BSD = tag(self.ln2(x_BSD), "ln2", kind="norm")
-        u_BSF = tag(self.up(n_BSD), "up", kind="linear")
+        u_BSF = tag(constrain(self.up(n_BSD), "features_BSF"), "up", kind="linear")
         g_BSF = tag(ACTIVATIONS[self.model.activation](u_BSF), self.model.activation, kind="gelu")
         return x_BSD + dropout(self.down(g_BSF), rate, keys[2], "mlp_out_mask")
 
