@@ -1,123 +1,207 @@
-"""Plans for meshes of 8 to 256 devices that the machine does not have.
+"""Steps on meshes of 8 to 256 GPUs that the machine does not have: bytes of a device, predicted
+without a compile and compiled, and the transfers between devices.
 
     python -m benchmarks.slices [RESULT ...]
 
-The models are the configs `gpt_20b_h100x16` and `llama_13b_v5e_16x16` with fewer and narrower
-layers, over a mesh with the axes data, fsdp and tensor. Each device has a sequence or more.
+The models are the configs `gpt_20b_h100x16` and `llama_13b_v5e_16x16` with 8 layers of a width of
+2048, over a mesh with the axes data, fsdp and tensor. Each part of the batch has two sequences of
+1024 tokens. With tensor parallelism, the activations between layers are divided along the sequence.
 
-`slice_bytes`: a plan for each of 20 points, whose budget is halfway between the arguments and the
-step with everything kept. `predicted` is the plan's prediction before the plan's step was compiled:
-for a GPU the liveness estimate, corrected by the errors of the search's other compiles; for a TPU
-the buffers that libtpu assigned before it generated code. `estimated` is what
-`jaxmem.plans.estimate` says of the plan's step, without any compile for a GPU.
+`slice_bytes`: 20 points of a model, a mesh and a target. The layers keep the result of attention
+and the residual after it, and recompute all else. `estimated` are the bytes of
+`jaxmem.plans.estimate`, without a compile; `scalar` is the same estimate if every value is divided
+by the devices that divide the batch, as it was before; `compiled` are XLA's.
+
+`slice_steps`: the two configs at their full size on `h200:8x2`, over two meshes each, with every
+layer recomputed: bytes of a device; collectives of one step by kind, how often they run, and the
+bytes of the larger of their operands and results; predicted seconds and tokens a second. `alone`
+are the predicted seconds without the waiting for other devices, `thin` with a tenth of the network
+between hosts.
 """
 
+import dataclasses
+import functools
 import statistics
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
-import jaxmem
-from benchmarks.shared.case import Case, on, random_bits_for
+import jax
+
+from benchmarks.shared.case import on
 from benchmarks.shared.results import Benchmark, Report, measure
-from benchmarks.shared.searches import replacing
 from experiments.command.load import load
 from experiments.running.planning import over_devices
-from jaxmem._planner.search import whole_steps
-from jaxmem._target.compile.backend import Deviceless
+from experiments.steps.step import abstract, make_step
+from jaxmem._target.compile.options import options_of
+from jaxmem._target.compiled.compiled import compiled_bytes
+from jaxmem._target.deviceless import gpu
+from jaxmem._target.deviceless.worker import deviceless_mesh
+from jaxmem._target.devices.rates import rates_of
+from jaxmem._target.devices.target import Target
+from jaxmem._target.hlo.collectives import is_collective, kind_of
+from jaxmem._target.hlo.costs import hlo_costs
+from jaxmem._target.hlo.text import HloModule, Instruction
+from jaxmem._trace.arguments import argument_bytes, shards_of
+from jaxmem._trace.export import export_flat
+from jaxmem._trace.liveness import walk
+from jaxmem._trace.step import trace
+from jaxmem.plans import Assignment, Choice
 
 GPT, LLAMA = "gpt_20b_h100x16", "llama_13b_v5e_16x16"
-SMALL = "model.layers=8", "model.width=2048", "model.heads=16", "model.vocab=16384"
-# By config: what makes it small.
-SMALLER = {
-    GPT: SMALL,
-    LLAMA: (*SMALL, "model.hidden=5632", "train.sequence=1024"),
-}
+SMALL = (
+    "model.layers=8", "model.width=2048", "model.heads=16", "model.vocab=16384",
+    "train.sequence=1024",
+)  # fmt: skip
+MORE = {GPT: (), LLAMA: ("model.hidden=5632",)}
 # (config, data, fsdp, tensor, target)
 POINTS = (
     (GPT, 8, 1, 1, "h200:8"),
-    (GPT, 1, 8, 1, "a100-80gb:8"),
+    (GPT, 1, 8, 1, "h100-80gb:8"),
+    (GPT, 1, 1, 8, "h200:8"),
+    (LLAMA, 8, 1, 1, "h100-80gb:8"),
     (LLAMA, 1, 1, 8, "h200:8"),
+    (LLAMA, 2, 2, 2, "h200:8"),
     (GPT, 2, 8, 1, "h100-80gb:8x2"),
+    (GPT, 1, 4, 4, "h200:8x2"),
+    (LLAMA, 1, 16, 1, "h200:8x2"),
     (LLAMA, 1, 4, 4, "h200:8x2"),
-    (LLAMA, 2, 4, 4, "a100-80gb:8x4"),
+    (GPT, 4, 8, 1, "h200:8x4"),
+    (LLAMA, 2, 4, 4, "h100-80gb:8x4"),
     (GPT, 4, 8, 2, "h200:8x8"),
     (LLAMA, 1, 64, 1, "h100-80gb:8x8"),
+    (GPT, 1, 16, 8, "h100-80gb:8x16"),
     (LLAMA, 1, 16, 8, "h200:8x16"),
     (GPT, 4, 8, 8, "h100-80gb:8x32"),
-    (GPT, 1, 8, 1, "v6e:2x4"),
-    (LLAMA, 1, 2, 4, "v5e:2x4"),
-    (GPT, 2, 8, 1, "v5p:2x2x4"),
-    (LLAMA, 1, 16, 1, "v6e:4x4"),
-    (GPT, 1, 8, 4, "v5e:4x8"),
-    (LLAMA, 4, 16, 1, "v5p:4x4x4"),
-    (GPT, 1, 16, 4, "v6e:8x8"),
-    (LLAMA, 2, 16, 4, "v5e:8x16"),
-    (LLAMA, 1, 64, 4, "v5e:16x16"),
-    (GPT, 1, 256, 1, "v6e:16x16"),
+    (GPT, 1, 256, 1, "h200:8x32"),
+    (LLAMA, 1, 64, 4, "h200:8x32"),
+    (LLAMA, 8, 8, 4, "h100-80gb:8x32"),
 )
-DEVICE = "keep", "recompute"
-# Pieces of layers are priced by the device's rates instead of by compiles.
-BY_RATES = Deviceless, "times", lambda self, jobs: None
-# Changes of a plan that are compiled for a TPU's buffers: here bytes count, and not seconds.
-FEW = whole_steps, "MOST_BUFFER_COMPILES", 2
-SHARE = 0.5  # of the bytes of everything kept beyond the arguments
+KEPT = Assignment({"block": {"attn": Choice("keep"), "mid": Choice("keep")}})
 
 
-def config_of(name: str, data: int, fsdp: int, tensor: int, *more: str):
+def config_of(name: str, data: int, fsdp: int, tensor: int, *sizes: str):
     mesh = f"mesh.data={data}", f"mesh.fsdp={fsdp}", f"mesh.tensor={tensor}"
-    sequence = "mesh.sequence=false" if tensor == 1 else "mesh.sequence=true"
+    sequence = f"mesh.sequence={'false' if tensor == 1 else 'true'}"
     batch = f"train.batch={2 * data * fsdp}"
-    return load(name, [*SMALLER[name], *mesh, sequence, batch, *more])
+    return load(name, [*sizes, *mesh, sequence, batch])
 
 
-def planned(name: str, data: int, fsdp: int, tensor: int, target: str) -> dict[str, Any]:
-    """The bytes of one point: predicted, estimated and compiled."""
-    config = config_of(name, data, fsdp, tensor, f'plan.target="{target}"')
-    random_bits_for(target)
-    with on(target) as backend, over_devices(config, target):
-        case = Case(config, backend)
-        (kept,) = case.compile_buffers(None)
-        arguments = kept.compiled.argument_bytes
-        budget = arguments + SHARE * (kept.total - arguments)
-        with replacing(BY_RATES, FEW):
-            plan = case.plan(case.budget_for(int(budget)), actions=DEVICE)
-            estimated = jaxmem.plans.estimate(case.build, plan, *case.args, target=target)
+def traced_on(config, target: str, plan: Assignment):
+    """The step's stage, its trace and its arguments, over the config's mesh."""
+    with over_devices(config, target):
+        args = abstract(config)
+        return *trace(functools.partial(make_step, config), plan, args), args
+
+
+def point(name: str, data: int, fsdp: int, tensor: int, target: str) -> dict[str, Any]:
+    """The bytes of one point, estimated and compiled."""
+    config = config_of(name, data, fsdp, tensor, *SMALL, *MORE[name])
+    stage, traced, args = traced_on(config, target, KEPT)
+    devices = Target.parse(target).devices
+    arguments, shards = argument_bytes(traced, args, devices), shards_of(traced, args, devices)
+    with on(target) as backend:
+        estimated = arguments + backend.temporary_bytes(traced, shards, args=args)
+        with mock.patch.object(walk, "divide", return_value=None):
+            scalar = arguments + backend.temporary_bytes(traced, shards, args=args)
+        compiled = backend.compile_buffers(stage, traced).result().total_bytes
     return {
-        "devices": case.target.devices,
-        "predicted": plan.predicted_bytes,
-        "estimated": estimated.bytes,
-        "compiled": plan.compiled_bytes,
+        "devices": devices,
         "arguments": arguments,
-        "everything": kept.total,
-        "everything estimated": estimated.baseline_bytes,
-        "compiles": plan.compiles,
-        "ratio": plan.predicted_bytes / plan.compiled_bytes,
-        "ratio of the estimate": estimated.bytes / plan.compiled_bytes,
-        "actions": {label: sorted(map(str, tags)) for label, tags in plan.actions.items()},
+        "estimated": estimated,
+        "scalar": scalar,
+        "compiled": compiled,
+        "ratio": estimated / compiled,
+        "scalar ratio": scalar / compiled,
     }
 
 
 def of_bytes(report: Report) -> dict[str, Any]:
-    """The errors of all points, and of the GPUs' points alone."""
+    """The relative errors of the estimates."""
 
-    def off(key: str, gpus: bool) -> dict[str, float]:
-        rows = report.results.items()
-        errors = [abs(row[key] - 1) for name, row in rows if not gpus or is_gpu(name)]
+    def off(key: str) -> dict[str, float]:
+        errors = [abs(row[key] - 1) for row in report.results.values()]
         return {"median": statistics.median(errors), "worst": max(errors)}
 
     return {
         "points": len(report.results),
-        "predicted": off("ratio", False),
-        "predicted, GPUs": off("ratio", True),
-        "estimated, GPUs": off("ratio of the estimate", True),
+        "within 2 %": sum(abs(row["ratio"] - 1) <= 0.02 for row in report.results.values()),
+        "estimated": off("ratio"),
+        "scalar": off("scalar ratio"),
     }
 
 
-def is_gpu(point: str) -> bool:
-    return any(gpu in point for gpu in ("h200", "h100", "a100"))
+# -- slice_steps
+
+TARGET = "h200:8x2"
+STEPS = ((GPT, 2, 8, 1), (GPT, 1, 4, 4), (LLAMA, 1, 16, 1), (LLAMA, 1, 4, 4))
+
+
+def compiled_text(traced, target: Target) -> tuple[str, int]:
+    """The optimized module of a step on absent GPUs, and its bytes."""
+    chip = target.gpu
+    assert chip is not None
+    exported, donated = export_flat(traced, target.platform, target.compute_capability)
+    step = jax.export.deserialize(bytearray(exported))
+    mesh = deviceless_mesh(gpu.devices(gpu.described(target, chip)), step)
+    divided = zip(step.in_avals, step.in_shardings_jax(mesh))
+    args = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s) for a, s in divided]
+    options = gpu.COST_OPTIONS | options_of(target.platform, traced)
+    lowered = jax.jit(step.call, donate_argnums=donated).lower(*args)
+    made = lowered.compile(compiler_options=options)
+    return made.as_text() or "", compiled_bytes(made)
+
+
+def transfers(module: HloModule, name: str, runs: int = 1) -> Iterator[tuple[int, Instruction]]:
+    """The collectives of a computation and of those that it calls, each with how often it runs."""
+    for i in module.body(name):
+        if is_collective(i):
+            yield from () if i.opcode.endswith("-done") else ((runs, i),)
+            continue
+        for called in i.called:
+            yield from transfers(module, called, runs * i.trips)
+
+
+def by_kind(text: str) -> dict[str, dict[str, int]]:
+    """By kind of the collectives: how often they run, and their bytes on a device."""
+    found: dict[str, dict[str, int]] = defaultdict(lambda: {"runs": 0, "bytes": 0})
+    module = HloModule(text)
+    for runs, i in transfers(module, module.entry):
+        given, made = (sum(a.nbytes for a in arrays) for arrays in (i.operands, i.results))
+        size = max(given, made - given if i.opcode.endswith("-start") else made)
+        found[kind_of(i)]["runs"] += runs
+        found[kind_of(i)]["bytes"] += runs * size
+    return dict(found)
+
+
+def full_size(name: str, data: int, fsdp: int, tensor: int) -> dict[str, Any]:
+    """The compiled step of a config on `TARGET`."""
+    target, config = Target.parse(TARGET), config_of(name, data, fsdp, tensor)
+    _, traced, _ = traced_on(config, TARGET, Assignment.nothing())
+    text, size = compiled_text(traced, target)
+    chip = target.gpu
+    assert chip is not None
+    links = gpu.links(target, chip)
+    thin = dataclasses.replace(links, network=links.network / 10)
+    alone, seconds, slow = (
+        hlo_costs(text, rates_of(chip), between).seconds for between in (None, links, thin)
+    )
+    assert seconds is not None
+    tokens = config.train.batch * config.train.sequence
+    return {
+        "bytes": size,
+        "collectives": by_kind(text),
+        "seconds": seconds,
+        "tokens a second": tokens / seconds,
+        "alone": alone,
+        "thin": slow,
+    }
 
 
 RESULTS = {
-    "slice_bytes": Benchmark(POINTS, row=planned, summary=of_bytes),
+    "slice_steps": Benchmark(STEPS, row=full_size),
+    "slice_bytes": Benchmark(POINTS, row=point, summary=of_bytes),
 }
 
 if __name__ == "__main__":

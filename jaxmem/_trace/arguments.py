@@ -102,11 +102,12 @@ def _sharding(leaf, declared, aval) -> NamedSharding | None:
     """
     typed = getattr(aval, "sharding", None)
     for sharding in (getattr(leaf, "sharding", None), declared, typed):
-        if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
-            # A type that names no axis may be divided over automatic axes, which types do not show;
-            # an argument whose own sharding names none is whole on each device.
-            if _named(sharding) or sharding is not typed:
-                return sharding
+        if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+            continue
+        # A type that names no axis may be divided over automatic axes, which types do not show; an
+        # argument whose own sharding names none is whole on each device.
+        if _named(sharding) or sharding is not typed:
+            return sharding
     return None
 
 

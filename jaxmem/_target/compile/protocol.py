@@ -125,7 +125,7 @@ class Backend(Pricing, abc.ABC):
             on_gpu=self.target.traits.as_gpu,
             shards=shards,
             divided=kernels or self.target.local,
-            shardings=shardings_of(traced, args) if shards > 1 else (),
+            shardings=shardings_of(traced, args) if self.target.devices > 1 else (),
         )
 
     def step_bytes(self, traced: jax.stages.Traced, arguments: int) -> int:

@@ -22,13 +22,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from jax.sharding import NamedSharding
 
 from jaxmem._trace.jaxpr import Jaxpr, Literal, as_loop, nbytes, per_device, subjaxprs
-from jaxmem._trace.primitives import REDUCTIONS, RENAMED
+from jaxmem._trace.primitives import COSTLY, REDUCTIONS, REMAT, RENAMED
 from jaxmem._trace.rewrite import Node, Program
 
 # Axes of the mesh by dimension of one array.
 Spec = tuple[frozenset[str], ...]
 # The names of related dimensions, by dimension of one array; None for an unrelated dimension.
 Names = list[int | None]
+# They return their operands under another shape or dtype.
+VIEWS = RENAMED | REMAT | {"convert_element_type", "slice", "dynamic_slice"}
 PASSES = 4  # over a program, in turns forward and backward
 WHOLE: frozenset[str] = frozenset()
 
@@ -78,7 +80,7 @@ def divide(
     ndims = [len(flat.avals[v].shape) for v in flat.inputs]
     each = zip(shardings, ndims)
     given = [None if s is None else _spec(s.spec, ndim, sizes) for s, ndim in each]
-    return _Propagation(flat, sizes, flat_of, given, fixed=True).division()
+    return _Propagation(flat, sizes, flat_of, given, flat.inputs, fixed=True).division()
 
 
 def _spec(spec: Iterable, ndim: int, sizes: Mapping[str, int]) -> Spec:
@@ -93,16 +95,22 @@ def _parts(spec: Spec, sizes: Mapping[str, int]) -> int:
 
 
 class _Propagation:
-    """The propagation through one program, whose inputs have the specs `given`. Inputs that are
-    `fixed` are not divided further.
+    """The propagation through one program.
+
+    given: the specs of the inputs; None if unknown.
+    arguments: the inputs that are the step's arguments, such as weights, and not activations.
+    fixed: whether inputs are not divided further.
     """
 
-    def __init__(self, flat: Program, sizes, flat_of, given, fixed: bool = False):
+    def __init__(
+        self, flat: Program, sizes, flat_of, given, arguments: Iterable[int], fixed: bool = False
+    ):
         self.flat, self.sizes, self.flat_of = flat, sizes, flat_of
         self.specs: list[Spec] = [(WHOLE,) * len(getattr(a, "shape", ())) for a in flat.avals]
         self.specs_of(flat.inputs, given)
         self.fixed = {v for v, s in zip(flat.inputs, given) if s is not None} if fixed else set()
         self.names = [_names(node, flat.avals) for node in flat.nodes]
+        self.arguments = self._views(arguments)
         self.inside: dict[tuple[int, ...], list[Division]] = {}
         self.relaid: set[int] = set()
 
@@ -119,13 +127,15 @@ class _Propagation:
         for v, spec in zip(self.flat.outputs, wanted):
             self._add(v, spec)
         nodes = list(zip(self.flat.nodes, self.names))
-        for turn in range(PASSES):
-            before = list(self.specs)
-            for node, names in nodes if turn % 2 == 0 else reversed(nodes):
-                self._pass(node, names)
-            if turn and self.specs == before:
-                break
-        inputs, outputs = self._views()
+        # Operations that keep dimensions come first, as in XLA: their arrays leave no choice.
+        for some in ([one for one in nodes if one[0].primitive not in COSTLY], nodes):
+            for turn in range(PASSES):
+                before = list(self.specs)
+                for node, names in some if turn % 2 == 0 else reversed(some):
+                    self._pass(node, names)
+                if turn and self.specs == before:
+                    break
+        inputs, outputs = self.arguments, self._returned()
         gathered: dict[tuple[int, ...], int] = {}
         weights: dict[int, int] = {}
         gradients: dict[int, int] = {}
@@ -144,21 +154,23 @@ class _Propagation:
         found = frozenset(relaid)
         return Division(self.specs, self.sizes, gathered, most, found, self.inside)
 
-    def _views(self) -> tuple[dict[int, int], set[int]]:
-        """By value that is an input under another shape or dtype, that input; and the values that
-        are outputs under another shape or dtype.
-        """
-        same = RENAMED | {"convert_element_type"}
-        views = [n for n in self.flat.nodes if n.primitive in same]
-        inputs = {v: v for v in self.flat.inputs}
-        outputs = {v for v in self.flat.outputs if isinstance(v, int)}
-        for node in views:
-            pairs = zip(node.inputs, node.outputs)
-            inputs |= {u: inputs[v] for v, u in pairs if isinstance(v, int) and v in inputs}
-        for node in reversed(views):
-            pairs = zip(node.inputs, node.outputs)
-            outputs |= {v for v, u in pairs if isinstance(v, int) and u in outputs}
-        return inputs, outputs
+    def _views(self, inputs: Iterable[int]) -> dict[int, int]:
+        """By value that is one of these inputs under another shape or dtype, that input."""
+        found = {v: v for v in inputs}
+        for node in self.flat.nodes:
+            if node.primitive in VIEWS:
+                pairs = zip(node.inputs, node.outputs)
+                found |= {u: found[v] for v, u in pairs if isinstance(v, int) and v in found}
+        return found
+
+    def _returned(self) -> set[int]:
+        """The values that are outputs under another shape or dtype."""
+        found = {v for v in self.flat.outputs if isinstance(v, int)}
+        for node in reversed(self.flat.nodes):
+            if node.primitive in VIEWS:
+                pairs = zip(node.inputs, node.outputs)
+                found |= {v for v, u in pairs if isinstance(v, int) and u in found}
+        return found
 
     def _pass(self, node: Node, names: list[Names]) -> None:
         """Divides the arrays of one operation as each other."""
@@ -240,7 +252,9 @@ class _Propagation:
             for i in range(carry):
                 # A carried value is divided as its initial value, or else as its result.
                 given[consts + i] = _more(given[consts + i], wanted[i])
-            one = _Propagation(flat, self.sizes, self.flat_of, given).division(wanted)
+            mine = lambda v: isinstance(v, int) and v in self.arguments
+            arguments = [u for v, u in zip(operands, flat.inputs) if mine(v)]
+            one = _Propagation(flat, self.sizes, self.flat_of, given, arguments).division(wanted)
             found.append(one)
             of = lambda v, one=one: one.specs[v] if isinstance(v, int) else None
             for i, (v, u) in enumerate(zip(node.outputs, flat.outputs)):
@@ -369,31 +383,44 @@ def _product(params, given, made) -> list[Names]:
 
 
 def _gather(params, given, made) -> list[Names]:
+    """Slices of an array: whole dimensions of a slice, and rows of indices. Rows of both are
+    related where the array has a row for each row of indices.
+    """
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
-    offset = numbers.offset_dims
-    collapsed = {*numbers.collapsed_slice_dims, *getattr(numbers, "operand_batching_dims", ())}
-    kept = [d for d in range(len(given[0])) if d not in collapsed]
+    batch, of_indices = _batches(numbers, "start_indices_batching_dims")
+    gone = {*numbers.collapsed_slice_dims, *batch}
+    kept = [d for d in range(len(given[0])) if d not in gone]
     operand: Names = [None] * len(given[0])
-    for d, to in zip(kept, offset):
+    for d, to in zip(kept, numbers.offset_dims):
         operand[d] = to if sizes[d] == given[0][d] else None
-    indices = [d for d in range(len(made[0])) if d not in offset]
-    second: Names = [*indices, None][: len(given[1])]
-    return [operand, second, *_unrelated(given[2:]), list(range(len(made[0])))]
+    rows = [d for d in range(len(made[0])) if d not in numbers.offset_dims]
+    indices: Names = [*rows, None][: len(given[1])]
+    for d, at in zip(batch, of_indices):
+        operand[d] = indices[at]
+    return [operand, indices, *_unrelated(given[2:]), list(range(len(made[0])))]
 
 
 def _scatter(params, given, made) -> list[Names]:
-    numbers = params["dimension_numbers"]
-    inserted = {*numbers.inserted_window_dims, *getattr(numbers, "operand_batching_dims", ())}
-    kept = [d for d in range(len(given[0])) if d not in inserted]
+    """The derivative of slices: updates are divided as slices are."""
+    numbers, base = params["dimension_numbers"], len(given[0])
+    batch, of_indices = _batches(numbers, "scatter_indices_batching_dims")
+    gone = {*numbers.inserted_window_dims, *batch}
+    kept = [d for d in range(base) if d not in gone]
     updates: Names = [None] * len(given[2])
     for d, to in zip(kept, numbers.update_window_dims):
         updates[to] = d if given[0][d] == given[2][to] else None
     rows = [d for d in range(len(given[2])) if d not in numbers.update_window_dims]
-    base = len(given[0])
-    for n, d in enumerate(rows):
-        updates[d] = base + n
-    indices: Names = [*(base + n for n in range(len(rows))), None][: len(given[1])]
+    indices: Names = [*range(base, base + len(rows)), None][: len(given[1])]
+    for d, at in zip(batch, of_indices):
+        indices[at] = d
+    for d, name in zip(rows, indices):
+        updates[d] = name
     return [list(range(base)), indices, updates, list(range(base))]
+
+
+def _batches(numbers, of_indices: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dimensions of an array, and of indices, of which each row has a row of the other."""
+    return numbers.operand_batching_dims, getattr(numbers, of_indices)
 
 
 def _apart(params, given, made) -> list[Names]:

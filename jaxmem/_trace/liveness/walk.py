@@ -66,9 +66,11 @@ def temporary_bytes(
     """
     whole = jaxpr
     jaxpr, donated, shards = _on_one_device(jaxpr, donated, shards)
-    flat_of = _Inline(on_gpu and shards > 1 and not divided)
+    shardings = shardings if jaxpr is whole else ()
+    is_divided = shards > 1 or any(s is not None and any(s.spec) for s in shardings)
+    flat_of = _Inline(on_gpu and is_divided and not divided)
     flat = flat_of(jaxpr)
-    division = divide(flat, shardings, flat_of) if jaxpr is whole else None
+    division = divide(flat, shardings, flat_of)
     walks = [_Walk(order, on_gpu, flat_of, shards) for order in ORDERS]
     least = min(walk.step(flat, donated, division, order) for walk, order in zip(walks, ORDERS))
     # In a depth-first order, a step without a loop over its layers computes the weights' gradients
@@ -237,7 +239,7 @@ class _Walk:
         shards, inside = sizes.shards, sizes.inside(kernel)
         if loop is not None:
             return self._inside(loop.jaxpr, loop, next(inside), shards)
-        if kernel.primitive == "dot_general" and self._on_gpu and shards == 1:
+        if kernel.primitive == "dot_general" and self._on_gpu and not sizes.divided:
             return partial_sums(kernel.eqn)
         if kernel.primitive not in INSIDE:
             return sizes.gathered(kernel)
@@ -264,6 +266,11 @@ class _Sizes:
         if self._division is None or not size:
             return per_device(size, self.shards)
         return per_device(size, self._division.parts(self._slices.get(v, v)))
+
+    @property
+    def divided(self) -> bool:
+        """Whether a mesh divides the program's values."""
+        return self.shards > 1 or self._division is not None
 
     @property
     def weights(self) -> int:
