@@ -48,6 +48,8 @@ class Division:
     relaid: inputs of the program that are gathered along a dimension that is not their first. XLA
       gathers along the first dimension, so that it copies such a stack of weights to another order
       of its dimensions, once for all loops.
+    whole: by value that a reshape needs less divided than the value is, since no axis divides a
+      dimension of the result: the number of devices that divide it there.
     inside: the divisions of the bodies of a loop or a conditional, by the operation's results.
     """
 
@@ -56,11 +58,12 @@ class Division:
     gathered: Mapping[tuple[int, ...], int]
     weights: int
     relaid: frozenset[int]
+    whole: Mapping[int, int]
     inside: Mapping[tuple[int, ...], Sequence["Division"]]
 
     def parts(self, v: int) -> int:
         """The number of devices that divide a value."""
-        return _parts(self.specs[v], self.sizes)
+        return self.whole.get(v) or _parts(self.specs[v], self.sizes)
 
 
 def divide(
@@ -151,8 +154,23 @@ class _Propagation:
                 else:
                     gathered[node.outputs] = gathered.get(node.outputs, 0) + size
         most = max(sum(weights.values()), sum(gradients.values()))
-        found = frozenset(relaid)
-        return Division(self.specs, self.sizes, gathered, most, found, self.inside)
+        return Division(
+            self.specs, self.sizes, gathered, most, frozenset(relaid), self._whole(), self.inside
+        )
+
+    def _whole(self) -> dict[int, int]:
+        """By value that a reshape needs less divided, the number of devices that divide it there."""
+        origin: dict[int, int] = {}
+        found: dict[int, int] = {}
+        for node in self.flat.nodes:
+            if node.primitive not in RENAMED or not isinstance(v := node.inputs[0], int):
+                continue
+            (u, *_), v = node.outputs, origin.get(v, v)
+            origin[u] = v
+            before, after = (_parts(self.specs[a], self.sizes) for a in (v, u))
+            if node.primitive == "reshape" and after < before:
+                found[v] = min(after, found.get(v, after))
+        return found
 
     def _views(self, inputs: Iterable[int]) -> dict[int, int]:
         """By value that is one of these inputs under another shape or dtype, that input."""
