@@ -12,6 +12,10 @@ and the residual after it, and recompute all else. `estimated` are the bytes of
 `jaxmem.plans.estimate`, without a compile; `scalar` is the same estimate if every value is divided
 by the devices that divide the batch, as it was before; `compiled` are XLA's.
 
+`slice_seconds`: CPU seconds for one model on 1 to 256 devices, fully sharded with two sequences
+each: of tracing the step and estimating its bytes, the least of three; and of a process that
+compiles it. The machine does other work, so that the clock says little.
+
 `slice_steps`: the two configs at their full size on `h200:8x2`, over two meshes each, with every
 layer recomputed: bytes of a device; collectives of one step by kind, how often they run, and the
 bytes of the larger of their operands and results; predicted seconds and tokens a second. `alone`
@@ -21,9 +25,11 @@ between hosts.
 
 import dataclasses
 import functools
+import resource
 import statistics
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -31,9 +37,11 @@ import jax
 
 from benchmarks.shared.case import on
 from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.searches import own_cache
 from experiments.command.load import load
 from experiments.running.planning import over_devices
 from experiments.steps.step import abstract, make_step
+from jaxmem._core.actions import KEEP
 from jaxmem._target.compile.options import options_of
 from jaxmem._target.compiled.compiled import compiled_bytes
 from jaxmem._target.deviceless import gpu
@@ -47,7 +55,7 @@ from jaxmem._trace.arguments import argument_bytes, shards_of
 from jaxmem._trace.export import export_flat
 from jaxmem._trace.liveness import walk
 from jaxmem._trace.step import trace
-from jaxmem.plans import Assignment, Choice
+from jaxmem.plans import Assignment
 
 GPT, LLAMA = "gpt_20b_h100x16", "llama_13b_v5e_16x16"
 SMALL = (
@@ -78,7 +86,7 @@ POINTS = (
     (LLAMA, 1, 64, 4, "h200:8x32"),
     (LLAMA, 8, 8, 4, "h100-80gb:8x32"),
 )
-KEPT = Assignment({"block": {"attn": Choice("keep"), "mid": Choice("keep")}})
+KEPT = Assignment({"block": {"attn": KEEP, "mid": KEEP}})
 
 
 def config_of(name: str, data: int, fsdp: int, tensor: int, *sizes: str):
@@ -199,7 +207,52 @@ def full_size(name: str, data: int, fsdp: int, tensor: int) -> dict[str, Any]:
     }
 
 
+# -- slice_seconds
+
+COUNTS = {1: "h200", 8: "h200:8", 64: "h200:8x8", 256: "h200:8x32"}
+
+
+def cpu_seconds(who: int, work: Callable[[], Any]) -> tuple[float, Any]:
+    """CPU seconds of this process, or of child processes that end meanwhile."""
+    used = lambda: sum(resource.getrusage(who)[:2])
+    before = used()
+    made = work()
+    return used() - before, made
+
+
+def of_devices(devices: int) -> dict[str, Any]:
+    """CPU seconds of tracing and estimating a step, and of XLA's compile of the step."""
+    target = COUNTS[devices]
+    config = config_of(LLAMA, 1, devices, 1, *SMALL, *MORE[LLAMA])
+    mine, theirs = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+
+    def estimate():
+        jax.clear_caches()
+        stage, traced, args = traced_on(config, target, KEPT)
+        shards = shards_of(traced, args, devices)
+        with on(target) as backend:
+            backend.temporary_bytes(traced, shards, args=args)
+        return stage, traced
+
+    def compile_step():
+        start = time.perf_counter()
+        with own_cache(), on(target) as backend:
+            backend.compile_buffers(*made).result()
+        return time.perf_counter() - start
+
+    ours, made = min((cpu_seconds(mine, estimate) for _ in range(3)), key=lambda one: one[0])
+    compiling, wall = cpu_seconds(theirs, compile_step)
+    return {"estimate": ours, "compile": compiling, "compile by the clock": wall}
+
+
+def of_growth(report: Report) -> dict[str, float]:
+    """The seconds on 256 devices over the seconds on one."""
+    one, most = report["1"], report["256"]
+    return {key: most[key] / one[key] for key in ("estimate", "compile")}
+
+
 RESULTS = {
+    "slice_seconds": Benchmark(COUNTS, row=of_devices, summary=of_growth),
     "slice_steps": Benchmark(STEPS, row=full_size),
     "slice_bytes": Benchmark(POINTS, row=point, summary=of_bytes),
 }

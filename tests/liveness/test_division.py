@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxmem._trace.liveness.division import Division, divide
+from jaxmem._trace.liveness.division import MeshDivision, divide
 from jaxmem._trace.rewrite import flatten
 from tests.shared import children
 
@@ -37,7 +37,7 @@ def test_bytes_of_a_divided_step_are_near_the_compiled_bytes(on_eight_devices, s
     assert found["scalar"] < 0.75 * found["compiled"]
 
 
-def divided(function, *args) -> tuple[Division, list]:
+def divided(function, *args) -> tuple[MeshDivision, list]:
     """The division of a function's values; arguments are shapes and specs."""
     flat = flatten(jax.make_jaxpr(function)(*(jnp.zeros(shape) for shape, _ in args)))
     shardings = [NamedSharding(MESH, spec) for _, spec in args]

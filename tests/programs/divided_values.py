@@ -100,7 +100,10 @@ def main() -> None:
     mesh = jax.make_mesh((2, 2, 2), (*ROWS, "tensor"), axis_types=kinds)
     x, up, down = array(mesh, X, B, S, D), array(mesh, UP, D, F), array(mesh, DOWN, F, D)
     q = array(mesh, UP, D, D)
-    table, tokens = array(mesh, P("tensor", "fsdp"), V, D), array(mesh, P(ROWS), B, S, dtype="int32")
+    table, tokens = (
+        array(mesh, P("tensor", "fsdp"), V, D),
+        array(mesh, P(ROWS), B, S, dtype="int32"),
+    )
     stacked = lambda spec, *shape: array(mesh, P(None, *spec), LAYERS, *shape)
     parts = {
         "mlp": parts_of(mlp, x, up, down),

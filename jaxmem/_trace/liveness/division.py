@@ -22,34 +22,34 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from jax.sharding import NamedSharding
 
 from jaxmem._trace.jaxpr import Jaxpr, Literal, as_loop, nbytes, per_device, subjaxprs
-from jaxmem._trace.primitives import COSTLY, REDUCTIONS, REMAT, RENAMED
+from jaxmem._trace.liveness.dimensions import Names, names_of
+from jaxmem._trace.primitives import COSTLY, REMAT, RENAMED
 from jaxmem._trace.rewrite import Node, Program
 
 # Axes of the mesh by dimension of one array.
 Spec = tuple[frozenset[str], ...]
-# The names of related dimensions, by dimension of one array; None for an unrelated dimension.
-Names = list[int | None]
 # They return their operands under another shape or dtype.
 VIEWS = RENAMED | REMAT | {"convert_element_type", "slice", "dynamic_slice"}
+# XLA:GPU gathers weights together up to so many bytes (its flag
+# `xla_gpu_all_gather_combine_threshold_bytes`). One such group is in use, and the next is gathered.
+COMBINED = 30 * 2**20
 PASSES = 4  # over a program, in turns forward and backward
 WHOLE: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
-class Division:
+class MeshDivision:
     """How a mesh divides the values of one program.
 
     specs: the axes by number of a value.
     sizes: the sizes of the mesh's axes.
     gathered: bytes of whole activations that an operation needs while it runs, by its results.
     weights: bytes of whole weights, or of their gradients before these are scattered, whichever are
-      more. XLA:GPU gathers the weights of a layer early and together, and scatters gradients late
-      and together, so that these bytes are alive while most of the program runs.
+      more. XLA:GPU gathers the weights of a layer early and in groups, and scatters gradients late
+      and in groups, so that the bytes of two groups are alive while most of the program runs.
     relaid: inputs of the program that are gathered along a dimension that is not their first. XLA
       gathers along the first dimension, so that it copies such a stack of weights to another order
       of its dimensions, once for all loops.
-    whole: by value that a reshape needs less divided than the value is, since no axis divides a
-      dimension of the result: the number of devices that divide it there.
     inside: the divisions of the bodies of a loop or a conditional, by the operation's results.
     """
 
@@ -58,19 +58,18 @@ class Division:
     gathered: Mapping[tuple[int, ...], int]
     weights: int
     relaid: frozenset[int]
-    whole: Mapping[int, int]
-    inside: Mapping[tuple[int, ...], Sequence["Division"]]
+    inside: Mapping[tuple[int, ...], Sequence["MeshDivision"]]
 
     def parts(self, v: int) -> int:
         """The number of devices that divide a value."""
-        return self.whole.get(v) or _parts(self.specs[v], self.sizes)
+        return _parts(self.specs[v], self.sizes)
 
 
 def divide(
     flat: Program,
     shardings: Sequence[NamedSharding | None],
     flat_of: Callable[[Jaxpr], Program],
-) -> Division | None:
+) -> MeshDivision | None:
     """Divides the values of a step. None if no sharding of its arguments is known.
 
     shardings: of the program's inputs; None where no sharding is known.
@@ -112,9 +111,10 @@ class _Propagation:
         self.specs: list[Spec] = [(WHOLE,) * len(getattr(a, "shape", ())) for a in flat.avals]
         self.specs_of(flat.inputs, given)
         self.fixed = {v for v, s in zip(flat.inputs, given) if s is not None} if fixed else set()
-        self.names = [_names(node, flat.avals) for node in flat.nodes]
+        self.names = [names_of(node, flat.avals) for node in flat.nodes]
+        self.barred = self._barred()
         self.arguments = self._views(arguments)
-        self.inside: dict[tuple[int, ...], list[Division]] = {}
+        self.inside: dict[tuple[int, ...], list[MeshDivision]] = {}
         self.relaid: set[int] = set()
 
     def specs_of(self, values: Sequence, specs: Sequence[Spec | None]) -> None:
@@ -122,7 +122,7 @@ class _Propagation:
             if isinstance(v, int) and spec is not None:
                 self.specs[v] = spec
 
-    def division(self, wanted: Sequence[Spec | None] = ()) -> Division:
+    def division(self, wanted: Sequence[Spec | None] = ()) -> MeshDivision:
         """Propagates in turns forward and backward.
 
         wanted: specs of the program's outputs, if its caller knows them.
@@ -153,24 +153,8 @@ class _Propagation:
                     relaid |= {inputs[v]} if min(whole) > 0 else set()
                 else:
                     gathered[node.outputs] = gathered.get(node.outputs, 0) + size
-        most = max(sum(weights.values()), sum(gradients.values()))
-        return Division(
-            self.specs, self.sizes, gathered, most, frozenset(relaid), self._whole(), self.inside
-        )
-
-    def _whole(self) -> dict[int, int]:
-        """By value that a reshape needs less divided, the number of devices that divide it there."""
-        origin: dict[int, int] = {}
-        found: dict[int, int] = {}
-        for node in self.flat.nodes:
-            if node.primitive not in RENAMED or not isinstance(v := node.inputs[0], int):
-                continue
-            (u, *_), v = node.outputs, origin.get(v, v)
-            origin[u] = v
-            before, after = (_parts(self.specs[a], self.sizes) for a in (v, u))
-            if node.primitive == "reshape" and after < before:
-                found[v] = min(after, found.get(v, after))
-        return found
+        most = max(map(_alive, (weights, gradients)))
+        return MeshDivision(self.specs, self.sizes, gathered, most, frozenset(relaid), self.inside)
 
     def _views(self, inputs: Iterable[int]) -> dict[int, int]:
         """By value that is one of these inputs under another shape or dtype, that input."""
@@ -188,6 +172,30 @@ class _Propagation:
             if node.primitive in VIEWS:
                 pairs = zip(node.inputs, node.outputs)
                 found |= {v for v, u in pairs if isinstance(v, int) and u in found}
+        return found
+
+    def _barred(self) -> dict[tuple[int, int], frozenset[str]]:
+        """By value and dimension, the axes that cannot divide it, since a reshape relates it to a
+        dimension that they do not divide: three concatenated products of heads, for example.
+        """
+        found: dict[tuple[int, int], frozenset[str]] = {}
+        nodes = [one for one in zip(self.flat.nodes, self.names) if one[0].primitive not in COSTLY]
+        for node, names in (*nodes, *reversed(nodes)):
+            arrays = list(zip((*node.inputs, *node.outputs), names))
+            barred: dict[int, frozenset[str]] = {}
+            for v, of_v in arrays:
+                for d, name in enumerate(of_v):
+                    if name is None or not isinstance(v, int):
+                        continue
+                    more = found.get((v, d), WHOLE)
+                    if node.primitive == "reshape":
+                        size = self.flat.avals[v].shape[d]
+                        more |= {axis for axis, n in self.sizes.items() if size % n}
+                    barred[name] = barred.get(name, WHOLE) | more
+            for v, of_v in arrays:
+                for d, name in enumerate(of_v):
+                    if isinstance(v, int) and name is not None and barred[name]:
+                        found[v, d] = barred[name]
         return found
 
     def _pass(self, node: Node, names: list[Names]) -> None:
@@ -221,13 +229,17 @@ class _Propagation:
         one dimension: the dimension that it divides in most of the arrays.
         """
         votes: Counter = Counter()
+        barred = set()
         for v, of_v in zip((*node.inputs, *node.outputs), names):
             if isinstance(v, int):
                 pairs = zip(of_v, self.specs[v])
                 votes.update((n, axis) for n, axes in pairs if n is not None for axis in axes)
+                each = ((n, self.barred.get((v, d), WHOLE)) for d, n in enumerate(of_v))
+                barred.update((n, axis) for n, axes in each for axis in axes)
         owner: dict[str, int] = {}
         for (name, axis), _ in sorted(votes.items(), key=lambda one: (-one[1], one[0])):
-            owner.setdefault(axis, name)
+            if (name, axis) not in barred:
+                owner.setdefault(axis, name)
         found: dict[int | None, frozenset[str]] = {}
         for axis, name in owner.items():
             found[name] = found.get(name, WHOLE) | {axis}
@@ -242,7 +254,7 @@ class _Propagation:
             return
         used = WHOLE.union(*mine)
         for d, axes in enumerate(spec):
-            more = mine[d] | (axes - used)
+            more = mine[d] | (axes - used - self.barred.get((v, d), WHOLE))
             if shape[d] % _parts((more,), self.sizes) == 0:
                 used, mine[d] = used | more, more
         self.specs[v] = tuple(mine)
@@ -299,160 +311,11 @@ class _Propagation:
                     yield v, left, per_device(whole, _parts(left, self.sizes))
 
 
+def _alive(sizes: Mapping[int, int]) -> int:
+    """Bytes of gathered weights that are alive at the same time."""
+    return max(min(sum(sizes.values()), 2 * COMBINED), *sizes.values(), 0)
+
+
 def _more(mine: Spec | None, other: Spec | None) -> Spec | None:
     """The spec that divides an array; the first, if both do."""
     return other if mine is None or (other is not None and not any(mine)) else mine
-
-
-def _names(node: Node, avals) -> list[Names]:
-    """The names of the dimensions of an operation's operands, then of its results."""
-    shape = lambda v: getattr(v.aval if isinstance(v, Literal) else avals[v], "shape", ())
-    given, made = list(map(shape, node.inputs)), list(map(shape, node.outputs))
-    rule = _RULES.get(node.primitive) or (_reduced if node.primitive in REDUCTIONS else _alike)
-    return rule(node.eqn.params, given, made)
-
-
-def _unrelated(shapes: Iterable[tuple[int, ...]]) -> list[Names]:
-    return [[None] * len(shape) for shape in shapes]
-
-
-def _alike(params, given, made) -> list[Names]:
-    """Dimensions in one place and of one size are related. Operations that return what they read,
-    such as a barrier, relate each result to one operand.
-    """
-    if len(given) == len(made) > 1:
-        names, found = 0, []
-        for shape in given:
-            found.append([names + d for d in range(len(shape))])
-            names += len(shape)
-        same = zip(found, given, made)
-        return [*found, *(list(a) if s == t else [None] * len(t) for a, s, t in same)]
-    like = made[0] if made else ()
-
-    def one(shape):
-        if len(shape) != len(like):
-            return [None] * len(shape)
-        return [d if size == like[d] else None for d, size in enumerate(shape)]
-
-    return [one(shape) for shape in (*given, *made)]
-
-
-def _reduced(params, given, made) -> list[Names]:
-    left = [d for d in range(len(given[0])) if d not in params["axes"]]
-    operand: Names = list(range(len(given[0])))
-    return [list(operand) for _ in given] + [list(left) for _ in made]
-
-
-def _broadcast(params, given, made) -> list[Names]:
-    places, into = params["broadcast_dimensions"], made[0]
-    operand = [to if size == into[to] else None for to, size in zip(places, given[0])]
-    return [operand, *_unrelated(given[1:]), list(range(len(into)))]
-
-
-def _transposed(params, given, made) -> list[Names]:
-    return [list(range(len(given[0]))), list(params["permutation"])]
-
-
-def _squeezed(params, given, made) -> list[Names]:
-    gone = {d % len(given[0]) for d in params["dimensions"]}
-    return [list(range(len(given[0]))), [d for d in range(len(given[0])) if d not in gone]]
-
-
-def _reshaped(params, given, made) -> list[Names]:
-    """Groups of dimensions with one product are related by their first dimensions."""
-    (old, *others), new = given, made[0]
-    first: Names = [None] * len(old)
-    second: Names = [None] * len(new)
-    i = j = name = 0
-    while i < len(old) and j < len(new):
-        start, other, left, right = i, j, old[i], new[j]
-        i, j = i + 1, j + 1
-        while left != right:
-            if left < right and i < len(old):
-                left, i = left * old[i], i + 1
-            elif right < left and j < len(new):
-                right, j = right * new[j], j + 1
-            else:
-                return [*_unrelated(given), *_unrelated(made)]
-        of = lambda shape, lo, hi: next((d for d in range(lo, hi) if shape[d] != 1), None)
-        a, b = of(old, start, i), of(new, other, j)
-        if a is not None and b is not None:
-            first[a] = second[b] = name
-            name += 1
-    return [first, *_unrelated(others), second]
-
-
-def _product(params, given, made) -> list[Names]:
-    (contracted, batch) = params["dimension_numbers"]
-    left: Names = [None] * len(given[0])
-    right: Names = [None] * len(given[1])
-    result: Names = []
-    for a, b in zip(*batch):
-        left[a] = right[b] = len(result)
-        result.append(len(result))
-    for names, taken in ((left, (*batch[0], *contracted[0])), (right, (*batch[1], *contracted[1]))):
-        for d in range(len(names)):
-            if d not in taken:
-                names[d] = len(result)
-                result.append(len(result))
-    for n, (a, b) in enumerate(zip(*contracted)):
-        left[a] = right[b] = len(result) + n
-    return [left, right, *_unrelated(given[2:]), result]
-
-
-def _gather(params, given, made) -> list[Names]:
-    """Slices of an array: whole dimensions of a slice, and rows of indices. Rows of both are
-    related where the array has a row for each row of indices.
-    """
-    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
-    batch, of_indices = _batches(numbers, "start_indices_batching_dims")
-    gone = {*numbers.collapsed_slice_dims, *batch}
-    kept = [d for d in range(len(given[0])) if d not in gone]
-    operand: Names = [None] * len(given[0])
-    for d, to in zip(kept, numbers.offset_dims):
-        operand[d] = to if sizes[d] == given[0][d] else None
-    rows = [d for d in range(len(made[0])) if d not in numbers.offset_dims]
-    indices: Names = [*rows, None][: len(given[1])]
-    for d, at in zip(batch, of_indices):
-        operand[d] = indices[at]
-    return [operand, indices, *_unrelated(given[2:]), list(range(len(made[0])))]
-
-
-def _scatter(params, given, made) -> list[Names]:
-    """The derivative of slices: updates are divided as slices are."""
-    numbers, base = params["dimension_numbers"], len(given[0])
-    batch, of_indices = _batches(numbers, "scatter_indices_batching_dims")
-    gone = {*numbers.inserted_window_dims, *batch}
-    kept = [d for d in range(base) if d not in gone]
-    updates: Names = [None] * len(given[2])
-    for d, to in zip(kept, numbers.update_window_dims):
-        updates[to] = d if given[0][d] == given[2][to] else None
-    rows = [d for d in range(len(given[2])) if d not in numbers.update_window_dims]
-    indices: Names = [*range(base, base + len(rows)), None][: len(given[1])]
-    for d, at in zip(batch, of_indices):
-        indices[at] = d
-    for d, name in zip(rows, indices):
-        updates[d] = name
-    return [list(range(base)), indices, updates, list(range(base))]
-
-
-def _batches(numbers, of_indices: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The dimensions of an array, and of indices, of which each row has a row of the other."""
-    return numbers.operand_batching_dims, getattr(numbers, of_indices)
-
-
-def _apart(params, given, made) -> list[Names]:
-    return [*_unrelated(given), *_unrelated(made)]
-
-
-_RULES = {
-    "broadcast_in_dim": _broadcast,
-    "transpose": _transposed,
-    "squeeze": _squeezed,
-    "reshape": _reshaped,
-    "dot_general": _product,
-    "gather": _gather,
-    "scatter": _scatter,
-    "scatter-add": _scatter,
-    **dict.fromkeys(("shard_map", "scan", "while", "cond"), _apart),
-}

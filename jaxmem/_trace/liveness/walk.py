@@ -23,7 +23,7 @@ from jaxmem._trace.jaxpr import (
     per_device,
     subjaxprs,
 )
-from jaxmem._trace.liveness.division import Division, divide
+from jaxmem._trace.liveness.division import MeshDivision, divide
 from jaxmem._trace.liveness.kernels import (
     SLICED,
     Body,
@@ -138,7 +138,7 @@ class _Walk:
         self._known: dict[tuple, int] = {}
 
     def step(
-        self, flat: Program, donated: Collection[int], division: Division | None, order: Order
+        self, flat: Program, donated: Collection[int], division: MeshDivision | None, order: Order
     ) -> int:
         """The most bytes in addition to the arguments.
 
@@ -163,7 +163,7 @@ class _Walk:
         return most + sum(map(sizes.of, relaid))
 
     def _inside(
-        self, jaxpr: Jaxpr, loop: Scan | None, division: Division | None, shards: int
+        self, jaxpr: Jaxpr, loop: Scan | None, division: MeshDivision | None, shards: int
     ) -> int:
         """The most bytes that a loop's body takes in addition to its inputs and carried values."""
         key = id(jaxpr), shards, None if division is None else tuple(division.specs)
@@ -255,7 +255,7 @@ class _Sizes:
     shards: the number of devices that then divide each value.
     """
 
-    def __init__(self, body: Body, division: Division | None, shards: int):
+    def __init__(self, body: Body, division: MeshDivision | None, shards: int):
         self._avals, self._division, self.shards = body.avals, division, shards
         # A slice that a loop's iteration reads has a number of its own.
         sliced = (k for k in body.kernels if k.primitive == SLICED)
@@ -282,7 +282,7 @@ class _Sizes:
         known = {} if self._division is None else self._division.gathered
         return known.get(kernel.writes, 0)
 
-    def inside(self, kernel: Kernel) -> Iterator[Division | None]:
+    def inside(self, kernel: Kernel) -> Iterator[MeshDivision | None]:
         """The divisions of the bodies that a kernel runs."""
         known = {} if self._division is None else self._division.inside
         yield from known.get(kernel.writes, ())
