@@ -34,7 +34,8 @@ def _alike(params, given, made) -> list[Names]:
     such as a barrier, relate each result to one operand.
     """
     if len(given) == len(made) > 1:
-        names, found = 0, []
+        names = 0
+        found: list[Names] = []
         for shape in given:
             found.append([names + d for d in range(len(shape))])
             names += len(shape)
@@ -43,7 +44,7 @@ def _alike(params, given, made) -> list[Names]:
         return [*found, *results]
     like = made[0] if made else ()
 
-    def one(shape):
+    def one(shape) -> Names:
         if len(shape) != len(like):
             return [None] * len(shape)
         return [d if size == like[d] else None for d, size in enumerate(shape)]
