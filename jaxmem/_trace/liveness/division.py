@@ -16,8 +16,8 @@ plans for GPUs were off by up to 20 % (`benchmarks/slices.py`).
 
 import dataclasses
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from jax.sharding import NamedSharding
 
@@ -43,7 +43,8 @@ class MeshDivision:
 
     specs: the axes by number of a value.
     sizes: the sizes of the mesh's axes.
-    gathered: bytes of whole activations that an operation needs while it runs, by its results.
+    gathered: by the results of an operation, the whole activations that it needs, each with its
+      number and its bytes. XLA gathers an activation once for all its readers.
     weights: bytes of whole weights, or of their gradients before these are scattered, whichever are
       more. XLA:GPU gathers the weights of a layer early and in groups, and scatters gradients late
       and in groups, so that the bytes of two groups are alive while most of the program runs.
@@ -55,7 +56,7 @@ class MeshDivision:
 
     specs: Sequence[Spec]
     sizes: Mapping[str, int]
-    gathered: Mapping[tuple[int, ...], int]
+    gathered: Mapping[tuple[int, ...], Sequence[tuple[int, int]]]
     weights: int
     relaid: frozenset[int]
     inside: Mapping[tuple[int, ...], Sequence["MeshDivision"]]
@@ -139,7 +140,8 @@ class _Propagation:
                 if turn and self.specs == before:
                     break
         inputs, outputs = self.arguments, self._returned()
-        gathered: dict[tuple[int, ...], int] = {}
+        gathered: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+        same = self._views((v for n in self.flat.nodes for v in n.outputs), RENAMED)
         weights: dict[int, int] = {}
         gradients: dict[int, int] = {}
         relaid = set(self.relaid)
@@ -152,15 +154,15 @@ class _Propagation:
                     whole = [d for d, axes in enumerate(self.specs[v]) if axes != left[d]]
                     relaid |= {inputs[v]} if min(whole) > 0 else set()
                 else:
-                    gathered[node.outputs] = gathered.get(node.outputs, 0) + size
+                    gathered[node.outputs].append((same.get(v, v), size))
         most = max(map(_alive, (weights, gradients)))
         return MeshDivision(self.specs, self.sizes, gathered, most, frozenset(relaid), self.inside)
 
-    def _views(self, inputs: Iterable[int]) -> dict[int, int]:
-        """By value that is one of these inputs under another shape or dtype, that input."""
-        found = {v: v for v in inputs}
+    def _views(self, values: Iterable[int], names: Collection[str] = VIEWS) -> dict[int, int]:
+        """By value that operations of these names make of one of `values`, that value."""
+        found = {v: v for v in values}
         for node in self.flat.nodes:
-            if node.primitive in VIEWS:
+            if node.primitive in names:
                 pairs = zip(node.inputs, node.outputs)
                 found |= {u: found[v] for v, u in pairs if isinstance(v, int) and v in found}
         return found

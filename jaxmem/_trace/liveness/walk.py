@@ -211,6 +211,7 @@ class _Walk:
         """
         size = sizes.of
         positions = self._positions(body, order, size)
+        gathered = sizes.gathered([body.kernels[i] for i in positions])
         last: dict[int, int] = {}
         for k, i in enumerate(positions):
             last |= dict.fromkeys(body.kernels[i].reads, k)
@@ -229,7 +230,7 @@ class _Walk:
             dying = [v for v in ends[k] if v in alive and v not in kernel.writes]
             saved = _overwritten(kernel, loop, dying, alive)
             new = sum(alive[v] for v in kernel.writes)
-            most = max(most, now + new - saved + self._within(kernel, loop, sizes))
+            most = max(most, now + new - saved + self._within(kernel, loop, sizes) + gathered[k])
             unread = [v for v in kernel.writes if v not in last]
             now += new - sum(alive.pop(v) for v in (*dying, *unread))
         return most + sizes.weights
@@ -242,7 +243,7 @@ class _Walk:
         if kernel.primitive == "dot_general" and self._on_gpu and not sizes.divided:
             return partial_sums(kernel.eqn)
         if kernel.primitive not in INSIDE:
-            return sizes.gathered(kernel)
+            return 0
         shards = 1 if kernel.primitive == "shard_map" else shards
         bodies = zip(subjaxprs(kernel.eqn), inside)
         return max((self._inside(j, None, one, shards) for j, one in bodies), default=0)
@@ -277,10 +278,22 @@ class _Sizes:
         """Bytes of whole weights while the program runs."""
         return 0 if self._division is None else self._division.weights
 
-    def gathered(self, kernel: Kernel) -> int:
-        """Bytes of whole arrays that a kernel needs while it runs."""
+    def gathered(self, kernels: Sequence[Kernel]) -> list[int]:
+        """By position of a kernel, the bytes of whole activations while it runs: each is alive from
+        its first to its last reader.
+        """
         known = {} if self._division is None else self._division.gathered
-        return known.get(kernel.writes, 0)
+        readers: dict[int, list[int]] = defaultdict(list)
+        bytes_of: dict[int, int] = {}
+        for k, kernel in enumerate(kernels):
+            for v, size in known.get(kernel.writes, ()):
+                readers[v].append(k)
+                bytes_of[v] = max(size, bytes_of.get(v, 0))
+        found = [0] * len(kernels)
+        for v, ks in readers.items():
+            for k in range(ks[0], ks[-1] + 1):
+                found[k] += bytes_of[v]
+        return found
 
     def inside(self, kernel: Kernel) -> Iterator[MeshDivision | None]:
         """The divisions of the bodies that a kernel runs."""
