@@ -117,6 +117,8 @@ class _Propagation:
         self.arguments = self._views(arguments)
         self.inside: dict[tuple[int, ...], list[MeshDivision]] = {}
         self.relaid: set[int] = set()
+        self.bodies: dict[tuple, MeshDivision] = {}
+        self.passed: dict[tuple[int, ...], list[Spec]] = {}  # after the last pass of an operation
 
     def specs_of(self, values: Sequence, specs: Sequence[Spec | None]) -> None:
         for v, spec in zip(values, specs):
@@ -136,7 +138,11 @@ class _Propagation:
             for turn in range(PASSES):
                 before = list(self.specs)
                 for node, names in some if turn % 2 == 0 else reversed(some):
-                    self._pass(node, names)
+                    values = [v for v in (*node.inputs, *node.outputs) if isinstance(v, int)]
+                    of_values = lambda values=values: [self.specs[v] for v in values]
+                    if self.passed.get(node.outputs) != of_values():
+                        self._pass(node, names)
+                        self.passed[node.outputs] = of_values()
                 if turn and self.specs == before:
                     break
         inputs, outputs = self.arguments, self._returned()
@@ -286,7 +292,11 @@ class _Propagation:
                 given[consts + i] = _more(given[consts + i], wanted[i])
             mine = lambda v: isinstance(v, int) and v in self.arguments
             arguments = [u for v, u in zip(operands, flat.inputs) if mine(v)]
-            one = _Propagation(flat, self.sizes, self.flat_of, given, arguments).division(wanted)
+            key = id(flat), *given, None, *wanted  # most passes change nothing of a loop
+            if key not in self.bodies:
+                body = _Propagation(flat, self.sizes, self.flat_of, given, arguments)
+                self.bodies[key] = body.division(wanted)
+            one = self.bodies[key]
             found.append(one)
             of = lambda v, one=one: one.specs[v] if isinstance(v, int) else None
             for i, (v, u) in enumerate(zip(node.outputs, flat.outputs)):
