@@ -130,6 +130,30 @@ def test_predictions_beside_published_measurements():
     assert sum(error <= 0.08 for error in errors.values()) == 18
 
 
+def test_bytes_and_collectives_on_meshes():
+    page = PAGE["Meshes of 8 to 256 GPUs"]
+    sizes, steps = result("slice_bytes"), result("slice_steps")["results"]
+    assert page.keys() - {"Config, data, fsdp, tensor"} >= sizes["results"].keys() | steps.keys()
+    for name, row in sizes["results"].items():
+        values = row["estimated"] / 1e9, row["compiled"] / 1e9, row["ratio"], row["scalar ratio"]
+        assert quotes(" ".join(page[name]), *values), name
+    kinds = "all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all"
+    none = {"runs": 0, "bytes": 0}
+    for name, row in steps.items():
+        each = [row["collectives"].get(kind, none) for kind in kinds]
+        moved = [n for one in each for n in (one["runs"], one["bytes"] / 1e9)]
+        times = row["seconds"], row["tokens a second"], row["alone"], row["thin"]
+        assert quotes(" ".join(page[name]), row["bytes"] / 1e9, *moved, *times), name
+        assert row["alone"] < row["seconds"] < row["thin"], name
+    found, was = sizes["summary"]["estimated"], sizes["summary"]["scalar"]
+    said = 100 * found["median"], 100 * found["worst"]
+    assert quotes(answer("on meshes").partition("error is")[2], *said)
+    text = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
+    told = text.partition("as it was before. The median error is")[2]
+    assert quotes(told, *said, 100 * was["median"], 100 * was["worst"])
+    assert f"{sizes['summary']['within 2 %']} of 20 points are within 2 %" in text
+
+
 def test_lora_of_a_model_of_7_billion_parameters():
     heading = "LoRA of a model of 7 billion parameters"
     page, found = PAGE[heading], result("lora_7b")["results"]

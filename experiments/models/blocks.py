@@ -91,7 +91,7 @@ def attention(model: Model, qkv, key, causal: bool, seen_BT=None):
         out = jax.nn.dot_product_attention(
             q_BSHK, k_BSHK, v_BSHK, mask=mask, is_causal=causal, implementation="xla"
         )
-        return out.reshape(B, S, D)
+        return constrain(out.reshape(B, S, D), "features_BSF")
     scores_BHST = jnp.einsum("bshk,bthk->bhst", q_BSHK, k_BSHK) * K**-0.5
     probs_BHST = dropout(
         probabilities(scores_BHST, causal, mask), model.attention_dropout, key, "attn_mask"

@@ -35,6 +35,7 @@ from experiments.models.blocks import (
 )
 from experiments.models.experts import Experts
 from experiments.models.loss import cross_entropy, logits
+from experiments.models.sharding import constrain
 from experiments.models.split import Split
 
 ACTIVATIONS = {"gelu": functools.partial(jax.nn.gelu, approximate=True), "relu": jax.nn.relu}
@@ -78,7 +79,7 @@ class Block(nnx.Module):
         return x_BSD + dropout(out_BSD, rate, keys[2], "mlp_out_mask")
 
     def mlp(self, n_BSD):
-        u_BSF = jaxmem.tag(self.up(n_BSD), "up", kind="linear")
+        u_BSF = jaxmem.tag(constrain(self.up(n_BSD), "features_BSF"), "up", kind="linear")
         g_BSF = ACTIVATIONS[self.model.activation](u_BSF)
         return self.down(jaxmem.tag(g_BSF, self.model.activation, kind="gelu"))
 

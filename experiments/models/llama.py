@@ -32,6 +32,7 @@ from experiments.models.blocks import (
     pure,
 )
 from experiments.models.loss import cross_entropy, logits
+from experiments.models.sharding import constrain
 from experiments.models.split import Split
 
 EPSILON = 1e-5
@@ -105,17 +106,18 @@ class Block(nnx.Module):
 
     def __call__(self, x_BSD):
         model, tag = self.model, jaxmem.tag
-        turned = lambda y: rotated(y, model.width // model.heads, model.rope_base)
+        inside = lambda y: constrain(y, "features_BSF")
+        turned = lambda y: rotated(inside(y), model.width // model.heads, model.rope_base)
         x_BSD = tag(x_BSD, "resid_in", kind="residual")
         n_BSD = tag(self.norm1(x_BSD), "norm1", kind="norm")
         q_BSD = tag(turned(self.q(n_BSD)), "q", kind="qkv")
         k_BTC = tag(turned(self.k(n_BSD)), "k", kind="qkv")
-        v_BTC = tag(self.v(n_BSD), "v", kind="qkv")
-        a_BSD = tag(grouped_attention(model, q_BSD, k_BTC, v_BTC), "attn", kind="linear")
+        v_BTC = tag(inside(self.v(n_BSD)), "v", kind="qkv")
+        a_BSD = tag(inside(grouped_attention(model, q_BSD, k_BTC, v_BTC)), "attn", kind="linear")
         x_BSD = tag(x_BSD + self.proj(a_BSD), "mid", kind="residual")
         n_BSD = tag(self.norm2(x_BSD), "norm2", kind="norm")
-        gate_BSF = tag(self.gate(n_BSD), "gate", kind="linear")
-        up_BSF = tag(self.up(n_BSD), "up", kind="linear")
+        gate_BSF = tag(inside(self.gate(n_BSD)), "gate", kind="linear")
+        up_BSF = tag(inside(self.up(n_BSD)), "up", kind="linear")
         # Values between 0 and 1, as probabilities are, get the codec of kind softmax.
         share_BSF = jaxmem.ops.sigmoid(gate_BSF, "sigmoid", kind="softmax")
         return x_BSD + self.down(tag(gate_BSF * share_BSF * up_BSF, "glu", kind="gelu"))

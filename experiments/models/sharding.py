@@ -63,6 +63,9 @@ RULES = {
     "x_BSD": P(ROWS, None, None),  # the activations between two layers
     "x_BSD, sequence": P(ROWS, "tensor", None),  # with sequence parallelism
     "heads_BSHK": P(ROWS, None, "tensor", None),
+    # Features inside a layer. With sequence parallelism, XLA would divide them along the sequence,
+    # and gather the layer's whole weights instead of activations.
+    "features_BSF": P(ROWS, None, "tensor"),
 }
 
 

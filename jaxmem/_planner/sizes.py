@@ -102,7 +102,8 @@ class StepSizes:
             return self._of_placed(args, plan)
         traced = StepCompiler(self.build, args, self.backend).sized(plan)
         devices = self.backend.target.devices
-        temporary = self.backend.temporary_bytes(traced, shards_of(traced, args, devices))
+        shards = shards_of(traced, args, devices)
+        temporary = self.backend.temporary_bytes(traced, shards, args=args)
         return argument_bytes(traced, args, devices) + temporary
 
     def _of_placed(self, args: tuple, plan: Assignment) -> int:

@@ -51,8 +51,8 @@ def divisors(traced: jax.stages.Traced, args: tuple) -> list[int | None]:
     return [None if axes is None else math.prod(axes.values()) for axes in each]
 
 
-def _axes_of_arguments(traced: jax.stages.Traced, args: tuple) -> list[Mapping[str, int] | None]:
-    """The mesh axes that divide each argument, with their sizes; None as in `divisors`."""
+def shardings_of(traced: jax.stages.Traced, args: tuple) -> list[NamedSharding | None]:
+    """Returns the sharding of each argument over a mesh; None as in `divisors`."""
     avals, leaves = traced.jaxpr.in_avals, jax.tree.leaves(args)
     same = len(leaves) == len(avals) and all(
         getattr(leaf, "shape", None) == aval.shape for leaf, aval in zip(leaves, avals)
@@ -63,7 +63,13 @@ def _axes_of_arguments(traced: jax.stages.Traced, args: tuple) -> list[Mapping[s
     declared = getattr(traced, "_params", {}).get("in_shardings", ())
     if len(declared) != len(avals):
         declared = [None] * len(avals)
-    return [_axes(leaf, said, aval) for leaf, said, aval in zip(leaves, declared, avals)]
+    return [_sharding(leaf, said, aval) for leaf, said, aval in zip(leaves, declared, avals)]
+
+
+def _axes_of_arguments(traced: jax.stages.Traced, args: tuple) -> list[Mapping[str, int] | None]:
+    """The mesh axes that divide each argument, with their sizes; None as in `divisors`."""
+    each = shardings_of(traced, args)
+    return [None if s is None else {a: s.mesh.shape[a] for a in _named(s)} for s in each]
 
 
 def shards_of(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
@@ -86,9 +92,9 @@ def batch_axes(traced: jax.stages.Traced, args: tuple, devices: int) -> Mapping[
     return max(found, key=lambda axes: math.prod(axes.values()), default={})
 
 
-def _axes(leaf, declared, aval) -> Mapping[str, int] | None:
-    """The mesh axes that divide one argument, with their sizes: as the argument says, else as its
-    jit does, else as its type does.
+def _sharding(leaf, declared, aval) -> NamedSharding | None:
+    """The sharding of one argument over a mesh: as the argument says, else as its jit does, else as
+    its type does.
 
     leaf: the argument; None if the input cannot be matched with an argument.
     declared: its entry of the jit's `in_shardings`; no sharding where these do not say.
@@ -96,15 +102,20 @@ def _axes(leaf, declared, aval) -> Mapping[str, int] | None:
     """
     typed = getattr(aval, "sharding", None)
     for sharding in (getattr(leaf, "sharding", None), declared, typed):
-        if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
-            # An entry of a spec is an axis, a tuple of axes, or None; only names of axes count.
-            spec = [axes if isinstance(axes, tuple) else (axes,) for axes in sharding.spec]
-            names = [name for axes in spec for name in axes if name in sharding.mesh.shape]
-            # A type that names no axis may be divided over automatic axes, which types do not show;
-            # an argument whose own sharding names none is whole on each device.
-            if names or sharding is not typed:
-                return {name: sharding.mesh.shape[name] for name in names}
+        if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+            continue
+        # A type that names no axis may be divided over automatic axes, which types do not show; an
+        # argument whose own sharding names none is whole on each device.
+        if _named(sharding) or sharding is not typed:
+            return sharding
     return None
+
+
+def _named(sharding: NamedSharding) -> list[str]:
+    """The mesh axes that a sharding names."""
+    # An entry of a spec is an axis, a tuple of axes, or None; only names of axes count.
+    spec = [axes if isinstance(axes, tuple) else (axes,) for axes in sharding.spec]
+    return [name for axes in spec for name in axes if name in sharding.mesh.shape]
 
 
 def _bits(dtype) -> int:

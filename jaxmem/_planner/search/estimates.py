@@ -95,7 +95,7 @@ class Estimates:
         backend = self._compiler.backend
         count = sum(1 for _ in equations(traced.jaxpr.jaxpr))
         count *= COMPILED if backend.stops_at_buffers else 1
-        return backend.temporary_bytes(traced, self._shards), count
+        return backend.temporary_bytes(traced, self._shards, args=self._compiler.args), count
 
     def more_by_kernels(self, actions: Actions) -> int | None:
         """The bytes that the step takes with the codecs' kernels, less its bytes with the codecs'
@@ -110,7 +110,8 @@ class Estimates:
         traced = self._compiler.trace(self._compiler.plan_of(actions))
         if not runs_references(traced.jaxpr) or (references := self.estimate(actions)) is None:
             return None
-        return backend.temporary_bytes(traced, self._shards, kernels=True) - references
+        args = self._compiler.args
+        return backend.temporary_bytes(traced, self._shards, True, args) - references
 
     def model(self, measured: Sequence[tuple[Actions, float]]) -> Additive:
         """Fits the memory model to compiled plans, and to estimates of others.

@@ -18,6 +18,7 @@ from jaxmem._target.buffers.held_buffers import Peak
 from jaxmem._target.compile.running import CannotRun
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
+from jaxmem._trace.arguments import shardings_of
 from jaxmem._trace.job import Job
 from jaxmem._trace.liveness.walk import temporary_bytes
 from jaxmem.errors import StepError
@@ -101,13 +102,19 @@ class Backend(Pricing, abc.ABC):
         return self.compile_fully(stage, traced)
 
     def temporary_bytes(
-        self, traced: jax.stages.Traced, shards: int = 1, kernels: bool = False
+        self,
+        traced: jax.stages.Traced,
+        shards: int = 1,
+        kernels: bool = False,
+        args: tuple = (),
     ) -> int:
         """Bytes that a step is expected to take in addition to its arguments: the bytes that the
         compiler assigns if `stops_at_buffers`, else a liveness estimate.
 
         shards: the number of devices over which a block's tensors are divided.
         kernels: whether codecs' kernels run on divided arrays even if `compiles_references`.
+        args: the arguments that the step was traced for, whose shardings tell how a mesh divides
+          each value.
         """
         if (compiled := self._assigned(traced)) is not None:
             return compiled.total_bytes - compiled.argument_bytes
@@ -118,6 +125,7 @@ class Backend(Pricing, abc.ABC):
             on_gpu=self.target.traits.as_gpu,
             shards=shards,
             divided=kernels or self.target.local,
+            shardings=shardings_of(traced, args) if self.target.devices > 1 else (),
         )
 
     def step_bytes(self, traced: jax.stages.Traced, arguments: int) -> int:

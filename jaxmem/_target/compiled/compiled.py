@@ -12,6 +12,7 @@ from jaxmem._target.devices.rates import Rates
 from jaxmem._target.devices.support import host_loop_fault
 from jaxmem._target.devices.target import Target
 from jaxmem._target.hlo.costs import hlo_costs
+from jaxmem._target.hlo.links import Links
 from jaxmem._target.hlo.transfers import Transfer, fault, misplaced, transfers
 from jaxmem._trace.arguments import on_host
 from jaxmem.errors import StepError, TargetError
@@ -96,6 +97,7 @@ def read_compiled(
     seconds: float,
     rates: Rates | None = None,
     options: Mapping[str, Any] | None = None,
+    links: Links | None = None,
 ) -> Compiled:
     """Reads a compiled step.
 
@@ -104,6 +106,7 @@ def read_compiled(
     rates: the device's, which replace what XLA is known to estimate wrongly (`hlo_costs`); None if
       it was compiled without estimates.
     options: XLA's compile options that it was asked for with.
+    links: between the devices; None for one device.
 
     Raises StepError where the platform has no memory analysis.
     """
@@ -111,7 +114,7 @@ def read_compiled(
     # in on a GPU.
     memory = _memory(compiled)
     text = compiled.as_text() or ""
-    costs = hlo_costs(text, rates)
+    costs = hlo_costs(text, rates, links if rates else None)
     return Compiled(
         total_bytes=compiled_bytes(compiled),
         argument_bytes=memory.argument_size_in_bytes,

@@ -17,8 +17,9 @@ from jaxmem._target.buffers.peak import peak
 from jaxmem._target.compiled.compiled import read_compiled
 from jaxmem._target.compiled.dumped import compile_dumped
 from jaxmem._target.devices.gpus import Gpu, target_config
-from jaxmem._target.devices.rates import Rates, rates_of
+from jaxmem._target.devices.rates import LINK_EFFICIENCY, Rates, rates_of
 from jaxmem._target.devices.target import Target
+from jaxmem._target.hlo.links import Links
 
 # XLA writes its estimates into the program's text; the program is the same.
 COST_OPTIONS = {"xla_gpu_collect_cost_model_stats": True}
@@ -31,7 +32,15 @@ def described(target: Target, gpu: Gpu) -> dict[str, Any]:
         "config": target_config(gpu),
         "count": target.devices,
         "rates": dataclasses.asdict(rates_of(gpu)) if gpu.has_xla_estimates else None,
+        "links": dataclasses.asdict(links(target, gpu)) if target.devices > 1 else None,
     }
+
+
+def links(target: Target, gpu: Gpu) -> Links:
+    """Returns the links between the devices of a target, at the rates that copies reach."""
+    each = target.devices // target.hosts
+    rates = LINK_EFFICIENCY * gpu.peers, LINK_EFFICIENCY * gpu.network
+    return Links(target.devices, each, *rates)
 
 
 def devices(device: Mapping[str, Any]) -> list[Any]:
@@ -55,6 +64,7 @@ def compiled(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> dict[str
     """
     start, options, rates = time.perf_counter(), dict(header["options"]), header["device"]["rates"]
     rates = Rates(**rates) if rates else None
+    between = header["device"]["links"]
     try:
         made = lowered.compile(
             compiler_options=(COST_OPTIONS | options if rates else options) or None
@@ -64,7 +74,8 @@ def compiled(lowered: jax.stages.Lowered, header: Mapping[str, Any]) -> dict[str
         if not (rates and "Cannot find key" in str(error)):
             raise
         rates, made = None, lowered.compile(compiler_options=options or None)
-    read = read_compiled(made, time.perf_counter() - start, rates, options)
+    peers = Links(**between) if between else None
+    read = read_compiled(made, time.perf_counter() - start, rates, options, peers)
     return {"compiled": read.stored()}
 
 

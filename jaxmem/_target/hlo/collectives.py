@@ -8,8 +8,8 @@ from jaxmem._target.hlo.text import Array, HloModule, Instruction
 
 # Bytes that cross to other devices, as a share of the larger of operand and result: in a ring over
 # n devices (n-1)/n, which is taken as 1, and twice that for a reduction whose result all hold.
-_CROSSING = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "collective-permute": 1}
-_CROSSING |= {"all-reduce": 2, "ragged-all-to-all": 1, "collective-broadcast": 1}
+CROSSING = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 1, "collective-permute": 1}
+CROSSING |= {"all-reduce": 2, "ragged-all-to-all": 1, "collective-broadcast": 1}
 
 
 class Collectives:
@@ -29,13 +29,13 @@ class Collectives:
             return 0.0
         # A matrix product that is divided along a ring sends in both directions at once, by two
         # permutes. Each permute uses one of the two links, and no other axis.
-        permutes = _kind(i) == "collective-permute"
+        permutes = kind_of(i) == "collective-permute"
         rate = self._neighbours if permutes else self._ring
-        return _CROSSING[_kind(i)] * _crossed_bytes(i) / rate
+        return CROSSING[kind_of(i)] * _crossed_bytes(i) / rate
 
     def kinds_within(self, i: Instruction) -> set[str]:
         """The kinds of the collectives in a fusion or a wrapped operation, such as "all-gather"."""
-        return {_kind(j) for j in self._within(i)}
+        return {kind_of(j) for j in self._within(i)}
 
     def seconds_within(self, i: Instruction) -> float:
         """The seconds of the collectives in a fusion or a wrapped operation together."""
@@ -47,10 +47,10 @@ class Collectives:
 
 
 def is_collective(i: Instruction) -> bool:
-    return _kind(i) in _CROSSING
+    return kind_of(i) in CROSSING
 
 
-def _kind(i: Instruction) -> str:
+def kind_of(i: Instruction) -> str:
     """The collective's name, without the suffix of its start or its end."""
     return i.opcode.removesuffix("-start").removesuffix("-done")
 

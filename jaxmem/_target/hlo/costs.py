@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 
 from jaxmem._target.devices.rates import Rates
+from jaxmem._target.hlo.links import Links
 from jaxmem._target.hlo.products import arithmetic_seconds, flops_of, is_mispriced, product_seconds
 from jaxmem._target.hlo.text import HloModule, Instruction
 from jaxmem_kernels.gpu.adapter import CUSTOM_CALLS
@@ -25,8 +26,8 @@ class HloCosts:
 
     matmul_flops: of its matrix products.
     matmuls: how many instructions are products: dots, library calls for them, convolutions.
-    seconds: the sum of XLA's estimates, None where the text has none (compiled without cost
-      statistics).
+    seconds: the sum of XLA's estimates, and of the waiting for other devices; None where the text
+      has no estimate (compiled without cost statistics).
     arithmetic: seconds of the products at the device's rates, where these were given.
     """
 
@@ -36,7 +37,7 @@ class HloCosts:
     arithmetic: float = 0.0
 
 
-def hlo_costs(text: str, rates: Rates | None = None) -> HloCosts:
+def hlo_costs(text: str, rates: Rates | None = None, links: Links | None = None) -> HloCosts:
     """Returns the costs of the module in `text` (`compiled.as_text()`, XLA:GPU or XLA:CPU).
 
     A loop counts its known trip count times (once where XLA does not know it), a conditional as its
@@ -48,13 +49,20 @@ def hlo_costs(text: str, rates: Rates | None = None) -> HloCosts:
     (`is_mispriced`), and all in Triton's fusions, whose times XLA does not know before tuning.
     Triton kernels of ours are then priced as codecs: they read and write all that they are given,
     once.
+
+    With `links`, the seconds in which the module waits for other devices are added.
     """
     module = HloModule(text)
     done: dict[str, HloCosts] = {}  # a computation that several instructions call is read once
 
     def cost(name: str) -> HloCosts:
         if name not in done:
-            done[name] = _total([_instruction_cost(i, cost, rates) for i in module.body(name)])
+            body = module.body(name)
+            costs = [_instruction_cost(i, cost, rates) for i in body]
+            if links is not None:
+                waited = links.waited(module, body, [c.seconds for c in costs])
+                costs.append(HloCosts(0, 0, waited or None))
+            done[name] = _total(costs)
         return done[name]
 
     return cost(module.entry)

@@ -5,8 +5,13 @@ The result is an estimate, and no bound: XLA fuses by a cost model, and has sche
 `benchmarks/estimates.py` compares the estimate with compiled steps.
 """
 
+import dataclasses
+import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+from jax.sharding import NamedSharding
 
 from jaxmem._trace.jaxpr import (
     Jaxpr,
@@ -18,7 +23,15 @@ from jaxmem._trace.jaxpr import (
     per_device,
     subjaxprs,
 )
-from jaxmem._trace.liveness.kernels import Body, Kernel, device_bytes, kernels_of, partial_sums
+from jaxmem._trace.liveness.division import MeshDivision, divide
+from jaxmem._trace.liveness.kernels import (
+    SLICED,
+    Body,
+    Kernel,
+    device_bytes,
+    kernels_of,
+    partial_sums,
+)
 from jaxmem._trace.liveness.order import ORDERS, as_written, with_fetches_first
 from jaxmem._trace.primitives import RENAMED
 from jaxmem._trace.rewrite import Program, flatten
@@ -31,7 +44,13 @@ Order = Callable[[Body, Callable[[int], int]], list[int]]
 
 
 def temporary_bytes(
-    jaxpr, donated: Collection[int], *, on_gpu: bool, shards: int = 1, divided: bool = False
+    jaxpr,
+    donated: Collection[int],
+    *,
+    on_gpu: bool,
+    shards: int = 1,
+    divided: bool = False,
+    shardings: Sequence[NamedSharding | None] = (),
 ) -> int:
     """Returns the bytes that a step is expected to take on a device in addition to its arguments:
     temporaries, and results that reuse no argument's buffer.
@@ -40,17 +59,23 @@ def temporary_bytes(
     donated: positions of the arguments whose buffers results may reuse.
     on_gpu: whether the step is compiled for a GPU.
     shards: the number of devices that divide values. Inside `jax.shard_map` values are divided
-      already.
+      already. Not used for a step whose arguments have known shardings.
     divided: whether the codecs' kernels run on divided arrays too. Without the hardware, the
       partitioner does not ask how to divide a kernel, so the references are compiled instead.
+    shardings: of the arguments, as far as they are known.
     """
+    whole = jaxpr
     jaxpr, donated, shards = _on_one_device(jaxpr, donated, shards)
-    walks = [_Walk(order, on_gpu, divided) for order in ORDERS]
-    flat = walks[0].flat(jaxpr, shards)
-    least = min(walk.step(flat, donated, shards, order) for walk, order in zip(walks, ORDERS))
+    shardings = shardings if jaxpr is whole else ()
+    is_divided = shards > 1 or any(s is not None and any(s.spec) for s in shardings)
+    flat_of = _Inline(on_gpu and is_divided and not divided)
+    flat = flat_of(jaxpr)
+    division = divide(flat, shardings, flat_of)
+    walks = [_Walk(order, on_gpu, flat_of, shards) for order in ORDERS]
+    least = min(walk.step(flat, donated, division, order) for walk, order in zip(walks, ORDERS))
     # In a depth-first order, a step without a loop over its layers computes the weights' gradients
     # last. The operands of these gradients stay alive until then.
-    written = min(walk.step(flat, donated, shards, as_written) for walk in walks)
+    written = min(walk.step(flat, donated, division, as_written) for walk in walks)
     return written if written < FAR_LESS * least else least
 
 
@@ -80,27 +105,44 @@ def runs_references(jaxpr) -> bool:
 FAR_LESS = 0.75
 
 
+@dataclasses.dataclass(frozen=True)
+class _Inline:
+    """Programs with their calls inlined, each once.
+
+    replaced: whether codecs are replaced by their references, since GPUs divide the arrays and no
+      kernel runs on divided arrays. Otherwise a codec is one kernel, also on a CPU, whose fusions
+      an estimate knows less well.
+    known: by id of a jaxpr, the jaxpr, so that no other jaxpr gets its id, and its program.
+    """
+
+    replaced: bool
+    known: dict[int, tuple[Any, Program]] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, jaxpr) -> Program:
+        if id(jaxpr) not in self.known:
+            body_of = lambda eqn: call_body(eqn) or reference_of(eqn)
+            given = {"body_of": body_of} if self.replaced else {}
+            self.known[id(jaxpr)] = jaxpr, flatten(jaxpr, barriers=True, **given)
+        return self.known[id(jaxpr)][1]
+
+
 class _Walk:
-    """One estimate, by one order of kernels. The body of each loop is estimated once."""
+    """One estimate, by one order of kernels. The body of each loop is estimated once, unless a mesh
+    divides its values in several ways.
 
-    def __init__(self, order: Order, on_gpu: bool, divided: bool):
-        self._order, self._on_gpu, self._divided = order, on_gpu, divided
-        # The jaxpr is stored with its result, so that no other jaxpr gets its id.
-        self._known: dict[tuple[int, int], tuple[Jaxpr, int]] = {}
+    shards: the number of devices that divide a value of which no division is known.
+    """
 
-    def flat(self, jaxpr, shards: int) -> Program:
-        """The program with its calls inlined. If GPUs divide its arrays and no kernel runs on
-        divided arrays, codecs are replaced by their references. Otherwise a codec is one kernel,
-        also on a CPU, whose fusions an estimate knows less well.
-        """
-        if not self._on_gpu or shards == 1 or self._divided:
-            return flatten(jaxpr, barriers=True)
-        body_of = lambda eqn: call_body(eqn) or reference_of(eqn)
-        return flatten(jaxpr, barriers=True, body_of=body_of)
+    def __init__(self, order: Order, on_gpu: bool, flat_of: _Inline, shards: int):
+        self._order, self._on_gpu, self._flat, self._shards = order, on_gpu, flat_of, shards
+        self._known: dict[tuple, int] = {}
 
-    def step(self, flat: Program, donated: Collection[int], shards: int, order: Order) -> int:
+    def step(
+        self, flat: Program, donated: Collection[int], division: MeshDivision | None, order: Order
+    ) -> int:
         """The most bytes in addition to the arguments.
 
+        division: how a mesh divides values; None if unknown.
         order: the order of the step's own kernels, which may differ from the order inside loops.
         """
         body = kernels_of(flat, 0, self._on_gpu)
@@ -115,13 +157,18 @@ class _Walk:
                 free[kind(v)] -= 1
                 held.add(v)
         placed = {o for v, o in zip(flat.outputs, body.outputs) if o is not None and v in held}
-        return self._most(body, _with_carried(body, placed), shards, order)
+        sizes = _Sizes(body, division, self._shards)
+        most = self._most(body, _with_carried(body, placed), sizes, order)
+        relaid = () if division is None else division.relaid
+        return most + sum(map(sizes.of, relaid))
 
-    def _inside(self, jaxpr: Jaxpr, loop: Scan | None, shards: int) -> int:
+    def _inside(
+        self, jaxpr: Jaxpr, loop: Scan | None, division: MeshDivision | None, shards: int
+    ) -> int:
         """The most bytes that a loop's body takes in addition to its inputs and carried values."""
-        key = id(jaxpr), shards
+        key = id(jaxpr), shards, None if division is None else tuple(division.specs)
         if key not in self._known:
-            flat = self.flat(jaxpr, shards)
+            flat = self._flat(jaxpr)
             sliced = 0 if loop is None else len(flat.inputs) - loop.consts - loop.carry
             body = kernels_of(flat, sliced, self._on_gpu)
             carried = {}
@@ -129,8 +176,9 @@ class _Walk:
                 given = flat.inputs[loop.consts : loop.consts + loop.carry]
                 carried = {o: i for i, o in zip(given, body.outputs) if o is not None}
             placed = _with_carried(body, self._in_place(body, carried))
-            self._known[key] = jaxpr, self._most(body, placed, shards, self._order)
-        return self._known[key][1]
+            sizes = _Sizes(body, division, shards)
+            self._known[key] = self._most(body, placed, sizes, self._order)
+        return self._known[key]
 
     def _in_place(self, body: Body, carried: dict[int, int]) -> set[int]:
         """The carried values that a loop updates in place.
@@ -139,7 +187,7 @@ class _Walk:
           buffer if it is made after the last read of the input.
         """
         last: dict[int, int] = {}
-        order = self._positions(body, self._order, _size_in(body, 1))
+        order = self._positions(body, self._order, _Sizes(body, None, 1).of)
         for k, i in enumerate(order):
             last |= dict.fromkeys(body.kernels[i].reads, k)
         found = {o for o in carried if o in body.inputs}
@@ -156,13 +204,14 @@ class _Walk:
         found = order(body, size)
         return with_fetches_first(body, found) if self._on_gpu else found
 
-    def _most(self, body: Body, placed: Collection[int], shards: int, order: Order) -> int:
+    def _most(self, body: Body, placed: Collection[int], sizes: "_Sizes", order: Order) -> int:
         """The most bytes of values that the program makes and that are alive at the same time.
 
         placed: values whose memory is counted elsewhere.
         """
-        size = _size_in(body, shards)
+        size = sizes.of
         positions = self._positions(body, order, size)
+        gathered = sizes.gathered([body.kernels[i] for i in positions])
         last: dict[int, int] = {}
         for k, i in enumerate(positions):
             last |= dict.fromkeys(body.kernels[i].reads, k)
@@ -181,26 +230,76 @@ class _Walk:
             dying = [v for v in ends[k] if v in alive and v not in kernel.writes]
             saved = _overwritten(kernel, loop, dying, alive)
             new = sum(alive[v] for v in kernel.writes)
-            most = max(most, now + new - saved + self._within(kernel, loop, shards))
+            most = max(most, now + new - saved + self._within(kernel, loop, sizes) + gathered[k])
             unread = [v for v in kernel.writes if v not in last]
             now += new - sum(alive.pop(v) for v in (*dying, *unread))
-        return most
+        return most + sizes.weights
 
-    def _within(self, kernel: Kernel, loop: Scan | None, shards: int) -> int:
+    def _within(self, kernel: Kernel, loop: Scan | None, sizes: "_Sizes") -> int:
         """Bytes that a kernel, or the body of a loop, takes while it runs."""
+        shards, inside = sizes.shards, sizes.inside(kernel)
         if loop is not None:
-            return self._inside(loop.jaxpr, loop, shards)
-        if kernel.primitive == "dot_general" and self._on_gpu and shards == 1:
+            return self._inside(loop.jaxpr, loop, next(inside), shards)
+        if kernel.primitive == "dot_general" and self._on_gpu and not sizes.divided:
             return partial_sums(kernel.eqn)
         if kernel.primitive not in INSIDE:
             return 0
         shards = 1 if kernel.primitive == "shard_map" else shards
-        return max((self._inside(j, None, shards) for j in subjaxprs(kernel.eqn)), default=0)
+        bodies = zip(subjaxprs(kernel.eqn), inside)
+        return max((self._inside(j, None, one, shards) for j, one in bodies), default=0)
 
 
-def _size_in(body: Body, shards: int) -> Callable[[int], int]:
-    """A function that returns the bytes of a value on one device."""
-    return lambda v: per_device(device_bytes(body.avals[v]), shards)
+class _Sizes:
+    """The bytes of a program's values on one device.
+
+    division: how a mesh divides the values; None if unknown.
+    shards: the number of devices that then divide each value.
+    """
+
+    def __init__(self, body: Body, division: MeshDivision | None, shards: int):
+        self._avals, self._division, self.shards = body.avals, division, shards
+        # A slice that a loop's iteration reads has a number of its own.
+        sliced = (k for k in body.kernels if k.primitive == SLICED)
+        self._slices = {v: u for k in sliced for u, v in zip(k.reads, k.writes)}
+
+    def of(self, v: int) -> int:
+        size = device_bytes(self._avals[v])
+        if self._division is None or not size:
+            return per_device(size, self.shards)
+        return per_device(size, self._division.parts(self._slices.get(v, v)))
+
+    @property
+    def divided(self) -> bool:
+        """Whether a mesh divides the program's values."""
+        return self.shards > 1 or self._division is not None
+
+    @property
+    def weights(self) -> int:
+        """Bytes of whole weights while the program runs."""
+        return 0 if self._division is None else self._division.weights
+
+    def gathered(self, kernels: Sequence[Kernel]) -> list[int]:
+        """By position of a kernel, the bytes of whole activations while it runs: each is alive from
+        its first to its last reader.
+        """
+        known = {} if self._division is None else self._division.gathered
+        readers: dict[int, list[int]] = defaultdict(list)
+        bytes_of: dict[int, int] = {}
+        for k, kernel in enumerate(kernels):
+            for v, size in known.get(kernel.writes, ()):
+                readers[v].append(k)
+                bytes_of[v] = max(size, bytes_of.get(v, 0))
+        found = [0] * len(kernels)
+        for v, ks in readers.items():
+            for k in range(ks[0], ks[-1] + 1):
+                found[k] += bytes_of[v]
+        return found
+
+    def inside(self, kernel: Kernel) -> Iterator[MeshDivision | None]:
+        """The divisions of the bodies that a kernel runs."""
+        known = {} if self._division is None else self._division.inside
+        yield from known.get(kernel.writes, ())
+        yield from itertools.repeat(None)
 
 
 def _with_carried(body: Body, placed: set[int]) -> set[int]:
