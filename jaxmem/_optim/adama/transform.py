@@ -25,18 +25,37 @@ class AdamAState(NamedTuple):
     count: number of finished minibatches, int32.
     folded: number of microbatches of the current minibatch that are folded, int32.
     mu, nu: Adam's first and second moment, trees like the parameters.
-    square: with `second_moment="row"`, a tree like the parameters with one number per row, float32
-      or wider: the decayed average of the squared signed sums. Otherwise None.
-    sketch: with `second_moment="row"`, a tree like `square`: the signed sum of the current
-      minibatch's gradient. Otherwise None.
     """
 
     count: Any
     folded: Any
     mu: Any
     nu: Any
-    square: Any = None
-    sketch: Any = None
+
+    @property
+    def moments(self) -> Moments:
+        """The moments into which gradients are folded."""
+        return Moments(self.mu, self.nu)
+
+
+class RowState(NamedTuple):
+    """The state of AdamA with `second_moment="row"`.
+
+    count: number of finished minibatches, int32.
+    folded: number of microbatches of the current minibatch that are folded, int32.
+    mu, nu: Adam's first and second moment, trees like the parameters.
+    square: a tree like the parameters with one number per row, float32 or wider: the decayed
+      average of the squared signed sums.
+    sketch: a tree like the parameters with one number per row, float32 or wider: the signed sum of
+      the current minibatch's gradient.
+    """
+
+    count: Any
+    folded: Any
+    mu: Any
+    nu: Any
+    square: Any
+    sketch: Any
 
     @property
     def moments(self) -> Moments:
@@ -44,9 +63,12 @@ class AdamAState(NamedTuple):
         return Moments(*self[2:])
 
 
-def with_moments(state: AdamAState, moments: Moments) -> Any:
+State = AdamAState | RowState
+
+
+def with_moments(state: State, moments: Moments) -> Any:
     """Returns the state with these moments in place of its own moments."""
-    return state._replace(**moments._asdict())
+    return state._replace(**{k: v for k, v in moments._asdict().items() if k in state._fields})
 
 
 class AdamA(optax.GradientTransformationExtraArgs):
@@ -79,7 +101,7 @@ class AdamA(optax.GradientTransformationExtraArgs):
         """
         return AdamA.of(dataclasses.replace(self.rule, moments=INT8))
 
-    def begin(self, state: AdamAState) -> Any:
+    def begin(self, state: State) -> Any:
         """Begins a minibatch: returns the state with decayed moments.
 
         The moments become b1·mu and b2·nu. With `axis_name`, nu becomes M·b2·nu for M devices
@@ -88,7 +110,7 @@ class AdamA(optax.GradientTransformationExtraArgs):
         self.rule.check_rows(state.moments)
         return with_moments(state, self.rule.begin(state.moments))
 
-    def fold(self, state: AdamAState, gradient) -> Any:
+    def fold(self, state: State, gradient) -> Any:
         """Folds a microbatch's gradient into the moments, and returns the new state.
 
         The moments become mu + (1 − b1)·g and nu + (1 − b2)·g², where g is `gradient` divided by
@@ -105,7 +127,7 @@ class AdamA(optax.GradientTransformationExtraArgs):
         return with_moments(state._replace(folded=state.folded + 1), folded)
 
     def finish(
-        self, state: AdamAState, params=None, stacked: tuple[bool, ...] | None = None
+        self, state: State, params=None, stacked: tuple[bool, ...] | None = None
     ) -> tuple[Any, Any]:
         """Ends a minibatch: returns the updates, and the state for the next minibatch.
 
@@ -129,20 +151,23 @@ class AdamA(optax.GradientTransformationExtraArgs):
         return _finish(self.rule, state, params, stacked=stacked)
 
 
-def _init(rule: Rule, params) -> AdamAState:
+def _init(rule: Rule, params) -> State:
     """Returns the optimizer's first state, with counters at zero."""
     # Each counter is an array of its own: donating a state that holds one buffer twice is an error.
     zero = lambda: jnp.zeros((), jnp.int32)
-    return AdamAState(zero(), zero(), *rule.start(params))
+    moments = rule.start(params)
+    if moments.square is None:
+        return AdamAState(zero(), zero(), moments.mu, moments.nu)
+    return RowState(zero(), zero(), *moments)
 
 
-def _number(rule: Rule, state: AdamAState):
+def _number(rule: Rule, state: State):
     """The number of the current microbatch over all minibatches."""
     return state.count * rule.accumulation_steps + state.folded
 
 
 def _finish(
-    rule: Rule, state: AdamAState, params, gradient=None, stacked: tuple[bool, ...] | None = None
+    rule: Rule, state: State, params, gradient=None, stacked: tuple[bool, ...] | None = None
 ) -> tuple[Any, Any]:
     """Ends a minibatch: reduces the moments over devices, and makes the updates from the moments.
 
@@ -158,7 +183,7 @@ def _finish(
     return updates, with_moments(counted, moments)
 
 
-def _update(rule: Rule, updates, state: AdamAState, params=None, **_):
+def _update(rule: Rule, updates, state: State, params=None, **_):
     """`update` of the transformation: a fold, and the minibatch's update after its last one."""
     rule.check(updates, state.moments, params)
     # Only a minibatch's first microbatch begins with decayed moments. The number of folded
@@ -190,7 +215,7 @@ def _update(rule: Rule, updates, state: AdamAState, params=None, **_):
     return jax.lax.cond(last, finish, lambda: (nothing, _stored(rule, folded, state)))
 
 
-def _stored(rule: Rule, new: AdamAState, old: AdamAState) -> Any:
+def _stored(rule: Rule, new: State, old: State) -> Any:
     """Returns the new state with the types of the old state, so that both branches of the `cond`
     agree: the old dtypes, and moments whose types vary over devices. The reduced moments are equal
     on all devices, but the other branch's moments are not.

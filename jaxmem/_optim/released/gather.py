@@ -12,7 +12,7 @@ from jaxmem._model.states.layout import like as as_layers
 from jaxmem._model.states.layout import masters_of, parts_of
 from jaxmem._model.states.shards import assembled, gathered, part_of, refilled
 from jaxmem._optim.adama.rule import Rule
-from jaxmem._optim.adama.transform import AdamAState, with_moments
+from jaxmem._optim.adama.transform import State, with_moments
 from jaxmem._optim.released.model import Model
 
 
@@ -78,7 +78,7 @@ def of_layers(layers: str, params) -> tuple[bool, ...]:
     return tuple(path[0] == jax.tree_util.DictKey(layers) for path, _ in found)
 
 
-def updated(layers: str, rule: Rule, params, like, state: AdamAState):
+def updated(layers: str, rule: Rule, params, like, state: State):
     """Returns (params, state) after a minibatch. Each device updates the part of the parameters for
     which it has moments. Parameters that every device stores whole are gathered again (ZeRO-1).
 

@@ -82,8 +82,8 @@ class ReleasedStep:
     `jaxmem.released_step` makes a released step.
 
     `state` is the pair of the parameters and the optimizer's state. The optimizer's state is an
-    AdamAState for AdamA, and the tree that `tx.init` makes for an optax transformation. Donate the
-    state. `batch` is a tree of arrays. AdamA's `accumulation_steps`
+    AdamAState or a RowState for AdamA, and the tree that `tx.init` makes for an optax
+    transformation. Donate the state. `batch` is a tree of arrays. AdamA's `accumulation_steps`
     divides the length of their leading axis. `key` is a random key. Microbatch i receives
     `fold_in(key, i)`, and layer j of microbatch i receives `fold_in` of this key and j.
 
