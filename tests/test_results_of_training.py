@@ -145,10 +145,16 @@ def test_bytes_and_collectives_on_meshes():
         times = row["seconds"], row["tokens a second"], row["alone"], row["thin"]
         assert quotes(" ".join(page[name]), row["bytes"] / 1e9, *moved, *times), name
         assert row["alone"] < row["seconds"] < row["thin"], name
+    seconds = result("slice_seconds")
+    for devices, row in seconds["results"].items():
+        assert quotes(" ".join(page[devices]), *row.values()), devices
+    grown = seconds["summary"]["estimate"], seconds["summary"]["compile"]
+    text = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
+    (told,) = (part for part in text.split("devices, the first grow by")[1:])
+    assert quotes(told, *grown)
     found, was = sizes["summary"]["estimated"], sizes["summary"]["scalar"]
     said = 100 * found["median"], 100 * found["worst"]
     assert quotes(answer("on meshes").partition("error is")[2], *said)
-    text = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
     told = text.partition("as it was before. The median error is")[2]
     assert quotes(told, *said, 100 * was["median"], 100 * was["worst"])
     assert f"{sizes['summary']['within 2 %']} of 20 points are within 2 %" in text
