@@ -86,7 +86,7 @@ stale: $(VENV)/.installed  ## the results whose sources changed since they were 
 	@$(PY) -m benchmarks.shared.stale
 
 evidence: $(VENV)/.installed  ## docs/evidence.md: the claims of the papers beside the committed results
-	@$(PY) -m benchmarks.evidence
+	@$(PY) -m benchmarks.shared.evidence
 
 lint: $(VENV)/.installed-dev  ## ruff, without changing a file
 	$(PY) -m ruff check .

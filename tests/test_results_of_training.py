@@ -176,6 +176,7 @@ def test_lora_of_a_model_of_7_billion_parameters():
         assert one["compiled"] <= float(budget.removesuffix(" GB")) * 1e9
     assert keys == [*found]
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    text = " ".join(text.split())
     text = text[text.index("the step with the base in bfloat16 takes") :]
     half, eight = found["bfloat16, 24 GB"], found["int8, 8 GB"]
     assert quotes(text, half["everything kept"] / 1e9)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks import evidence
+from benchmarks.shared import evidence
 
 
 def test_the_page_is_what_the_results_say():

@@ -1,9 +1,9 @@
 """Writes docs/evidence.md: the claims of the papers, and jaxmem's, beside the committed results.
 
-    python -m benchmarks.evidence
+    python -m benchmarks.shared.evidence
 
-The claims are in `benchmarks/evidence.toml`. A number comes from a file of `benchmarks/results/`
-and from no other place, so that the page changes with the results alone. Nothing is measured here.
+The claims are in `benchmarks/shared/evidence.toml`. A number comes from a file of
+`benchmarks/results/` and from no other place. Nothing is measured here.
 """
 
 import fnmatch
@@ -17,7 +17,7 @@ from benchmarks.shared.results import RESULTS
 from jaxmem._core.files import read_json
 from jaxmem._result.svg import element, escape
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 CLAIMS = pathlib.Path(__file__).parent / "evidence.toml"
 PAGE = ROOT / "docs" / "evidence.md"
 UNBROKEN = "\N{NO-BREAK SPACE}%"
@@ -179,8 +179,8 @@ def page() -> str:
     kinds = "\n".join(f"- {text}" for text in KINDS.values())
     parts = [
         "# Evidence",
-        "`python -m benchmarks.evidence` writes this page from `benchmarks/results/` and"
-        " `benchmarks/evidence.toml`. Do not edit it.",
+        "`python -m benchmarks.shared.evidence` writes this page from `benchmarks/results/` and"
+        " `benchmarks/shared/evidence.toml`. Do not edit it.",
         f"The page compares the claims of the three papers, and jaxmem's, with what was measured"
         f' here. Of {len(claims)} claims: {told}. "Passed" is better than the goal by 5 % or'
         ' more. "Told" has no goal. [Results](results.md) describes each script, and'
