@@ -90,7 +90,7 @@ def outcome(claim: dict[str, Any], found: float | None) -> str:
 def rows() -> list[dict[str, Any]]:
     """The claims, each with its number, its outcome, and the commit of its result."""
     found = []
-    for claim in tomllib.loads(CLAIMS.read_text("utf-8"))["claim"]:
+    for claim in tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claim"]:
         value = number(claim)
         path = RESULTS / f"{claim.get('result')}.json"
         about = read_json(path) if path.exists() else {}
@@ -195,11 +195,11 @@ def page() -> str:
     for name, plot in plots.items():
         if plot is not None:
             path = PAGE.parent / "assets" / f"evidence-{name}.svg"
-            path.write_text(plot, "utf-8")
+            path.write_text(plot, encoding="utf-8")
             parts += [f"![{name}](assets/{path.name})"]
     return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), "utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
     print(PAGE)
