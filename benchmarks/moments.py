@@ -112,10 +112,10 @@ def of_largest(report: Report) -> None:
         report.once(f"{moments}, {layers} layers", seconds_of, layers, moments, *memory)
 
 
-def seconds_of(layers: int, moments: str, *memory: str) -> dict[str, Any]:
+def seconds_of(layers: int, moments: str, gpu: str, host: str, way: str) -> dict[str, Any]:
     """The fastest step of so many layers, compiled, and the predicted seconds of its layers."""
     build, args = layers_of(moments)
-    plan = plan_within(*memory, (build, sized(args, layers)))
+    plan = plan_within(gpu, host, way, (build, sized(args, layers)))
     row = {"compiled": plan.compiled_bytes, "host compiled": plan.host_bytes}
     return row | {"seconds": known(plan.lanes).seconds - known(plan.lanes).outside_seconds}
 
