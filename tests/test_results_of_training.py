@@ -358,3 +358,42 @@ def test_a_plan_that_is_revised():
         assert quotes(cells[0], row["ratio"], row["quartiles"][0], row["quartiles"][2])
         assert quotes(cells[1], row["predicted ratio"])
     assert summary["throughput between trackings"] >= 0.99
+
+
+WAYS = {
+    "everything kept": "no optimization",
+    "full recomputation": "full recomputation",
+    "every tag quantized": "quantization",
+    "plan, lossless": "lossless",
+    "plan, all actions": "plan",
+    "plan, keep and recompute": "on the device",
+}
+
+
+def test_the_largest_batch():
+    found, shares = result("max_batch")["results"], result("shares")["results"]
+    models = "gpt_117m", "gpt_345m"
+    for way, cells in PAGE["The largest batch"].items():
+        for cell, model in zip(cells, models, strict=True):
+            row = found.get(f"{model}, {WAYS[way]}")
+            if row is None:
+                assert cell == "not measured"
+            else:
+                host = [row["host bytes"] / 1e9] if row["host bytes"] else []
+                assert quotes(cell, row["batch"], row["bytes"] / 1e9, *host), (way, model)
+                assert row["bytes"] <= 32e9
+    text = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
+    batch = lambda model, way: found[f"{model}, {way}"]["batch"]
+    for model in models:
+        if f"{model}, lossless" in found:
+            ratio = batch(model, "lossless") / batch(model, "full recomputation")
+            assert f"{model}: {ratio:.2f}" in text
+    pairs = [batch(m, way) for m in models for way in ("lossless", "full recomputation")]
+    host = [found[f"{m}, lossless"]["host bytes"] / 1e9 for m in models]
+    said = numbers(answer("large a batch fits"))
+    assert [int(n) for n in said if n not in ("117", "345")] == [*pairs, *map(round, host)]
+    kept, eight = (shares[f"gpt_345m, {n}"] for n in (4, 8))
+    quoted = 100 * kept["activations"], 100 * eight["activations"], 100 * eight["recomputation"]
+    assert f"activations are {quoted[0]:.0f} % of the bytes of gpt_345m with batch 4" in text
+    assert f"{quoted[1]:.0f} % with batch 8" in text
+    assert f"recomputation takes {quoted[2]:.0f} % of the step time" in text
