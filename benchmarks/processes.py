@@ -10,9 +10,9 @@ newest whole checkpoint must be as new. The other process must end within a minu
 Losses of a run that has ended are compared with a run without faults. A run is stopped up to four
 times. A fault after the last exchange of a run is late: both processes end as usual.
 
-`network_cuts`: the same, with each process in a network namespace of its own. The link between the
-namespaces is taken down at one end, or packets are dropped silently: those of the first process,
-those of the second, or all. Both processes must end within a minute, each with a message. The link
+`network_cuts`: two processes run in two network namespaces. The link between the namespaces is
+taken down at one end, or packets are dropped silently: the packets of the first process, of the
+second process, or of both. Both processes must end within a minute, each with a message. The link
 is mended before the run is started again. This result needs the rights to make namespaces.
 
 `process_times`: seconds of a step, and of a save, of two processes of one device each against one

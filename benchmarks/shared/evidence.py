@@ -72,7 +72,7 @@ def outcome(claim: dict[str, Any], found: float | None) -> str:
     if found is None:
         return "not to be had" if "missing" in claim else "not measured yet"
     if "goal" not in claim:
-        return "told"
+        return "no goal"
     goal = claim["goal"]
     if claim["better"] == "nearer 0":
         found, better = abs(found), -1
@@ -183,7 +183,7 @@ def page() -> str:
         " `benchmarks/shared/evidence.toml`. Do not edit it.",
         f"The page compares the claims of the three papers, and jaxmem's, with what was measured"
         f' here. Of {len(claims)} claims: {told}. "Passed" is better than the goal by 5 % or'
-        ' more. "Told" has no goal. [Results](results.md) describes each script, and'
+        " more. [Results](results.md) describes each script, and"
         " `make stale` lists the results that are older than the code.",
         "**No GPU and no TPU has run a step of jaxmem.** A result is of one of three kinds:",
         kinds,

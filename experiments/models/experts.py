@@ -1,11 +1,11 @@
-"""A mixture of experts: several MLPs, of which a router selects some for each token (Shazeer et
-al., 2017).
+"""A mixture of experts: several MLPs. A router selects some MLPs for each token (Shazeer et al.,
+2017).
 
 Each expert computes all tokens, and gates of zero drop the results that no token selected. So no
-expert has a capacity, and no token is dropped. The products of a layer are `experts` times those of
-one MLP; the alternative is to sort the tokens by their experts, which computes less, and whose
-shapes or whose kernels depend on the routing. The router has no tag: the backward computes it again
-from the layer norm before it. If a plan compresses the norm, the backward may decide near ties
+expert has a capacity, and no token is dropped. A layer has `experts` times the products of one
+MLP. The alternative, to sort the tokens by their experts, has fewer products, but its shapes or its
+kernels depend on the routing. The router has no tag: the backward computes the router again, from
+the layer norm before it. If a plan compresses the norm, the backward may decide near ties
 otherwise.
 
 Shapes: B batch, S sequence, D width, F features, E experts.
@@ -46,7 +46,7 @@ class Experts(nnx.Module):
         g_EBSF = tag(g_EBSF, model.activation, kind="gelu")
         gated_EBSF = g_EBSF * jnp.moveaxis(gates_BSE, -1, 0)[..., None]
         y_BSD = jnp.einsum("ebsf,efd->bsd", gated_EBSF, down_EFD) + gates_BSE @ biases[1]
-        return beside(y_BSD, model.balance * imbalance(probs_BSE, chosen_BSE))
+        return with_loss(y_BSD, model.balance * imbalance(probs_BSE, chosen_BSE))
 
 
 def selected(probs_BSE, count: int):
@@ -67,13 +67,13 @@ def imbalance(probs_BSE, chosen_BSE):
 
 
 @jax.custom_vjp
-def beside(x, loss):
+def with_loss(x, loss):
     """Returns `x`. The backward adds the gradient of `loss`, a scalar, to the gradient of the
     model's loss, as if the model's loss contained it. So a layer returns nothing but its output.
     """
     return x
 
 
-beside.defvjp(
+with_loss.defvjp(
     lambda x, loss: (x, jnp.zeros_like(loss)), lambda zero, d_x: (d_x, jnp.ones_like(zero))
 )

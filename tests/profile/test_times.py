@@ -249,7 +249,7 @@ def test_a_job_tells_the_mesh_that_it_needs():
 
 
 def test_a_job_from_inside_a_shard_map_is_run_inside_one_too():
-    """Its arguments are those of one device of the mesh axes that are divided around it."""
+    """The job has the arguments of one device of the mesh axes that the shard_map divides."""
     build = mapped.mapped_loss(mapped.mesh(), mapped.untagged)
     with jax.sharding.use_abstract_mesh(mapped.mesh()):
         step = without_shardings(jax.make_jaxpr(build(None))(*mapped.shapes(mapped.mesh())))

@@ -334,7 +334,7 @@ def test_callbacks_are_made_once():
         tracked(reading, p, x)
 
 
-# Few shapes, each of which is compiled: of one channel, of too few for an outlier, and of more.
+# Each shape is compiled, so there are few: one channel, too few channels for an outlier, and more.
 SHAPES = st.tuples(st.sampled_from([1, 5]), st.sampled_from([1, 2, 10, 11, 60]))
 
 

@@ -5,9 +5,9 @@ ring over its group of devices, by the rate of the links that the group uses. A 
 uses the links between the host's GPUs. A group over several hosts also uses the network: of its
 devices in one host, each has a share.
 
-Collectives run one after the other, beside the kernels. The module lists instructions in the order
-in which they run, so that a kernel between a collective's start and its end hides as much of the
-collective as the kernel takes. The alternative was to count every collective in full: fully sharded
+Collectives run one after the other, at the same time as the kernels. The module lists instructions
+in the order in which they run, so that a kernel between a collective's start and its end hides as
+much of the collective as the kernel takes. The alternative was to count every collective in full: fully sharded
 steps, whose gathers overlap with the layer before, were then predicted too slow. The latency of a
 collective is not known, and not counted.
 """

@@ -153,7 +153,7 @@ def _scatter(params, given, made) -> list[Names]:
 
 
 def _batches(numbers, of_indices: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The dimensions of an array, and of indices, of which each row has a row of the other."""
+    """The batch dimensions of a gathered array, and the batch dimensions of its indices."""
     return numbers.operand_batching_dims, getattr(numbers, of_indices)
 
 

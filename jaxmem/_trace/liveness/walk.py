@@ -130,7 +130,7 @@ class _Walk:
     """One estimate, by one order of kernels. The body of each loop is estimated once, unless a mesh
     divides its values in several ways.
 
-    shards: the number of devices that divide a value of which no division is known.
+    shards: the number of devices that divide a value, if the value's division is unknown.
     """
 
     def __init__(self, order: Order, on_gpu: bool, flat_of: _Inline, shards: int):

@@ -129,7 +129,7 @@ class Names:
 
 
 class State:
-    """An array's: what NumPy is told to make of bytes."""
+    """The state of a pickled array: the shape and the dtype by which NumPy reads its bytes."""
 
     def __init__(self, shape: tuple, dtype: bytes, flags: int, data):
         self.shape, self.dtype, self.flags, self.data = shape, dtype, flags, data

@@ -1,4 +1,4 @@
-"""Two processes of which one is killed, or between which the network is cut: both end with a
+"""One of two processes is killed, or the network between two processes is cut: both end with a
 message, no saved step is lost, and the run resumes. A reduced form of `benchmarks/processes.py`.
 """
 
