@@ -7,9 +7,9 @@ devices in one host, each has a share.
 
 Collectives run one after the other, at the same time as the kernels. The module lists instructions
 in the order in which they run, so that a kernel between a collective's start and its end hides as
-much of the collective as the kernel takes. The alternative was to count every collective in full: fully sharded
-steps, whose gathers overlap with the layer before, were then predicted too slow. The latency of a
-collective is not known, and not counted.
+much of the collective as the kernel takes. The alternative was to count every collective in full:
+fully sharded steps, whose gathers overlap with the layer before, were then predicted too slow. The
+latency of a collective is not known, and not counted.
 """
 
 import dataclasses
