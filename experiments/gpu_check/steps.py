@@ -88,6 +88,7 @@ class Race:
         configs: Mapping[str, Config] | None = None,
     ):
         """Compiles and warms up each step. A step that fails is left out; `failed` has its error.
+        `peaks` has the device's peak bytes before and after a step's first run, by name.
 
         `configs`: the configs of steps with another kind of state than `config`, by name.
         """
@@ -95,10 +96,13 @@ class Race:
         self.steps: dict[str, Any] = {}
         self.failed: dict[str, str] = {}
         self.examples: dict[tuple[str, str], Any] = {}
+        self.peaks: dict[str, tuple[int, int]] = {}
         for name, make in makers.items():
             try:
                 self.steps[name] = make()
+                before = peak_bytes()
                 self._run(name)
+                self.peaks[name] = before, peak_bytes()
             except jax.errors.JaxRuntimeError as error:
                 self.failed[name] = str(error)[:500]
                 self.steps.pop(name, None)
@@ -122,6 +126,11 @@ class Race:
         self.examples[kind] = self.steps[name](state, tokens)[0], tokens
         jax.block_until_ready(self.examples[kind])
         return time.perf_counter() - start
+
+
+def peak_bytes() -> int:
+    """Returns the most bytes that the device's allocator had returned at once; 0 if unknown."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
 
 
 def usable_bytes() -> int:

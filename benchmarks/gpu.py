@@ -1,0 +1,189 @@
+"""Plans made without a GPU, and the steps that the plans and policies give on that GPU.
+
+    python -m benchmarks.gpu gpu_plans             (a machine without a GPU)
+    python -m benchmarks.gpu gpu_117m gpu_345m   (on an H200; reads the plans)
+
+`gpu_plans`: for gpt_117m and gpt_345m, compiled for an H200 that the machine does not have: the bytes
+and the estimated seconds of each policy, and plans with several sets of actions, with their files.
+A budget is a share of the way from full recomputation to everything kept.
+
+`gpu_117m` and `gpu_345m`: the policies and plans on the GPU. Bytes: of the compile without the GPU,
+of the compile on the GPU, and the device's own count of its peak. Steps run for the first time in
+the order of their bytes, so a peak is a step's own if it is above the peak before it; otherwise it
+is null. Seconds: the median of three runs in each round, in a random order. "apart" is predicted /
+measured - 1. XLA's estimates and the plans' prices were made before any GPU had run a step.
+"""
+
+import concurrent.futures
+import json
+import pathlib
+import statistics
+import tempfile
+import time
+from typing import Any
+
+import jax
+
+import jaxmem
+from benchmarks.policies import of_baseline
+from benchmarks.shared.baselines import baselines
+from benchmarks.shared.case import case_on
+from benchmarks.shared.results import RESULTS as FOLDER
+from benchmarks.shared.results import Benchmark, Report, measure, say
+from experiments.command.load import load
+from experiments.config.text import Config
+from experiments.gpu_check.measure import quartiles
+from experiments.gpu_check.steps import Race
+from experiments.models.loops import scanned
+from experiments.running.policies import candidates
+from experiments.steps.step import abstract, make_step, step_over
+from jaxmem._core.files import read_json
+from jaxmem.plans import ALL, LOSSLESS, Action, compiled_bytes, compiler_options
+
+GPU, ROUNDS = "h200", 5
+POLICIES = (
+    "keep_everything", "nothing_saveable", "dots_with_no_batch_dims_saveable", "save_qkv_proj",
+    "minimal_with_context", "keep_tags", "minimal_offloaded",
+)  # fmt: skip
+ON_DEVICE = tuple(a for a in Action if not a.offloads)
+# The set of actions and the share of the way from full recomputation to everything kept.
+PLANS = {
+    "all 0.02": (ALL, 0.02),
+    "all 0.2": (ALL, 0.2),
+    "all 0.5": (ALL, 0.5),
+    "device 0.1": (ON_DEVICE, 0.1),
+    "lossless 0.1": (LOSSLESS, 0.1),
+    "lossless 0.4": (LOSSLESS, 0.4),
+    "recompute 0.2": ((Action.KEEP, Action.RECOMPUTE), 0.2),
+}
+
+
+def plans(report: Report, model: str) -> None:
+    with case_on(GPU, model) as case:
+        for baseline in baselines(case.profile):
+            if baseline.name in POLICIES:
+                report.once(f"{model} policy {baseline.name}", of_baseline, case, baseline)
+        low, high = (
+            report[f"{model} policy {name}"]["bytes"]
+            for name in ("nothing_saveable", "keep_everything")
+        )
+        for name, (actions, share) in PLANS.items():
+            budget = int(low + share * (high - low))
+            report.once(f"{model} plan {name}", planned, case, budget, actions)
+
+
+def planned(case, budget: int, actions) -> dict:
+    start = time.perf_counter()
+    plan, row = case.attempt(budget, actions=actions)
+    if plan is None:
+        return row
+    row["planning_seconds"] = time.perf_counter() - start
+    return row | {"baseline_seconds": plan.baseline_seconds, "plan": plan.to_json()}
+
+
+# -- on the GPU
+
+
+def step_of(config: Config, name: str, row: dict):
+    """The step of a row of `gpu_plans`, lowered for this device."""
+    if "plan" in row:
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "plan.json"
+            path.write_text(json.dumps(row["plan"]), encoding="utf-8")
+            step = make_step(config, jaxmem.Plan.load(path))
+    else:
+        remat = config.remat.model_copy(update={"policy": name})
+        (candidate,) = candidates(config.model_copy(update={"remat": remat}))
+        step = step_over(config, scanned(candidate.policy, candidate.every))
+    shapes = abstract(config)
+    jitted = jax.jit(step, donate_argnums=0, compiler_options=compiler_options(step, *shapes))
+    return jitted.lower(*shapes)
+
+
+def timed_compile(lowered) -> tuple[Any, float]:
+    start = time.perf_counter()
+    return lowered.compile(), time.perf_counter() - start
+
+
+def on_the_gpu(report: Report, model: str) -> None:
+    config = load(model, ())
+    without = read_json(FOLDER / "gpu_plans.json")["results"]
+    rows = {
+        key.removeprefix(f"{model} "): row
+        for key, row in without.items()
+        if key.startswith(model) and row.get("found", True)
+    }
+    lowered = {key: step_of(config, key.partition(" ")[2], row) for key, row in rows.items()}
+    say(f"{model}: {len(lowered)} steps traced")
+    steps: dict[str, Any] = {}
+    # The first compile fills XLA's cache of kernel choices, which the others share.
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        first, *others = lowered
+        found = {first: timed_compile(lowered[first])}
+        futures = {key: pool.submit(timed_compile, lowered[key]) for key in others}
+        for key, future in futures.items():
+            try:
+                found[key] = future.result()
+            except jax.errors.JaxRuntimeError as error:
+                report.add(key, {"error": str(error)[:500]})
+    for key, (step, seconds) in sorted(found.items(), key=lambda item: compiled_bytes(item[1][0])):
+        steps[key] = step
+        report.add(key, {"bytes": compiled_bytes(step), "compile_seconds": seconds})
+    race = Race(config, {key: lambda step=step: step for key, step in steps.items()})
+    for key, (before, after) in race.peaks.items():
+        row = report[key] | {"peak_before": before, "peak_after": after}
+        report.add(key, row | {"peak_bytes": after if after and after > before else None})
+    for key, error in race.failed.items():
+        report.add(key, report[key] | {"error": error})
+    for number in range(ROUNDS):
+        report.add(f"round {number}", race.round(number))
+
+
+def on_gpu(report: Report) -> dict:
+    model = f"gpt_{report.path.stem.removeprefix('gpu_')}"
+    without = read_json(FOLDER / "gpu_plans.json")["results"]
+    rounds = [*report.under("round ").values()]
+    rows = {}
+    for key, row in report.results.items():
+        if key.startswith("round ") or "error" in row:
+            continue
+        told = without[f"{model} {key}"]
+        predicted = told.get("predicted_seconds", told.get("xla_seconds"))
+        absent = told.get("compiled_bytes", told.get("bytes"))
+        seconds = quartiles([one[key] for one in rounds])
+        peak = row.get("peak_bytes")
+        rows[key] = {
+            "bytes, compiled without the GPU": absent,
+            "bytes, compiled on the GPU": row["bytes"],
+            "bytes, the device's peak": peak,
+            "compiled without the GPU / peak - 1": peak and absent / peak - 1,
+            "predicted_seconds": predicted,
+            "seconds": seconds,
+            "apart": predicted / seconds["median"] - 1,
+        }
+    return {"steps": rows} | against_policies(rows, without, model)
+
+
+def against_policies(rows: dict, without: dict, model: str) -> dict:
+    """For each plan, the fastest policy that takes no more than the plan's budget."""
+    found, size = {}, "bytes, compiled on the GPU"
+    median = lambda key: rows[key]["seconds"]["median"]
+    for key in (k for k in rows if k.startswith("plan ")):
+        budget = without[f"{model} {key}"]["budget"]
+        fits = [k for k in rows if k.startswith("policy ") and rows[k][size] <= budget]
+        best = min(fits, key=median, default=None)
+        found[key] = {"best policy": best, "ratio": best and median(key) / median(best)}
+    apart = [abs(row["apart"]) for row in rows.values()]
+    return {"against the best policy": found, "median |apart|": statistics.median(apart)}
+
+
+RESULTS = {
+    "gpu_plans": Benchmark(("gpt_117m", "gpt_345m"), plans),
+} | {
+    f"gpu_{size}": Benchmark((f"gpt_{size}",), on_the_gpu, summary=on_gpu)
+    for size in ("117m", "345m")
+}
+
+
+if __name__ == "__main__":
+    measure("gpu", RESULTS)
