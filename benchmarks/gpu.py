@@ -84,8 +84,10 @@ def planned(case, budget: int, actions) -> dict:
 # -- on the GPU
 
 
-def step_of(config: Config, name: str, row: dict):
-    """The step of a row of `gpu_plans`, lowered for this device."""
+def step_of(config: Config, name: str, row: dict, options: dict | None = None):
+    """The step of a row of `gpu_plans`, lowered for this device. `options`: XLA's, in place of the
+    options of a planned step.
+    """
     if "plan" in row:
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "plan.json"
@@ -96,8 +98,8 @@ def step_of(config: Config, name: str, row: dict):
         (candidate,) = candidates(config.model_copy(update={"remat": remat}))
         step = step_over(config, scanned(candidate.policy, candidate.every))
     shapes = abstract(config)
-    jitted = jax.jit(step, donate_argnums=0, compiler_options=compiler_options(step, *shapes))
-    return jitted.lower(*shapes)
+    options = compiler_options(step, *shapes) if options is None else options
+    return jax.jit(step, donate_argnums=0, compiler_options=options).lower(*shapes)
 
 
 def timed_compile(lowered) -> tuple[Any, float]:

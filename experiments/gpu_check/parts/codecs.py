@@ -7,14 +7,13 @@ bytes of the tensor and of its codes, counted once. A second read lowers the rat
 """
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from experiments.gpu_check.measure import normal
+from experiments.gpu_check.measure import in_flight, normal
 from experiments.gpu_check.settings import Settings
 from jaxmem import codecs
 
@@ -130,10 +129,9 @@ def _seconds(runs: Sequence[Callable[[], Any]], count: int, rounds: int = 12) ->
     taken: list[list[float]] = [[] for _ in runs]
     for number in range(rounds + 2):
         for run, times in zip(runs, taken):
-            start = time.perf_counter()
-            jax.block_until_ready(run())
+            seconds = in_flight(run)
             if number >= 2:  # the first two rounds warm up
-                times.append((time.perf_counter() - start) / count)
+                times.append(seconds / count)
     return [statistics.median(times) for times in taken]
 
 
