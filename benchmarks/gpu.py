@@ -3,7 +3,7 @@
     python -m benchmarks.gpu gpu_plans             (a machine without a GPU)
     python -m benchmarks.gpu gpu_117m gpu_345m   (on an H200; reads the plans)
 
-`gpu_plans`: for gpt_117m and gpt_345m, compiled for an H200 that the machine does not have: the bytes
+`gpu_plans`: for both models, compiled for an H200 that the machine does not have: the bytes
 and the estimated seconds of each policy, and plans with several sets of actions, with their files.
 A budget is a share of the way from full recomputation to everything kept.
 

@@ -144,6 +144,7 @@ class Profile:
     unrolled: tuple[str, ...] = ()  # labels of blocks whose layers a Python loop repeats
     disturbed: float = 0.0  # share of the times that were measured while the machine was busy
     uncertainty: float = 0.0  # error bound of the times, as a share
+    overlap: float = 1.0  # share of a layer's work that runs beside its copies to and from the host
 
     @property
     def everything_kept(self) -> Actions:

@@ -152,8 +152,9 @@ def oracle(profile: Profile, assignment: dict, working=()) -> Price:
             visit(v)
         again = sum(e.seconds for e in repeated)
         wait = moved / profile.link_bytes_per_second
-        exposed = max(0.0, wait - b.forward_seconds)
-        exposed += max(0.0, b.backwards * wait - b.backward_seconds - again)
+        exposed = max(0.0, wait - profile.overlap * b.forward_seconds)
+        work = b.backward_seconds + again
+        exposed += max(0.0, b.backwards * wait - profile.overlap * work)
         saved, host = saved + b.layers * device, host + b.layers * moved
         seconds, recompute = seconds + b.runs * (again + kept + exposed), recompute + b.runs * again
         doubt += b.runs * doubted
@@ -252,7 +253,8 @@ def profiles(draw) -> Profile:
     """
     names = draw(st.sampled_from((("block",), ("block", "block"), ("block", "other"))))
     classes = [draw(blocks(n, 8 if len(names) == 1 else 5)) for n in names]
-    return _thinned(profile(*classes, link=draw(st.sampled_from((5.0, 30.0)))))
+    made = profile(*classes, link=draw(st.sampled_from((5.0, 30.0))))
+    return _thinned(dataclasses.replace(made, overlap=draw(st.sampled_from((0.25, 1.0)))))
 
 
 def _thinned(made: Profile) -> Profile:

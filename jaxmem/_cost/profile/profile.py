@@ -80,6 +80,7 @@ def profile(
         unrolled=unrolled,
         disturbed=times.disturbed,
         uncertainty=times.uncertainty,
+        overlap=target.traits.overlap,
     )
 
 

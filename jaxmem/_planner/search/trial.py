@@ -53,11 +53,15 @@ class Trial:
 
     @property
     def xla_seconds(self) -> float | None:
-        """XLA's estimate of the whole step, plus the seconds of host transfers, which XLA does not
-        price. None if XLA gives no estimate.
+        """XLA's estimate of the whole step, plus the seconds of waiting for host transfers, which
+        XLA does not price: by the compiled schedule if it is known, else by the profile. None if
+        XLA gives no estimate.
         """
-        seconds = self.step.compiled.xla_seconds
-        return None if seconds is None else seconds + self.cost.host_seconds
+        compiled = self.step.compiled
+        if compiled.xla_seconds is None:
+            return None
+        waiting = compiled.host_seconds
+        return compiled.xla_seconds + (self.cost.host_seconds if waiting is None else waiting)
 
     @property
     def working(self) -> int:
@@ -148,4 +152,5 @@ def _exposed(profile: Profile, host_bytes: int) -> float:
     forward = sum(b.runs * b.forward_seconds for b in profile.blocks)
     backward = sum(b.runs * b.backward_seconds for b in profile.blocks)
     back = transfer * max(b.backwards for b in profile.blocks)
-    return max(0.0, transfer - forward) + max(0.0, back - backward)
+    overlap = profile.overlap
+    return max(0.0, transfer - overlap * forward) + max(0.0, back - overlap * backward)

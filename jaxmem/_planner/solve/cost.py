@@ -107,16 +107,17 @@ def evaluate(profile: Profile, actions: Actions) -> Cost:
 
     A value is demanded if the backward reads it, or if a recomputed equation reads it. A demanded
     tag whose choice saves it is saved, and demands no other value. A tag that is not demanded costs
-    nothing, whatever its choice, since partial evaluation drops it. In each run of a layer,
-    transfers of the forward are hidden by `forward_seconds`, and transfers of the backward by
-    `backward_seconds` and by the recomputation.
+    nothing, whatever its choice, since partial evaluation drops it. In each run of a layer, a share
+    `profile.overlap` of `forward_seconds` hides transfers of the forward, and the same share of
+    `backward_seconds` and of the recomputation hides transfers of the backward.
 
     Raises TagError if `actions` names a block, tag or choice that the profile lacks. Raises
     SolverError if no equation and no input makes a demanded value.
     """
     _check_names(profile, actions)
     link = profile.link_bytes_per_second
-    costs = tuple(_block_cost(b, actions.get(b.name, {}), link) for b in profile.blocks)
+    overlap = profile.overlap
+    costs = tuple(_block_cost(b, actions.get(b.name, {}), link, overlap) for b in profile.blocks)
     # Bytes count the layers whose tensors are alive at the same time, and seconds count runs. Under
     # gradient accumulation, a layer runs once for each microbatch, and stores the tensors of one
     # microbatch at a time.
@@ -217,7 +218,9 @@ def _check_names(profile: Profile, actions: Actions) -> None:
             )
 
 
-def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> BlockCost:
+def _block_cost(
+    block: BlockClass, choices: dict[str, Choice], link: float, overlap: float
+) -> BlockCost:
     if is_whole(choices):
         return _everything_cost(block)
     # First: which values are demanded. Equations are in topological order, so that the loop from
@@ -250,9 +253,9 @@ def _block_cost(block: BlockClass, choices: dict[str, Choice], link: float) -> B
     host = sum(o.host_bytes for _, o in saved)
     recompute_seconds = sum(block.equations[i].seconds for i in recomputed)
     transfer = host / link if host else 0.0
-    exposed = max(0.0, transfer - block.forward_seconds)
+    exposed = max(0.0, transfer - overlap * block.forward_seconds)
     again = block.backwards * transfer  # each backward copies the tensors back
-    exposed += max(0.0, again - block.backward_seconds - recompute_seconds)
+    exposed += max(0.0, again - overlap * (block.backward_seconds + recompute_seconds))
     return BlockCost(
         name=block.name,
         recomputed=tuple(recomputed),

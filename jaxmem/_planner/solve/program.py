@@ -233,10 +233,12 @@ class MixedIntegerProgram:
         """Prices, for each direction, the seconds of transfers that the block's own work does not
         hide.
 
-        The forward's work hides its transfers. In the backward, recomputation hides transfers too.
+        A share `overlap` of the forward's work hides its transfers. In the backward, the same share
+        of recomputation hides transfers too.
         `exposed` has only a lower bound, the excess (or 0): minimising time makes it tight.
         """
         unit, link = self._second_unit, self._profile.link_bytes_per_second
+        overlap = self._profile.overlap
         moved = _sum([(size / link / unit, v) for size, v in transfer if size])
         there, back = (
             (1, block.forward_seconds, []),
@@ -244,7 +246,7 @@ class MixedIntegerProgram:
         )
         for times, hidden, work in (there, back):
             exposed = self._variable(high=None)  # scaled seconds of one run
-            worked = _sum([(s / unit, v) for s, v in work]) + hidden / unit
+            worked = _sum([(overlap * s / unit, v) for s, v in work]) + overlap * hidden / unit
             self._add(exposed >= times * moved - worked)
             self._other.append((float(block.runs), exposed))
 

@@ -14,6 +14,9 @@ from jaxmem._trace.step import trace_step
 from jaxmem.errors import StepError
 
 HIDING = "xla_gpu_enable_latency_hiding_scheduler"
+GRAPHED = "xla_gpu_enable_command_buffer"
+# XLA's default in JAX 0.11 without DYNAMIC_SLICE_FUSION and DYNAMIC_SLICE_COPY_FUSION.
+WITHOUT_COPIES = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN"
 SHARED_TUNING = "xla_gpu_shard_autotuning"
 LOOPS = ("scan", "while")
 
@@ -54,10 +57,13 @@ def options_of(platform: str, traced: jax.stages.Traced) -> dict[str, Any]:
     for each copy on other GPUs. The scheduler needs more bytes for temporaries, so that it is
     requested only if a loop transfers arrays. Copies outside of loops do not count: layers that
     follow each other without a loop would then keep their offloaded tensors on the device.
+
+    XLA records kernels and copies as CUDA graphs. On an H200, a graph ran copies and kernels one
+    after the other, so that copies of slices are left out of the graphs.
     """
     jaxpr = traced.jaxpr.jaxpr
     crosses = platform == "cuda" and (_copies(jaxpr) or _gathers(jaxpr))
-    return {HIDING: True} if crosses else {}
+    return {HIDING: True, GRAPHED: WITHOUT_COPIES} if crosses else {}
 
 
 def tuned_alone(platform: str) -> dict[str, Any]:

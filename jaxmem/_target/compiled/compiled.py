@@ -30,6 +30,8 @@ class Compiled:
     host_bytes: temp + arguments + outputs − aliased, in host memory.
     xla_seconds: XLA's estimate of one execution, without copies to host memory and back; None
       where XLA has none for this device.
+    host_seconds: seconds in which kernels wait for copies to host memory and back, by the compiled
+      schedule; None where it is not known.
     matmul_flops: of the matrix products of one execution, loops times their trip counts.
     matmuls: how many matrix products one execution runs.
     compile_seconds: what compiling took.
@@ -53,6 +55,7 @@ class Compiled:
     transfers: tuple[Transfer, ...] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     misplaced: tuple[str, ...] = ()
+    host_seconds: float | None = None
     executable: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
@@ -132,6 +135,7 @@ def read_compiled(
         transfers=transfers(text),
         options=dict(options or {}),
         misplaced=misplaced(text),
+        host_seconds=costs.host_seconds if rates else None,
     )
 
 

@@ -21,6 +21,8 @@ class Platform:
     tiled: whether arrays take the bytes of whole tiles.
     cheap_random_bits: whether threefry's bits are written once, and not as dozens of arrays.
     as_gpu: whether XLA fuses and schedules as for a GPU, which liveness estimates follow.
+    overlap: the share of a layer's work that runs beside the layer's copies to host memory and
+      back. XLA:GPU waits for a copy in the iteration that starts it, mostly after one product.
     """
 
     host_is_apart: bool = True
@@ -29,6 +31,7 @@ class Platform:
     tiled: bool = False
     cheap_random_bits: bool = True
     as_gpu: bool = False
+    overlap: float = 1.0
 
 
 class OnPlatform(Protocol):
@@ -41,7 +44,7 @@ class OnPlatform(Protocol):
 # Remove with a fix: `offloads_nested` (AI-Hypercomputer/maxtext #4995), and `offloads_unrolled`.
 PLATFORMS = {
     "cpu": Platform(host_is_apart=False),
-    "cuda": Platform(offloads_unrolled=False, offloads_nested=False, as_gpu=True),
+    "cuda": Platform(offloads_unrolled=False, offloads_nested=False, as_gpu=True, overlap=0.25),
     "rocm": Platform(),
     "tpu": Platform(offloads_nested=False, tiled=True, cheap_random_bits=False),
 }

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from jaxmem._target.devices.rates import Rates
 from jaxmem._target.hlo.links import Links
 from jaxmem._target.hlo.products import arithmetic_seconds, flops_of, is_mispriced, product_seconds
+from jaxmem._target.hlo.schedule import between_devices, waited, with_host
 from jaxmem._target.hlo.text import HloModule, Instruction
 from jaxmem_kernels.gpu.adapter import CUSTOM_CALLS
 
@@ -29,12 +30,14 @@ class HloCosts:
     seconds: the sum of XLA's estimates, and of the waiting for other devices; None where the text
       has no estimate (compiled without cost statistics).
     arithmetic: seconds of the products at the device's rates, where these were given.
+    host_seconds: the seconds of waiting for host memory, which `seconds` does not contain.
     """
 
     matmul_flops: int
     matmuls: int
     seconds: float | None
     arithmetic: float = 0.0
+    host_seconds: float = 0.0
 
 
 def hlo_costs(text: str, rates: Rates | None = None, links: Links | None = None) -> HloCosts:
@@ -48,24 +51,39 @@ def hlo_costs(text: str, rates: Rates | None = None, links: Links | None = None)
     With `rates`, products that XLA misprices are priced by them: some of the libraries'
     (`is_mispriced`), and all in Triton's fusions, whose times XLA does not know before tuning.
     Triton kernels of ours are then priced as codecs: they read and write all that they are given,
-    once.
+    once. The seconds of waiting for host memory are at the rate of the host link.
 
     With `links`, the seconds in which the module waits for other devices are added.
     """
     module = HloModule(text)
     done: dict[str, HloCosts] = {}  # a computation that several instructions call is read once
 
-    def cost(name: str) -> HloCosts:
+    def cost(name: str, scheduled: bool) -> HloCosts:
         if name not in done:
             body = module.body(name)
             costs = [_instruction_cost(i, cost, rates) for i in body]
-            if links is not None:
-                waited = links.waited(module, body, [c.seconds for c in costs])
-                costs.append(HloCosts(0, 0, waited or None))
+            if rates is not None and scheduled:
+                costs.append(_waiting(module, body, costs, rates, links))
             done[name] = _total(costs)
         return done[name]
 
-    return cost(module.entry)
+    return cost(module.entry, True)
+
+
+def _waiting(
+    module: HloModule,
+    body: list[Instruction],
+    costs: list[HloCosts],
+    rates: Rates,
+    links: Links | None,
+) -> HloCosts:
+    """The waiting for transfers between a computation's kernels."""
+    kernels = [c.seconds for c in costs]
+    devices = [between_devices(i, module, links) for i in body]
+    host = [with_host(i, module, rates.link) for i in body]
+    alone = waited(body, kernels, devices)
+    both = waited(body, kernels, [d or h for d, h in zip(devices, host)])
+    return HloCosts(0, 0, alone or None, host_seconds=both - alone)
 
 
 def _total(costs: list[HloCosts], times: int = 1) -> HloCosts:
@@ -76,18 +94,22 @@ def _total(costs: list[HloCosts], times: int = 1) -> HloCosts:
         times * sum(c.matmuls for c in costs),
         times * math.fsum(seconds) if seconds else None,
         times * math.fsum(c.arithmetic for c in costs),
+        times * math.fsum(c.host_seconds for c in costs),
     )
 
 
 def _instruction_cost(
-    i: Instruction, cost: Callable[[str], HloCosts], rates: Rates | None
+    i: Instruction, cost: Callable[[str, bool], HloCosts], rates: Rates | None
 ) -> HloCosts:
-    """Costs of one run of an instruction and its calls. `cost` returns a computation's costs."""
+    """Costs of one run of an instruction and its calls. `cost` returns a computation's costs; its
+    second argument is whether the computation's instructions run one by one, unlike a fusion's.
+    """
     if i.opcode == "while":
-        return _total([cost(name) for name in i.runs], i.trips)
+        return _total([cost(name, True) for name in i.runs], i.trips)
     if i.opcode == "conditional":
-        return max(map(cost, i.called), key=lambda c: (c.seconds or 0.0, c.matmul_flops))
-    inner = _total([cost(name) for name in i.runs])  # the body of a fusion or call
+        branches = [cost(name, True) for name in i.called]
+        return max(branches, key=lambda c: (c.seconds or 0.0, c.matmul_flops))
+    inner = _total([cost(name, i.opcode == "call") for name in i.runs])
     flops, own = flops_of(i), _own_seconds(i.text)
     arithmetic = arithmetic_seconds(i, flops, rates) if rates and flops is not None else 0.0
     if rates and flops is not None and is_mispriced(i):
@@ -107,6 +129,7 @@ def _instruction_cost(
         inner.matmuls + (flops is not None),
         seconds,
         inner.arithmetic + arithmetic,
+        inner.host_seconds,
     )
 
 

@@ -1,15 +1,11 @@
-"""Estimates the seconds in which an optimized GPU module waits for transfers between devices.
+"""Estimates the seconds of an optimized GPU module's transfers between devices.
 
 XLA writes no estimate of a collective into a module for a GPU. So each collective is priced as a
 ring over its group of devices, by the rate of the links that the group uses. A group inside a host
 uses the links between the host's GPUs. A group over several hosts also uses the network: of its
 devices in one host, each has a share.
 
-Collectives run one after the other, at the same time as the kernels. The module lists instructions
-in the order in which they run, so that a kernel between a collective's start and its end hides as
-much of the collective as the kernel takes. The alternative was to count every collective in full:
-fully sharded steps, whose gathers overlap with the layer before, were then predicted too slow. The
-latency of a collective is not known, and not counted.
+The latency of a collective is not known, and not counted. `schedule.py` counts what kernels hide.
 """
 
 import dataclasses
@@ -59,27 +55,7 @@ class Links:
         share = (len(group) - 1) / len(group)
         return CROSSING[kind] * share * size / self._rate(group)
 
-    def waited(
-        self, module: HloModule, body: Sequence[Instruction], kernels: Sequence[float | None]
-    ) -> float:
-        """Seconds in which a computation waits for collectives.
-
-        kernels: the seconds of each instruction, collectives without their transfers.
-        """
-        now = free = 0.0
-        ends: dict[str, float] = {}
-        for i, seconds in zip(body, kernels):
-            crossing = self._crossing(module, i)
-            if i.opcode.endswith("-done"):
-                now = max(now, *(ends.pop(name, 0.0) for name in i.operand_names), 0.0)
-            elif crossing and i.opcode.endswith("-start"):
-                ends[i.name] = free = max(now, free) + crossing
-            elif crossing:
-                now = free = max(now, free) + crossing
-            now += seconds or 0.0
-        return now - math.fsum(s or 0.0 for s in kernels)
-
-    def _crossing(self, module: HloModule, i: Instruction) -> float:
+    def crossing(self, module: HloModule, i: Instruction) -> float:
         """The seconds of the collectives that an instruction is, or starts."""
         if i.opcode.endswith("-done"):
             return 0.0

@@ -13,6 +13,7 @@ one of them is unknown to JAX, it pairs all of them without comparing memories (
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from jaxmem._target.hlo.origins import Origin, host_operand, origins, passed_on
 from jaxmem._target.hlo.products import flops_of
@@ -59,6 +60,14 @@ class Transfer:
     in_loop: bool
     products: int
     argument: str = ""
+
+
+class Moved(NamedTuple):
+    """What one instruction moves; the fields are as of a `Transfer`."""
+
+    to_host: bool
+    how: str
+    nbytes: int
 
 
 def transfers(text: str) -> tuple[Transfer, ...]:
@@ -112,9 +121,7 @@ def _transfers(
             loop = in_loop or i.opcode == "while"
             for called, passed in zip(i.called, passed_on(i, found)):
                 yield from _transfers(called, module, passed, runs * i.trips, loop)
-        if i.opcode in _PASSED or i.opcode.endswith("-done") or _ALLOCATES in i.text:
-            continue
-        if (kind := _kind(i, module)) is None:
+        if (kind := host_transfer(i, module)) is None:
             continue
         to_host, how, nbytes = kind
         beside = sum(products[at : done.get(i.name, at)])
@@ -122,16 +129,16 @@ def _transfers(
         yield Transfer(i.name, i.op, to_host, how, nbytes, runs, in_loop, beside, argument)
 
 
-def _kind(i: Instruction, module: HloModule) -> tuple[bool, str, int] | None:
-    """Whether an instruction writes host memory, by which way, and how many bytes; None where it
-    touches none.
-    """
+def host_transfer(i: Instruction, module: HloModule) -> Moved | None:
+    """What an instruction moves to host memory or from it; None if it moves nothing."""
+    if i.opcode in _PASSED or i.opcode.endswith("-done") or _ALLOCATES in i.text:
+        return None
     if i.opcode in _COPIES:
         # The results of copy-start are the destination, the source and a context.
         to, given = i.output, (*i.results[1:], *i.operands, NOTHING)[0]
         if not to.host and not given.host:
             return None
-        return to.host, "stack" if to.host and given.host else "dma", to.nbytes
+        return Moved(to.host, "stack" if to.host and given.host else "dma", to.nbytes)
     inner = list(module.within(i)) or [i]
     reads = [a for e in inner if e.opcode == "parameter" for a in e.results if a.host]
     reads += [a for a in i.operands if a.host]
@@ -140,7 +147,7 @@ def _kind(i: Instruction, module: HloModule) -> tuple[bool, str, int] | None:
         return None
     slices = [e for e in inner if e.opcode in _SLICES]
     known = bool(slices) and all(_OFFSET_KNOWN in e.text for e in slices)
-    return bool(writes), "dma" if known else "kernel", _moved(slices, reads, writes)
+    return Moved(bool(writes), "dma" if known else "kernel", _moved(slices, reads, writes))
 
 
 def _moved(slices: list[Instruction], reads: list[Array], writes: list[Array]) -> int:
