@@ -150,7 +150,8 @@ def on_gpu(report: Report) -> dict:
         if key.startswith("round ") or "error" in row:
             continue
         told = without[f"{model} {key}"]
-        predicted = told.get("predicted_seconds", told.get("xla_seconds"))
+        if (predicted := told.get("predicted_seconds")) is None:
+            predicted = told["xla_seconds"] + told["host_seconds"]
         absent = told.get("compiled_bytes", told.get("bytes"))
         seconds = quartiles([one[key] for one in rounds])
         peak = row.get("peak_bytes")

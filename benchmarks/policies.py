@@ -181,7 +181,8 @@ def priced(case: Case, step: CompiledStep) -> dict:
         exposed = cost.host_seconds
         roofline = known(seconds) + exposed
         return row | {"roofline_seconds": roofline, "exposed_copies_seconds": exposed}
-    return row | {"model_extra_seconds": cost.seconds, "xla_seconds": seconds}
+    waiting = {"host_seconds": step.compiled.host_seconds}
+    return row | {"model_extra_seconds": cost.seconds, "xla_seconds": seconds} | waiting
 
 
 def of_baseline(case: Case, baseline: Baseline, whole: bool = False) -> dict:

@@ -9,7 +9,7 @@ import pytest
 
 import jaxmem
 from jaxmem._model.states.store import counted, fetch
-from jaxmem._target.compile.options import HIDING, options_of
+from jaxmem._target.compile.options import GRAPHED, HIDING, WITHOUT_COPIES, options_of
 from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._trace.export import export_flat
 from jaxmem.plans import Assignment, compiler_options
@@ -31,6 +31,9 @@ def through(stack, x):
     return counted(layer, x, None, 0, LAYERS)[0]
 
 
+COPIES = {HIDING: True, GRAPHED: WITHOUT_COPIES}
+
+
 def traced(function, *args):
     return jax.jit(function).trace(*args)
 
@@ -39,7 +42,7 @@ def test_copies_in_loops_alone_ask_for_the_scheduler_that_hides_them():
     x, near = shape(WIDTH, WIDTH), shape(LAYERS, WIDTH, WIDTH)
     far = shape(LAYERS, WIDTH, WIDTH, kind="pinned_host")
     asked = traced(through, far, x)
-    assert options_of("cuda", asked) == {HIDING: True}
+    assert options_of("cuda", asked) == COPIES
     assert options_of("cpu", asked) == {}
     assert options_of("cuda", traced(through, near, x)) == {}
     once = lambda w, x: x @ jax.device_put(w, jax.memory.Space.Device)
@@ -72,8 +75,8 @@ def test_what_a_loop_stacks_in_host_memory_counts_inside_of_other_loops_too():
 
     xs = shape(LAYERS, WIDTH, WIDTH)
     stacked = lambda xs: jax.lax.scan(lambda c, x: (c @ x, jax.device_put(c, HOST)), xs[0], xs)
-    assert options_of("cuda", traced(stacked, xs)) == {HIDING: True}
-    assert options_of("cuda", traced(offloads, xs)) == {HIDING: True}
+    assert options_of("cuda", traced(stacked, xs)) == COPIES
+    assert options_of("cuda", traced(offloads, xs)) == COPIES
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="jaxlib reads such stacks wrongly")
@@ -105,12 +108,12 @@ DEVICES, STACK = 4, 4
 
 
 @pytest.mark.parametrize(
-    ("divided", "persist", "hides"),
-    [("moments", STACK, False), ("states", STACK, False), ("layers", STACK, True)]
-    + [("layers", 1, True)],
+    ("divided", "persist", "expected"),
+    [("moments", STACK, {}), ("states", STACK, {}), ("layers", STACK, {HIDING: True})]
+    + [("layers", 1, COPIES)],  # the other layers' states are in host memory
 )
 def test_loops_that_gather_layers_ask_for_the_scheduler_of_resident_states_too(
-    divided, persist, hides
+    divided, persist, expected
 ):
     mesh = meshes.abstract(DEVICES)
     tx = jaxmem.adama(1e-3, axis_name="data")
@@ -121,4 +124,4 @@ def test_loops_that_gather_layers_ask_for_the_scheduler_of_resident_states_too(
     args = state, meshes.shape(rows, mesh, jax.sharding.PartitionSpec("data"))
     target = f"a100-80gb:{DEVICES}"
     found = compiler_options(step.data_parallel(mesh, divided), *args, target=target)
-    assert found == ({HIDING: True} if hides else {})
+    assert found == expected

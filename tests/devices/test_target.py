@@ -5,6 +5,7 @@ import pytest
 
 from jaxmem._target.devices.chips import chip_of_kind
 from jaxmem._target.devices.gpus import GPUS, target_config
+from jaxmem._target.devices.rates import rates_of
 from jaxmem._target.devices.target import Target, host_memory_bytes
 from jaxmem.errors import TargetError
 from tests.shared.refused import refused
@@ -106,7 +107,7 @@ def test_local_gpu_has_what_the_runtime_gives(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", lambda: [FakeGpu(), FakeGpu()])
     target = Target.parse("local")
     assert (target.usable_bytes, target.devices, target.platform) == (123_456, 2, "cuda")
-    assert target.bandwidth == GPUS["h200"].bandwidth
+    assert target.bandwidth == rates_of(GPUS["h200"]).bandwidth
     monkeypatch.setattr(FakeGpu, "memory_stats", lambda _: None)
     with pytest.raises(TargetError, match="does not report its memory"):
         Target.parse("local")

@@ -127,3 +127,65 @@ def test_the_links_of_a_target_are_its_gpus():
     assert (found.devices, found.each) == (16, 8)
     assert found.peers == LINK_EFFICIENCY * gpu.peers
     assert found.network == LINK_EFFICIENCY * gpu.network
+
+
+HOST = "f32[128,512]{1,0:S(5)}"
+LINK = Rates(1e30, 1e30, 1e30, link=1e9, codec=1e30)
+
+
+def host_waited(*lines: str, times: int = 1) -> float:
+    """Seconds in which a loop of so many iterations of these instructions waits for host memory."""
+    body = "\n".join(f"  {line}" for line in lines)
+    text = f"""HloModule step, is_scheduled=true
+
+%negated (a: f32[128,512]) -> f32[128,512] {{
+  %a = f32[128,512] parameter(0)
+  ROOT %n = f32[128,512] negate(%a)
+}}
+
+%body (p: f32[128,512]) -> f32[128,512] {{
+  %p = f32[128,512] parameter(0)
+  %h = {HOST} custom-call(), custom_call_target="AllocateBuffer"
+{body}
+  ROOT %r = f32[128,512] fusion(%p), kind=kLoop, calls=%negated, {costs(0)}
+}}
+
+%again (q: f32[128,512]) -> pred[] {{
+  %q = f32[128,512] parameter(0)
+  ROOT %t = pred[] constant(true)
+}}
+
+ENTRY %main (x: f32[128,512]) -> f32[128,512] {{
+  %x = f32[128,512] parameter(0)
+  ROOT %w = f32[128,512] while(%x), condition=%again, body=%body,
+    backend_config={{"known_trip_count":{{"n":"{times}"}}}}
+}}
+""".replace(",\n    backend_config", ", backend_config")
+    found = hlo_costs(text, LINK)
+    return found.host_seconds
+
+
+OUT = f"%s = ({HOST}, f32[128,512], u32[]) copy-start(%p)", f"%e = {HOST} copy-done(%s)"
+BACK = f"%u = (f32[128,512], {HOST}, u32[]) copy-start(%h)", "%v = f32[128,512] copy-done(%u)"
+COPY = PART / 1e9  # seconds
+
+
+def test_kernels_wait_for_copies_to_host_memory_in_each_iteration():
+    assert host_waited(*OUT) == pytest.approx(COPY)
+    assert host_waited(*OUT, times=3) == pytest.approx(3 * COPY)
+    start, end = OUT
+    hidden = kernel("k", 0.25 * COPY * 1e6)
+    assert host_waited(start, hidden, end) == pytest.approx(0.75 * COPY)
+    assert host_waited(hidden, start, end, times=2) == pytest.approx(2 * COPY)
+    assert host_waited(start, kernel("k", 2e6 * COPY), end) == 0.0
+
+
+def test_copies_of_one_direction_wait_for_each_other_and_not_for_the_other_direction():
+    (out, sent), (back, came) = OUT, BACK
+    assert host_waited(out, back, sent, came) == pytest.approx(COPY)
+    again, done = out.replace("%s", "%s2"), sent.replace("%e", "%e2").replace("%s", "%s2")
+    assert host_waited(out, again, sent, done) == pytest.approx(2 * COPY)
+
+
+def test_a_step_without_copies_to_host_memory_waits_for_none():
+    assert host_waited(kernel("k", 5.0)) == 0.0

@@ -29,9 +29,11 @@ def compiler_options(step, *args, target: str | Target = "local") -> dict[str, A
 
     The options request XLA's latency-hiding scheduler for a step whose loops copy arrays between
     host memory and a GPU, such as a released step after `split`, or gather arrays between GPUs.
-    Without the options, GPUs before Hopper wait for each of these copies. The dict is empty for
-    other steps, and for CPUs and TPUs. JAX reads the options of the outermost `jax.jit` only. The
-    step of a plan has the same options as `Plan.compiler_options`.
+    Without the options, GPUs before Hopper wait for each of these copies. For a step whose loops
+    copy to host memory, the options also keep the copies out of CUDA graphs, in which kernels wait
+    for each copy. The dict is empty for other steps, and for CPUs and TPUs. JAX reads the options
+    of the outermost `jax.jit` only. The step of a plan has the same options as
+    `Plan.compiler_options`.
 
     step: the training step, a function or a `jax.jit` of one; it is traced and not compiled.
     args: the step's arguments: arrays, modules or `jax.ShapeDtypeStruct`s, where they will be
@@ -61,9 +63,12 @@ def options_of(platform: str, traced: jax.stages.Traced) -> dict[str, Any]:
     XLA records kernels and copies as CUDA graphs. On an H200, a graph ran copies and kernels one
     after the other, so that copies of slices are left out of the graphs.
     """
+    if platform != "cuda":
+        return {}
     jaxpr = traced.jaxpr.jaxpr
-    crosses = platform == "cuda" and (_copies(jaxpr) or _gathers(jaxpr))
-    return {HIDING: True, GRAPHED: WITHOUT_COPIES} if crosses else {}
+    if _copies(jaxpr):
+        return {HIDING: True, GRAPHED: WITHOUT_COPIES}
+    return {HIDING: True} if _gathers(jaxpr) else {}
 
 
 def tuned_alone(platform: str) -> dict[str, Any]:
