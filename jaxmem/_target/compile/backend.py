@@ -48,7 +48,7 @@ T = TypeVar("T")
 DEVICELESS_MARGIN = 0.02  # autotuning picks other matrix kernels there: up to 1.3 % of bytes seen
 PROGRAM_MARGIN = 0.01  # a TPU's memory also holds the program, which has no buffer
 LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
-READING = 9  # the version of the reader of XLA's estimates; stored times of others are ignored
+READING = 11  # the version of the reader of XLA's estimates; stored times of others are ignored
 
 
 class Local(Backend):

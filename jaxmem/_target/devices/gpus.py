@@ -39,7 +39,9 @@ class Gpu:
     has_xla_estimates: bool
     source: str  # the datasheet of the rates; the instance or machine of the host memory
     platform = "cuda"
-    product_efficiency = 1.0  # XLA estimates the seconds of products; a rate is their limit
+    # The share of its peak that a product reaches. Fitted to XLA's table of products that were
+    # measured on an H100 (benchmarks/estimates.py).
+    product_efficiency = 0.79
 
     @property
     def time_source(self) -> str:

@@ -16,9 +16,9 @@ _LABELS = re.compile(r"dim_labels=\w+_(\w+)->")  # b01f_01io->b01f: the kernel's
 _ALL_LABELS = re.compile(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _MATMUL_CALLS = ("__cublas$", "__onednn$matmul")
-# What a product reaches on a GPU: of its peak rate, of the memory's, and seconds of its own. Fitted
-# to XLA's table of products that were measured on an H100 (benchmarks/estimates.py).
-_OF_PEAK, _OF_BANDWIDTH, _LAUNCH = 0.79, 0.9, 6e-6
+# What a product reaches on a GPU of the memory's rate, and seconds of its own. Fitted to XLA's table
+# of products that were measured on an H100 (benchmarks/estimates.py).
+_OF_BANDWIDTH, _LAUNCH = 0.9, 6e-6
 
 
 def flops_of(i: Instruction) -> int | None:
@@ -68,8 +68,7 @@ def is_mispriced(i: Instruction) -> bool:
 
 def arithmetic_seconds(i: Instruction, flops: int, rates: Rates) -> float:
     """Seconds of a product by its arithmetic alone."""
-    peak = rates.flops_f32 if i.operands[0].dtype in ("f32", "f64") else rates.flops_16bit
-    return flops / (_OF_PEAK * peak)
+    return flops / (rates.flops_f32 if i.operands[0].dtype in ("f32", "f64") else rates.flops_16bit)
 
 
 def product_seconds(arithmetic: float, nbytes: int, rates: Rates) -> float:
