@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmem._target.devices.rates import Rates
-from jaxmem._target.hlo.costs import HloCosts, hlo_costs
+from jaxmem._target.hlo.costs import OF_ARITHMETIC, OF_BANDWIDTH, HloCosts, hlo_costs
 from tests.shared.executed import executed
 
 M, D, L = 16, 32, 5
@@ -157,7 +157,7 @@ def test_products_that_xla_misprices_are_priced_by_the_rates(dtypes, seconds):
         .replace(f"({operand}[8,32]", f"({output}[8,32]")
     )
     flops = 2 * 8 * 32 * 16  # 3 µs of arithmetic, and 6 µs of every product
-    rates = Rates(1e30, flops / 0.79 / 3e-6, 1e30, link=1e30, codec=1e30)
+    rates = Rates(1e30, flops / 3e-6, 1e30, link=1e30, codec=1e30)
     assert hlo_costs(text, rates).seconds == pytest.approx((4 * seconds + 3) * 1e-6)
     moved = (8 * 16 + 16 * 32) * (4 if operand == "f32" else 2) + 8 * 32 * (
         4 if output == "f32" else 2
@@ -191,12 +191,12 @@ def test_products_in_tritons_fusions_are_priced_by_the_rates(kind):
     flops, moved = 2 * 8 * 32 * 16, 2 * (8 * 16 + 16 * 32 + 8 * 32) + 4 * 8
     text = TRITON.replace("KIND", kind).replace("SUM", "bf16")
     seconds = lambda rates, text=text: hlo_costs(text, rates).seconds
-    arithmetic = Rates(1e30, flops / 0.79 / 2e-6, 1e30, link=1e30, codec=1e30)
+    arithmetic = Rates(1e30, flops / 2e-6, 1e30, link=1e30, codec=1e30)
     assert seconds(arithmetic) == pytest.approx(8e-6)
     memory = Rates(moved / 0.9 / 4e-6, 1e30, 1e30, link=1e30, codec=1e30)
     assert seconds(memory) == pytest.approx(10e-6), "all that it reads, and both of its results"
     wide = TRITON.replace("KIND", kind).replace("SUM", "f32").replace("%q0 = bf16", "%q0 = f32")
-    of_f32 = Rates(1e30, 1e30, flops / 0.79 / 2e-6, link=1e30, codec=1e30)
+    of_f32 = Rates(1e30, 1e30, flops / 2e-6, link=1e30, codec=1e30)
     assert seconds(of_f32, wide) == pytest.approx(8e-6)
     assert hlo_costs(text).seconds == pytest.approx(5e-6), "without rates, as XLA says"
 
@@ -205,3 +205,26 @@ def test_other_fusions_of_triton_have_xlas_estimate():
     rates = Rates(1e30, 1e30, 1e30, link=1e30, codec=1e30)
     text = TRITON.replace("KIND", "__triton").replace("SUM", "bf16")
     assert hlo_costs(text, rates).seconds == pytest.approx(5e-6)
+
+
+KERNEL = """HloModule step
+
+%inner (q: f32[1000]) -> f32[1000] {
+  %q = f32[1000]{0} parameter(0)
+  ROOT %s = f32[1000]{0} sine(%q)
+}
+
+ENTRY %main (a: f32[1000]) -> f32[1000] {
+  %a = f32[1000]{0} parameter(0)
+  ROOT %f = f32[1000]{0} fusion(%a), kind=kLoop, calls=%inner, backend_config={COST}
+}
+""".replace("COST", COST % (99, 5))
+
+
+def test_kernels_that_are_no_products_take_what_a_gpu_took():
+    """XLA's estimate is 5 µs; the kernel reads and writes 8000 bytes."""
+    seconds = lambda nbytes: hlo_costs(KERNEL, Rates(nbytes / 1e-6, 1, 1, link=1, codec=1)).seconds
+    assert hlo_costs(KERNEL).seconds == pytest.approx(5e-6), "without rates, as XLA says"
+    assert seconds(8000 / 1) == pytest.approx(OF_ARITHMETIC * 5e-6), "memory traffic takes 1 µs"
+    assert seconds(8000 / 4) == pytest.approx(5e-6 / OF_BANDWIDTH), "memory traffic takes 4 µs"
+    assert seconds(8000 / 1.6) == pytest.approx(OF_ARITHMETIC * 5e-6)

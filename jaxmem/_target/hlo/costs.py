@@ -18,10 +18,10 @@ from jaxmem_kernels.gpu.adapter import CUSTOM_CALLS
 # XLA's estimates by each of its models, as JSON: [{"name": ..., "exec_time_us": ...}, ...].
 _COST = re.compile(r'"reification_cost":(\[\{.*?\}\])')
 _TRITON = re.compile(f'custom_call_target="(?:{"|".join(CUSTOM_CALLS)})"')
-# XLA's estimates of kernels that are no products, corrected by the times of an H200. Where arithmetic
-# takes longer than memory traffic, as for random bits, a kernel took this share of the estimate.
-# Other estimates are at the datasheet's bandwidth, and a copy reached this share of it.
-_OF_ARITHMETIC, _OF_BANDWIDTH, _ABOVE = 0.62, 0.86, 3.0
+# XLA's estimates of kernels that are no products, corrected by the times of an H200. Where
+# arithmetic takes longer than memory traffic, as for random bits, a kernel took this share of the
+# estimate. Other estimates are at the datasheet's bandwidth, and a copy reached this share of it.
+OF_ARITHMETIC, OF_BANDWIDTH, _ABOVE = 0.62, 0.86, 3.0
 _TRITON_PRODUCT = re.compile(r'"kind":"__triton\w*_gemm\w*"')  # a fusion round matrix products
 
 
@@ -122,7 +122,7 @@ def _instruction_cost(
         own = product_seconds(arithmetic, moved, rates)
     elif rates and own is not None and not inner.matmuls and flops is None:
         moving = i.nbytes / rates.bandwidth
-        own = max(moving, _OF_ARITHMETIC * own) if own > _ABOVE * moving else own / _OF_BANDWIDTH
+        own = max(moving, OF_ARITHMETIC * own) if own > _ABOVE * moving else own / OF_BANDWIDTH
     if rates and _TRITON.search(i.text):
         own = i.nbytes / rates.codec
     # The greater of the two: XLA prices a library call that is wrapped in a slicing fusion at

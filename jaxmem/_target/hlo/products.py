@@ -16,8 +16,8 @@ _LABELS = re.compile(r"dim_labels=\w+_(\w+)->")  # b01f_01io->b01f: the kernel's
 _ALL_LABELS = re.compile(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _MATMUL_CALLS = ("__cublas$", "__onednn$matmul")
-# What a product reaches on a GPU of the memory's rate, and seconds of its own. Fitted to XLA's table
-# of products that were measured on an H100 (benchmarks/estimates.py).
+# What a product reaches on a GPU of the memory's rate, and seconds of its own. Fitted to XLA's
+# table of products that were measured on an H100 (benchmarks/estimates.py).
 _OF_BANDWIDTH, _LAUNCH = 0.9, 6e-6
 
 
