@@ -13,10 +13,8 @@ from experiments.errors import BAD_INPUT, InputError
 from experiments.gpu_check.results import Results
 from experiments.gpu_check.settings import Settings
 
-UNFINISHED, AGAIN = (
-    4,
-    5,
-)  # exit codes: no time for the next point; the next point needs a new process
+# Exit codes: no time for the next point; the next point needs a new process.
+UNFINISHED, AGAIN = 4, 5
 
 
 def main(text: str) -> int:
@@ -49,7 +47,7 @@ def main(text: str) -> int:
             " s)",
             flush=True,
         )
-        if "error" in row or getattr(part, "APART", False):
+        if "error" in row:
             return AGAIN
     return 0
 

@@ -1,12 +1,9 @@
-"""Steps that parts compile and time: under a named policy, or under the plan of a row."""
+"""Steps that run in turns on the device, and their peaks."""
 
-import json
-import pathlib
 import random
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,60 +11,9 @@ import numpy as np
 
 import jaxmem
 from experiments.config.text import Config
-from experiments.running.planning import named
-from experiments.steps.step import abstract, init_state, make_step
+from experiments.steps.step import init_state
 
 REPEATS = 3  # runs of a step in each round, of which the median counts
-
-
-def under(config: Config, name: str):
-    """Compiles the step under a named policy, such as "nothing_saveable" or "every_k=2"."""
-    policy, _, k = name.partition("=")
-    remat = config.remat.model_copy(update={"policy": policy, "every_k": int(k) if k else None})
-    return named(config.model_copy(update={"remat": remat})).step
-
-
-def plan_row(config: Config, budget: int, actions: Sequence[str] | None = None) -> dict:
-    """Returns the row of a plan for `budget` bytes on this device, with the content of the plan's
-    file. `actions`: default is all actions. An infeasible budget is a result too.
-    """
-    start = time.perf_counter()
-    try:
-        chosen: Any = {} if actions is None else {"actions": actions}
-        plan = jaxmem.plan(
-            lambda p: make_step(config, p), *abstract(config), budget=budget, **chosen
-        )
-    except jaxmem.errors.BudgetError as error:
-        return {"budget_bytes": budget, "infeasible": str(error)}
-    with tempfile.TemporaryDirectory() as folder:
-        plan.save(path := pathlib.Path(folder) / "plan.json")
-        written = json.loads(path.read_text(encoding="utf-8"))
-    return {
-        "budget_bytes": budget,
-        "bytes": plan.compiled_bytes,
-        "host_bytes": plan.host_bytes,
-        "baseline_bytes": plan.baseline_bytes,
-        "predicted_bytes": plan.predicted_bytes,
-        "predicted_seconds": plan.predicted_seconds,
-        "baseline_seconds": plan.baseline_seconds,
-        "time_source": plan.time_source,
-        "compiles": plan.compiles,
-        "planning_seconds": time.perf_counter() - start,
-        "stored": {
-            t: str(c) for tags in plan.actions.values() for t, c in tags.items() if c.action.stores
-        },
-        "plan": written,
-    }
-
-
-def planned(config: Config, row: dict):
-    """Compiles the step under the plan of a row from `plan_row`."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "plan.json"
-        path.write_text(json.dumps(row["plan"]), encoding="utf-8")
-        plan = jaxmem.Plan.load(path)
-    step = make_step(config, plan)
-    return jax.jit(step, donate_argnums=0).lower(*abstract(config)).compile()
 
 
 def example(config: Config):
