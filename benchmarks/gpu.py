@@ -11,7 +11,7 @@ A budget is a share of the way from full recomputation to everything kept.
 of the compile on the GPU, and the device's own count of its peak. Steps run for the first time in
 the order of their bytes, so a peak is a step's own if it is above the peak before it; otherwise it
 is null. Seconds: the median of three runs in each round, in a random order. "apart" is predicted /
-measured - 1. XLA's estimates and the plans' prices were made before any GPU had run a step.
+measured - 1. A profile of one run has the kernels of some steps.
 """
 
 import concurrent.futures
@@ -83,6 +83,9 @@ def planned(case, budget: int, actions) -> dict:
 
 # -- on the GPU
 
+TRACED = ("policy keep_everything", "policy minimal_offloaded", "plan all 0.5", "plan device 0.1")
+MOST = 60  # kernels that a result lists
+
 
 def step_of(config: Config, name: str, row: dict, options: dict | None = None):
     """The step of a row of `gpu_plans`, lowered for this device. `options`: XLA's, in place of the
@@ -139,6 +142,24 @@ def on_the_gpu(report: Report, model: str) -> None:
         report.add(key, report[key] | {"error": error})
     for number in range(ROUNDS):
         report.add(f"round {number}", race.round(number))
+    for key in (k for k in TRACED if k in race.steps):
+        report.add(f"kernels of {key}", kernels(race, key))
+
+
+def kernels(race: Race, key: str) -> dict:
+    """The kernels and copies of one run of a step: how often each ran, and its seconds."""
+    found: dict[str, list] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            race.run(key)
+        (path,) = pathlib.Path(folder).rglob("*.xplane.pb")
+        for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+            for line in plane.lines if "GPU" in plane.name else ():
+                for event in line.events:
+                    one = found.setdefault(event.name, [0, 0.0])
+                    one[0], one[1] = one[0] + 1, one[1] + event.duration_ns / 1e9
+    longest = sorted(found.items(), key=lambda item: -item[1][1])
+    return {"seconds": sum(s for _, s in found.values()), "longest": dict(longest[:MOST])}
 
 
 def on_gpu(report: Report) -> dict:
@@ -147,7 +168,7 @@ def on_gpu(report: Report) -> dict:
     rounds = [*report.under("round ").values()]
     rows = {}
     for key, row in report.results.items():
-        if key.startswith("round ") or "error" in row:
+        if not key.startswith(("policy ", "plan ")) or "error" in row:
             continue
         told = without[f"{model} {key}"]
         if (predicted := told.get("predicted_seconds")) is None:

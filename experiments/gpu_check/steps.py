@@ -47,7 +47,7 @@ class Race:
             try:
                 self.steps[name] = make()
                 before = peak_bytes()
-                self._run(name)
+                self.run(name)
                 self.peaks[name] = before, peak_bytes()
             except jax.errors.JaxRuntimeError as error:
                 self.failed[name] = str(error)[:500]
@@ -57,13 +57,13 @@ class Race:
     def round(self, number: int) -> dict[str, float]:
         """Returns the seconds of each step, run in a random order that `number` determines."""
         order = random.Random(number).sample(list(self.steps), len(self.steps))
-        return {name: statistics.median(self._run(name) for _ in range(REPEATS)) for name in order}
+        return {name: statistics.median(self.run(name) for _ in range(REPEATS)) for name in order}
 
     def _kind(self, name: str) -> tuple[str, str]:
         of = self.configs[name].optimizer
         return of.accumulation, of.second_moment
 
-    def _run(self, name: str) -> float:
+    def run(self, name: str) -> float:
         kind = self._kind(name)
         if kind not in self.examples:
             self.examples[kind] = example(self.configs[name])
