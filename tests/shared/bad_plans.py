@@ -12,6 +12,7 @@ from jaxmem._core.actions import OFFLOAD
 from jaxmem._model.states.places import HOST, Places
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes, Measured, WrittenStep
+from jaxmem._target.compile.options import GRAPHED, HIDING, WITHOUT_COPIES
 from tests.shared import plans, timelines
 from tests.shared.bad import Bad, unreadable
 
@@ -55,7 +56,7 @@ def full() -> Plan:
         places=Places(12, 3, 3, 3, HOST),
         divided="moments",
         lanes=timelines.timeline(each=3),
-        compiler_options={"xla_gpu_enable_latency_hiding_scheduler": True},
+        compiler_options={HIDING: True, GRAPHED: WITHOUT_COPIES},
     )
 
 
@@ -190,7 +191,7 @@ WORDS: dict[Place, tuple[Any, ...]] = {
     ("points",): ([3], [[]], [{}], [{"bytes": 1}], [None]),
     ("rows",): ([3], [[]], [{}], [None]),
     ("measured",): ([3], [[]], [{}], [None]),
-    ("compiler_options",): ({"xla_gpu_dump": "x"}, {"a": 1}, {"a": None}, {"a": {}}),
+    ("compiler_options",): ({"xla_gpu_dump": "x"}, {"a": "A,/b"}, {"a": 1}, {"a": None}, {"a": {}}),
 }  # fmt: skip
 
 

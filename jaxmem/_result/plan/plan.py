@@ -15,7 +15,7 @@ from jaxmem._core.groups import keeps_everything, ranges
 from jaxmem._core.reader import Count, Name, one_of
 from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS, Places
 from jaxmem._result.plan import file, html, maxtext
-from jaxmem._result.plan.rows import Bytes, Measured, Point, Row, WrittenStep
+from jaxmem._result.plan.rows import OPTION, Bytes, Measured, Point, Row, WrittenStep
 from jaxmem._result.plan.timeline import Timeline
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import PlanFileError, StepError, TargetError
@@ -114,7 +114,7 @@ class Plan:
     baseline_source: Name = "pieces"
     measured: tuple[Measured, ...] = ()
     places: Places | None = None
-    compiler_options: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    compiler_options: Mapping[str, OPTION] = dataclasses.field(default_factory=dict)
     divided: Annotated[str, one_of(DIVIDED)] | None = None
     lanes: Timeline | None = None
     as_written: bool = False

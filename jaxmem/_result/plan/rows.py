@@ -1,12 +1,21 @@
 """The parts of a plan: the rows of its table, its bytes by use, and the points of its curve."""
 
 import dataclasses
-from typing import Annotated
+import re
+from typing import Annotated, Any
 
 from jaxmem._core.actions import Actions, Choice
 from jaxmem._core.reader import INT_LIMIT, Count, Valid
 
 NAMED_ACTIONS = Annotated[Actions, Valid("an object: block -> tag -> action", bool)]
+_KINDS = re.compile(r"[A-Z_]+(,[A-Z_]+)*")  # such as FUSION,CUBLAS
+OPTION = Annotated[
+    Any,
+    Valid(
+        "true, false or names in capital letters",
+        lambda v: isinstance(v, bool) or (isinstance(v, str) and bool(_KINDS.fullmatch(v))),
+    ),
+]
 _WORKING = Valid("a whole number", lambda v: type(v) is int and abs(v) < INT_LIMIT, instead=True)
 
 
