@@ -26,18 +26,16 @@ def report(tmp_path, monkeypatch) -> Report:
     return Report("gpu_117m", "gpu", tmp_path)
 
 
-def test_a_step_is_compared_with_its_prediction_and_a_plan_with_the_policies_that_fit(
-    tmp_path, report
-):
-    policy = lambda nbytes, seconds: {"bytes": nbytes, "xla_seconds": seconds, "host_seconds": 0.5}
-    made = {"found": True, "budget": 25, "compiled_bytes": 22, "predicted_seconds": 3.0}
-    rows = {"policy a": policy(10, 1.5), "policy b": policy(20, 1.0), "policy c": policy(30, 0.5)}
-    plans(tmp_path, rows | {"plan all 0.5": made})
+def test_a_step_is_compared_with_its_prediction_and_a_plan_with_the_policies_that_fit(report):
+    row = lambda nbytes, peak, absent, seconds, budget=None: {
+        "bytes": nbytes, "peak_bytes": peak, "absent_bytes": absent,
+        "predicted_seconds": seconds, "budget": budget,
+    }  # fmt: skip
     report.results |= {
-        "policy a": {"bytes": 11, "peak_bytes": 20},
-        "policy b": {"bytes": 21, "peak_bytes": None},
-        "policy c": {"bytes": 31, "error": "RESOURCE_EXHAUSTED"},
-        "plan all 0.5": {"bytes": 24, "peak_bytes": 24},
+        "policy a": row(11, 20, 10, 2.0),
+        "policy b": row(21, None, 20, 1.5),
+        "policy c": row(31, None, 30, 1.0) | {"error": "RESOURCE_EXHAUSTED"},
+        "plan all 0.5": row(24, 24, 22, 3.0, 25),
     }
     for number, scale in enumerate((1.0, 2.0, 3.0)):
         seconds = {"policy a": 4.0, "policy b": 1.0, "plan all 0.5": 1.5}
@@ -51,6 +49,7 @@ def test_a_step_is_compared_with_its_prediction_and_a_plan_with_the_policies_tha
     assert found["steps"]["policy b"]["compiled without the GPU / peak - 1"] is None
     assert found["steps"]["plan all 0.5"]["apart"] == 0.0
     assert found["median |apart|"] == 0.25, "of 0.75, 0.25 and 0"
+    assert found["largest |compiled / peak - 1|"] == pytest.approx(0.5)
     best = found["against the best policy"]["plan all 0.5"]
     assert best == {"best policy": "policy b", "ratio": 1.5}
 
