@@ -31,6 +31,7 @@ OF_VALUES = {
 }
 KINDS = {
     "measured": "measured: ran on two CPU cores",
+    "measured on an H200": "measured on an H200: ran on that GPU",
     "compiled": "compiled: bytes of programs that XLA compiled for devices that are absent",
     "predicted": "predicted: seconds of XLA's estimate or of a roofline; no step ran",
 }
@@ -185,7 +186,8 @@ def page() -> str:
         f' here. Of {len(claims)} claims: {told}. "Passed" is better than the goal by 5 % or'
         " more. [Results](results.md) describes each script, and"
         " `make stale` lists the results that are older than the code.",
-        "**No GPU and no TPU has run a step of jaxmem.** A result is of one of three kinds:",
+        "**One GPU, an H200, ran fourteen steps of jaxmem; no TPU has run any.** A result is of one of"
+        " four kinds:",
         kinds,
     ]
     for paper in dict.fromkeys(c["paper"] for c in claims):
