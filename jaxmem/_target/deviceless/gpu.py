@@ -1,8 +1,8 @@
 """Deviceless compilation for GPUs: the description of a GPU, and the work of a compiling process.
 
 XLA:GPU needs no GPU to compile: the CUDA plugin's two wheels, a description of the device and
-NVIDIA's assembler give its real buffer assignment. Nothing is autotuned there: a device may choose
-other matrix kernels (about 1 % of bytes).
+NVIDIA's assembler give its real buffer assignment. Nothing is autotuned there: an H200 chose other
+matrix kernels for half of the measured steps, which took up to 3.7 % more bytes.
 """
 
 import dataclasses
