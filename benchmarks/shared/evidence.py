@@ -186,8 +186,8 @@ def page() -> str:
         f' here. Of {len(claims)} claims: {told}. "Passed" is better than the goal by 5 % or'
         " more. [Results](results.md) describes each script, and"
         " `make stale` lists the results that are older than the code.",
-        "**One GPU, an H200, ran fourteen steps of jaxmem; no TPU has run any.** A result is of one of"
-        " four kinds:",
+        "**One GPU, an H200, ran fourteen steps of jaxmem; no TPU has run any.** A result is of one"
+        " of four kinds:",
         kinds,
     ]
     for paper in dict.fromkeys(c["paper"] for c in claims):
