@@ -1,7 +1,7 @@
 """Plans made without a GPU, and the steps that the plans and policies give on that GPU.
 
-    python -m benchmarks.gpu gpu_plans             (a machine without a GPU)
-    python -m benchmarks.gpu gpu_117m gpu_345m   (on an H200; reads the plans)
+    python -m benchmarks.gpu gpu_plans gpu_bytes   (a machine without a GPU)
+    python -m benchmarks.gpu gpu_117m gpu_345m     (on an H200; reads the plans)
 
 `gpu_plans`: for both models, compiled for an H200 that the machine does not have: the bytes
 and the estimated seconds of each policy, and plans with several sets of actions, with their files.
@@ -12,6 +12,9 @@ of the compile on the GPU, and the device's own count of its peak. Steps run for
 the order of their bytes, so a peak is a step's own if it is above the peak before it; otherwise it
 is null. Seconds: the median of three runs in each round, in a random order. "apart" is predicted /
 measured - 1. A profile of one run has the kernels of some steps.
+
+`gpu_bytes`: the policies of gpt_117m, compiled again without the GPU, beside the device's peak in
+the result `gpu_117m`.
 """
 
 import concurrent.futures
@@ -79,6 +82,21 @@ def planned(case, budget: int, actions) -> dict:
         return row
     row["planning_seconds"] = time.perf_counter() - start
     return row | {"baseline_seconds": plan.baseline_seconds, "plan": plan.to_json()}
+
+
+def beside_peak(report: Report) -> None:
+    measured = read_json(FOLDER / "gpu_117m.json")["results"]
+    with case_on(GPU, "gpt_117m") as case:
+        for baseline in baselines(case.profile):
+            peak = measured.get(f"policy {baseline.name}", {}).get("peak_bytes")
+            if baseline.name in POLICIES and peak:
+                absent = of_baseline(case, baseline)["bytes"]
+                report.add(baseline.name, {"bytes": absent, "peak_bytes": peak})
+
+
+def of_peaks(report: Report) -> dict:
+    off = [row["bytes"] / row["peak_bytes"] - 1 for row in report.results.values()]
+    return {"steps": len(off), "largest |compiled / peak - 1|": max(map(abs, off))}
 
 
 # -- on the GPU
@@ -212,6 +230,7 @@ def against_policies(rows: dict, report: Report) -> dict:
 
 RESULTS = {
     "gpu_plans": Benchmark(("gpt_117m", "gpt_345m"), plans),
+    "gpu_bytes": Benchmark(run=beside_peak, summary=of_peaks),
 } | {
     f"gpu_{size}": Benchmark((f"gpt_{size}",), on_the_gpu, summary=on_gpu)
     for size in ("117m", "345m")
