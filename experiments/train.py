@@ -4,8 +4,8 @@ budget, trains, evaluates.
 After the run, DIR has metrics.jsonl (a row for each step), summary.json, the last checkpoints and a
 text that the model generated (sample.txt; not for a BERT). If the run has a plan, DIR also has
 plan.json and report.html, a page about the run. The same command resumes a stopped run from its
-last checkpoint. Exit codes: 0; 2 for input that cannot be used; 3 if the loss is no longer finite;
-130 after SIGINT; 143 after SIGTERM.
+last checkpoint. Exit codes: 0; 1 if a process of the run is missing or fails; 2 for input that
+cannot be used; 3 if the loss is no longer finite; 130 after SIGINT; 143 after SIGTERM.
 """
 
 import sys

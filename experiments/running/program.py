@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from experiments.command import cli, processes
+from experiments.command.address import options
 from experiments.config.sections import Trained
 from experiments.running.run import Experiment, run
 
@@ -14,7 +15,7 @@ C = TypeVar("C", bound=Trained)
 def parser(program: str, description: str) -> argparse.ArgumentParser:
     """Returns the parser of a config, of settings, and of the place among several processes."""
     made = cli.parser(program, description)
-    processes.options(made)
+    options(made)
     return made
 
 
