@@ -12,6 +12,10 @@ class InputError(ValueError):
     """An input of the user cannot be used: a config, an override, data, a path."""
 
 
+class AbsentError(RuntimeError):
+    """Another process of the run did not start in time."""
+
+
 class DivergedError(RuntimeError):
     """The loss is no longer finite."""
 

@@ -10,25 +10,16 @@ ones, pass them to `running.glue.glue_experiment`. Results and exit codes are as
 import sys
 from collections.abc import Sequence
 
-from experiments.command import cli
 from experiments.config.glue import GlueConfig
+from experiments.running import program
 from experiments.running.glue import GLUE
-from experiments.running.run import run
 
 PROGRAM = "experiments.train_glue"
+DESCRIPTION = "Fine-tune a BERT on a GLUE task, then evaluate it."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    description = "Fine-tune a BERT on a GLUE task, then evaluate it."
-    args = cli.parser(PROGRAM, description).parse_intermixed_args(argv)
-
-    def work() -> None:
-        config, again = cli.settings(args, GlueConfig), cli.again(PROGRAM, args)
-        named = {"name": cli.name(args), "command": again}
-        with cli.told_of(args):
-            run(GLUE, config, cli.out(args), overwrite=args.overwrite, **named)
-
-    return cli.exit_code(work)
+    return program.main(PROGRAM, DESCRIPTION, GlueConfig, GLUE, argv)
 
 
 if __name__ == "__main__":

@@ -8,25 +8,16 @@ After the run, DIR has metrics.jsonl (a row for each step) and summary.json. Exi
 import sys
 from collections.abc import Sequence
 
-from experiments.command import cli
 from experiments.config.images import ImageConfig
+from experiments.running import program
 from experiments.running.images import IMAGES
-from experiments.running.run import run
 
 PROGRAM = "experiments.train_images"
+DESCRIPTION = "Train a ResNet to classify images, then evaluate it."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    description = "Train a ResNet to classify images, then evaluate it."
-    args = cli.parser(PROGRAM, description).parse_intermixed_args(argv)
-
-    def work() -> None:
-        config, again = cli.settings(args, ImageConfig), cli.again(PROGRAM, args)
-        named = {"name": cli.name(args), "command": again}
-        with cli.told_of(args):
-            run(IMAGES, config, cli.out(args), overwrite=args.overwrite, **named)
-
-    return cli.exit_code(work)
+    return program.main(PROGRAM, DESCRIPTION, ImageConfig, IMAGES, argv)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,15 @@ import pydantic
 import jaxmem
 from experiments.command.load import find, load, parse_override
 from experiments.command.mistakes import placed
-from experiments.errors import BAD_INPUT, DIVERGED, SIGNALLED, DivergedError, InputError
+from experiments.errors import (
+    BAD_INPUT,
+    DIVERGED,
+    FAILED,
+    SIGNALLED,
+    AbsentError,
+    DivergedError,
+    InputError,
+)
 
 C = typing.TypeVar("C", bound=pydantic.BaseModel)
 
@@ -81,10 +89,11 @@ def exit_code(main: Callable[[], object]) -> int:
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
         main()
-    except (InputError, DivergedError, jaxmem.errors.JaxmemError) as error:
+    except (InputError, AbsentError, DivergedError, jaxmem.errors.JaxmemError) as error:
         said = "; ".join([str(error), *getattr(error, "__notes__", ())])
         print(f"error: {said}", file=sys.stderr)
-        return DIVERGED if isinstance(error, DivergedError) else BAD_INPUT
+        codes = {AbsentError: FAILED, DivergedError: DIVERGED}
+        return codes.get(type(error), BAD_INPUT)
     except KeyboardInterrupt as error:
         said = "; ".join([str(error), *getattr(error, "__notes__", ())]).strip("; ")
         print(f"interrupted: {said}" if said else "interrupted", file=sys.stderr)

@@ -1,100 +1,65 @@
-"""Several processes of one run: how they find each other, and how all end if one fails.
-
-JAX's own detection serves under Slurm, under Open MPI 4, and on TPU slices of GKE. The variables of
-Open MPI 5 and of an indexed Job in a Kubernetes JobSet (`experiments/launch/jobset.yaml`) are read
-here, since JAX's detection needs a variable that Open MPI 5 no longer sets, or the Python client of
-Kubernetes with rights to list pods.
-"""
+"""Several processes of one run: how they join, and how all end if one fails."""
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
-from experiments.errors import FAILED, InputError
+from experiments.command.address import Address, address
+from experiments.command.meeting import meet
+from experiments.errors import FAILED
 
-PORT = 55527  # of the coordinator in a JobSet
 HEARTBEAT = SHUTDOWN = 20  # seconds until a process that was killed is noticed
+CONNECTED = 30.0  # seconds in which JAX connects processes that have all started
 REASON = "experiments/failed"  # the coordinator's key of the first failure
 HEARD = 3.0  # seconds in which every process hears of a failure
 
 
-@dataclasses.dataclass(frozen=True)
-class Address:
-    """The place of a process among the processes of a run. JAX detects what is None."""
-
-    coordinator: str | None
-    count: int | None
-    number: int | None
-
-
-DETECTED = Address(None, None, None)
-
-
-def options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a run in several processes to a command line."""
-    told = "; by default as Slurm, Open MPI or a JobSet say"
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help=f"address of process 0{told}")
-    parser.add_argument("--processes", type=int, help=f"number of processes{told}")
-    parser.add_argument("--process", type=int, help=f"number of this process, from 0{told}")
-
-
-def address(args: argparse.Namespace, environment: Mapping[str, str]) -> Address | None:
-    """Returns the place of this process by the command line, or by the variables of a launcher.
-    None for a run in one process.
-    """
-    given = args.coordinator, args.processes, args.process
-    if given != (None, None, None):
-        if None in given or not 0 <= args.process < args.processes:
-            raise InputError(
-                f"--coordinator, --processes, --process: got {given}; allowed: all three, with"
-                " --process from 0 to --processes - 1"
-            )
-        return Address(*given)
-    if int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
-        return DETECTED
-    if "," in environment.get("TPU_WORKER_HOSTNAMES", ""):
-        return DETECTED
-    if (count := int(environment.get("OMPI_COMM_WORLD_SIZE", 1))) > 1:
-        if "OMPI_MCA_orte_hnp_uri" in environment:
-            return DETECTED
-        coordinator = environment.get("JAX_COORDINATOR_ADDRESS")
-        if coordinator is None:
-            raise InputError(
-                f"got {count} processes of Open MPI without JAX_COORDINATOR_ADDRESS; allowed: the"
-                " host of process 0 and a free port, as in `mpirun -x"
-                " JAX_COORDINATOR_ADDRESS=host:55527`"
-            )
-        return Address(coordinator, count, int(environment["OMPI_COMM_WORLD_RANK"]))
-    if (count := int(environment.get("JOBSET_PROCESSES", 1))) > 1:
-        name, job = environment["JOBSET_NAME"], environment["REPLICATED_JOB_NAME"]
-        coordinator = f"{name}-{job}-0-0.{name}:{PORT}"
-        return Address(coordinator, count, int(environment["JOB_COMPLETION_INDEX"]))
-    return None
-
-
 def join(args: argparse.Namespace) -> None:
-    """Joins the processes of the run, before JAX looks for devices."""
+    """Joins the processes of the run, before JAX looks for devices. Raises AbsentError if a process
+    does not start in time.
+    """
     if (found := address(args, os.environ)) is None:
         return
+    meet(found)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(
-        found.coordinator,
-        found.count,
-        found.number,
-        heartbeat_timeout_seconds=HEARTBEAT,
-        shutdown_timeout_seconds=SHUTDOWN,
+    # JAX would abort this process with a stack trace if another one ended in these seconds.
+    watch = threading.Timer(CONNECTED, _unconnected, [found])
+    watch.daemon = True
+    watch.start()
+    try:
+        jax.distributed.initialize(
+            found.coordinator,
+            found.count,
+            found.number,
+            None if found.local is None else [found.local],
+            cluster_detection_method="deactivate",
+            initialization_timeout=round(2 * CONNECTED),
+            heartbeat_timeout_seconds=HEARTBEAT,
+            shutdown_timeout_seconds=SHUTDOWN,
+        )
+    finally:
+        watch.cancel()
+
+
+def _unconnected(place: Address) -> None:
+    print(
+        f"error: process {place.number} of {place.count}: JAX has not connected the processes at"
+        f" {place.coordinator} in {CONNECTED:g} s after all had started; one of them has ended;"
+        " read the output of each, and start all processes again",
+        file=sys.stderr,
+        flush=True,
     )
+    os._exit(FAILED)
 
 
 def heed_preemption(batch: Callable[[int], Any]) -> Callable[[int], Any]:

@@ -105,9 +105,9 @@ class Mesh(Section):
     `data`, `fsdp` and `expert` divide the rows of a batch; `fsdp` also divides parameters and
     moments; `tensor` divides the features inside a layer; `expert` also divides a layer's experts.
     `experiments/models/sharding.py` has the rules.
-    `axes`: "auto", or "explicit" for arrays whose types show their division. `sequence`: whether
-    `tensor` divides the activations between two layers along the sequence (Korthikanti et al.,
-    2022).
+    `axes`: "auto", or "explicit" for arrays whose types show their division, also inside the step
+    of a GPT without experts or of a Llama. `sequence`: whether `tensor` divides the activations
+    between two layers along the sequence (Korthikanti et al., 2022).
     """
 
     data: Axis = 1

@@ -99,12 +99,12 @@ def _order(seed: int, epoch: int, n: int) -> np.ndarray:
     return np.random.default_rng((seed, epoch)).permutation(n)
 
 
-def windows(split: Split, batches: int, batch: int) -> Iterator[dict[str, np.ndarray]]:
-    """Returns up to `batches` batches for evaluation: distinct images, spread evenly over `split`.
-    The last batch may be short.
+def windows(split: Split, batches: int, batch: int) -> Iterator[np.ndarray]:
+    """Returns the indices of up to `batches` batches for evaluation: distinct images, spread evenly
+    over `split`. The last batch may be short.
     """
     chosen = np.linspace(0, len(split) - 1, min(batches * batch, len(split))).round().astype(int)
-    return (split[chosen[i : i + batch]] for i in range(0, len(chosen), batch))
+    return (chosen[i : i + batch] for i in range(0, len(chosen), batch))
 
 
 def _sized(images: Images, size: int | None) -> Images:

@@ -48,14 +48,14 @@ def batch(examples: Examples, indices: np.ndarray, sequence: int) -> dict[str, n
 
 
 def sample(
-    examples: Examples, seed: int, step: int, size: int, sequence: int
+    examples: Examples, seed: int, step: int, size: int, sequence: int, part: slice = slice(None)
 ) -> dict[str, np.ndarray]:
-    """Returns batch number `step`, from 1, a function of the arguments only. Each epoch has each
-    example once.
+    """Returns batch number `step`, from 1, a function of the arguments only, or the examples `part`
+    of it. Each epoch has each example once.
     """
     epochs, places = np.divmod((step - 1) * size + np.arange(size), len(examples))
     chosen = [_order(seed, int(e), len(examples))[places[epochs == e]] for e in np.unique(epochs)]
-    return batch(examples, np.concatenate(chosen), sequence)
+    return batch(examples, np.concatenate(chosen)[part], sequence)
 
 
 @functools.lru_cache(maxsize=2)
@@ -63,7 +63,7 @@ def _order(seed: int, epoch: int, n: int) -> np.ndarray:
     return np.random.default_rng((seed, epoch)).permutation(n)
 
 
-def batches(examples: Examples, size: int, sequence: int) -> Iterator[dict[str, np.ndarray]]:
-    """Returns batches of all examples in order. The last batch may be short."""
+def windows(examples: Examples, size: int) -> Iterator[np.ndarray]:
+    """Returns the indices of the batches of all examples in order. The last batch may be short."""
     indices = np.arange(len(examples))
-    return (batch(examples, indices[i : i + size], sequence) for i in range(0, len(examples), size))
+    return (indices[i : i + size] for i in range(0, len(examples), size))

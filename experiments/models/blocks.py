@@ -3,17 +3,19 @@
 Shapes: B batch, S and T sequence, D width, H heads, K = D / H.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from experiments.config import images
 from experiments.config.models import Model
-from experiments.models.sharding import constrain
+from experiments.models.sharding import constrain, like, of_rows, typed
 
 INIT = 0.02
 Layer = Callable[[Any], dict]  # a layer's number, which may be traced -> the layer's parameters
@@ -71,18 +73,34 @@ def dropout(x, rate: float, key, name: str):
     """Inverted dropout; the boolean mask is tagged (Adacc stores it in one bit a value)."""
     if not rate or key is None:
         return x
-    mask = jax.random.bernoulli(key, jnp.float32(1 - rate), x.shape)
+    mask = jax.random.bernoulli(key, jnp.float32(1 - rate), x.shape, out_sharding=like(x))
     mask = jaxmem.tag(mask, name, kind="mask")
     return jnp.where(mask, x / (1 - rate), jnp.zeros((), x.dtype))
 
 
+def queries_keys_values(layer: nnx.Linear, x_BSD):
+    """Returns queries, keys and values side by side, (B, S, 3 D). With explicit axes, (B, S, 3, D):
+    no type describes the division of each third over heads.
+    """
+    if not typed():
+        return layer(x_BSD)
+    x_BSD = of_rows(x_BSD)
+    D = x_BSD.shape[-1]
+    assert layer.bias is not None, "the layers of GPT have biases"
+    thirds = lambda a: jax.sharding.reshard(a, P()).astype(x_BSD.dtype).reshape(-1, 3, D)
+    kernel_D3D, bias_13D = (
+        constrain(thirds(a[...]), "qkv.kernel, heads") for a in (layer.kernel, layer.bias)
+    )
+    return jnp.einsum("bsd,dce->bsce", x_BSD, kernel_D3D) + bias_13D
+
+
 def attention(model: Model, qkv, key, causal: bool, seen_BT=None):
-    """Returns attention (B, S, D) of concatenated queries, keys and values (B, S, 3 D), with tags.
-    `causal`: no position attends to a later position.
+    """Returns attention (B, S, D) of queries, keys and values (B, S, 3 D) or (B, S, 3, D), with
+    tags. `causal`: no position attends to a later position.
 
     `seen_BT`: True for positions that others attend to; default: all positions.
     """
-    B, S, D = *qkv.shape[:2], qkv.shape[2] // 3
+    B, S, D = *qkv.shape[:2], math.prod(qkv.shape[2:]) // 3
     H, K = model.heads, D // model.heads
     qkv = jaxmem.tag(qkv, "qkv", kind="qkv").reshape(B, S, 3, H, K)
     q_BSHK, k_BSHK, v_BSHK = (constrain(qkv[:, :, i], "heads_BSHK") for i in range(3))

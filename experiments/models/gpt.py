@@ -32,10 +32,11 @@ from experiments.models.blocks import (
     linear,
     parameter_dtype,
     pure,
+    queries_keys_values,
 )
 from experiments.models.experts import Experts
 from experiments.models.loss import cross_entropy, logits
-from experiments.models.sharding import constrain
+from experiments.models.sharding import constrain, like, looked_up, of_rows
 from experiments.models.split import Split
 
 ACTIVATIONS = {"gelu": functools.partial(jax.nn.gelu, approximate=True), "relu": jax.nn.relu}
@@ -66,22 +67,21 @@ class Block(nnx.Module):
         rate, tag = self.model.dropout, jaxmem.tag
         x_BSD = tag(x_BSD, "resid_in", kind="residual")
         n_BSD = tag(self.ln1(x_BSD), "ln1", kind="norm")
-        a_BSD = tag(
-            attention(self.model, self.qkv(n_BSD), keys[0], causal=True), "attn", kind="linear"
-        )
+        qkv = queries_keys_values(self.qkv, n_BSD)
+        a_BSD = tag(attention(self.model, qkv, keys[0], causal=True), "attn", kind="linear")
         x_BSD = tag(
-            x_BSD + dropout(self.proj(a_BSD), rate, keys[1], "attn_out_mask"),
+            x_BSD + dropout(self.proj(a_BSD, like(x_BSD)), rate, keys[1], "attn_out_mask"),
             "mid",
             kind="residual",
         )
         n_BSD = tag(self.ln2(x_BSD), "ln2", kind="norm")
-        out_BSD = self.experts(n_BSD) if self.model.experts > 1 else self.mlp(n_BSD)
+        out_BSD = self.experts(n_BSD) if self.model.experts > 1 else self.mlp(n_BSD, like(x_BSD))
         return x_BSD + dropout(out_BSD, rate, keys[2], "mlp_out_mask")
 
-    def mlp(self, n_BSD):
-        u_BSF = jaxmem.tag(constrain(self.up(n_BSD), "features_BSF"), "up", kind="linear")
+    def mlp(self, n_BSD, out_sharding):
+        u_BSF = jaxmem.tag(constrain(self.up(of_rows(n_BSD)), "features_BSF"), "up", kind="linear")
         g_BSF = ACTIVATIONS[self.model.activation](u_BSF)
-        return self.down(jaxmem.tag(g_BSF, self.model.activation, kind="gelu"))
+        return self.down(jaxmem.tag(g_BSF, self.model.activation, kind="gelu"), out_sharding)
 
 
 def parts(config: Config, key) -> tuple[dict, Layer]:
@@ -105,7 +105,8 @@ def split(config: Config) -> Split:
 
     def embed(outer, tokens, key=None):
         positions_SD = outer["positions"][: tokens.shape[1] - 1]
-        return outer["embedding"].astype(dtype)[tokens[:, :-1]] + positions_SD.astype(dtype)
+        found_BSD = looked_up(outer["embedding"].astype(dtype), tokens[:, :-1])
+        return found_BSD + positions_SD.astype(dtype)
 
     def layer(parameters, x_BSD, key=None):
         return nnx.merge(block, nnx.State(parameters))(x_BSD, key)

@@ -32,7 +32,7 @@ from experiments.models.blocks import (
     pure,
 )
 from experiments.models.loss import cross_entropy, logits
-from experiments.models.sharding import constrain
+from experiments.models.sharding import constrain, like, looked_up, of_rows
 from experiments.models.split import Split
 
 EPSILON = 1e-5
@@ -109,18 +109,19 @@ class Block(nnx.Module):
         inside = lambda y: constrain(y, "features_BSF")
         turned = lambda y: rotated(inside(y), model.width // model.heads, model.rope_base)
         x_BSD = tag(x_BSD, "resid_in", kind="residual")
-        n_BSD = tag(self.norm1(x_BSD), "norm1", kind="norm")
+        n_BSD = of_rows(tag(self.norm1(x_BSD), "norm1", kind="norm"))
         q_BSD = tag(turned(self.q(n_BSD)), "q", kind="qkv")
         k_BTC = tag(turned(self.k(n_BSD)), "k", kind="qkv")
         v_BTC = tag(inside(self.v(n_BSD)), "v", kind="qkv")
         a_BSD = tag(inside(grouped_attention(model, q_BSD, k_BTC, v_BTC)), "attn", kind="linear")
-        x_BSD = tag(x_BSD + self.proj(a_BSD), "mid", kind="residual")
-        n_BSD = tag(self.norm2(x_BSD), "norm2", kind="norm")
+        x_BSD = tag(x_BSD + self.proj(a_BSD, like(x_BSD)), "mid", kind="residual")
+        n_BSD = of_rows(tag(self.norm2(x_BSD), "norm2", kind="norm"))
         gate_BSF = tag(inside(self.gate(n_BSD)), "gate", kind="linear")
         up_BSF = tag(inside(self.up(n_BSD)), "up", kind="linear")
         # Values between 0 and 1, as probabilities are, get the codec of kind softmax.
         share_BSF = jaxmem.ops.sigmoid(gate_BSF, "sigmoid", kind="softmax")
-        return x_BSD + self.down(tag(gate_BSF * share_BSF * up_BSF, "glu", kind="gelu"))
+        glu_BSF = tag(gate_BSF * share_BSF * up_BSF, "glu", kind="gelu")
+        return x_BSD + self.down(glu_BSF, like(x_BSD))
 
 
 def parts(config: Config, key) -> tuple[dict, Layer]:
@@ -142,7 +143,7 @@ def split(config: Config) -> Split:
     final = nnx.graphdef(nnx.eval_shape(lambda: RMSNorm(model, nnx.Rngs(0))))
 
     def embed(outer, tokens, key=None):
-        return outer["embedding"].astype(dtype)[tokens[:, :-1]]
+        return looked_up(outer["embedding"].astype(dtype), tokens[:, :-1])
 
     def layer(parameters, x_BSD, key=None):
         return nnx.merge(block, nnx.State(parameters))(x_BSD)

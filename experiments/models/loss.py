@@ -7,6 +7,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from experiments.models.sharding import like, typed
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def cross_entropy(hidden_BSD, embedding_VD, targets_BS, chunk: int):
@@ -41,7 +43,7 @@ def _backward(chunk: int, residuals, d_loss):
         return d_embedding_VD + more_VD, d_hidden_BCD
 
     zero, _ = jax.lax.optimization_barrier((jnp.zeros((), narrow_VD.dtype), d_loss))
-    start_VD = jnp.broadcast_to(zero, narrow_VD.shape)
+    start_VD = jnp.broadcast_to(zero, narrow_VD.shape, out_sharding=like(narrow_VD))
     d_embedding_VD, d_chunks = jax.lax.scan(
         one, start_VD, _chunks(hidden_BSD, targets_BS, chunk), reverse=True
     )
@@ -64,8 +66,17 @@ def logits(hidden_BSD, embedding_VD):
 
 def _chunk_loss(hidden_BCD, targets_BC, embedding_VD):
     logits_BCV = logits(hidden_BCD, embedding_VD)
-    picked_BC = jnp.take_along_axis(logits_BCV, targets_BC[..., None], -1)[..., 0]
-    return (jax.nn.logsumexp(logits_BCV, -1) - picked_BC).sum()
+    return (jax.nn.logsumexp(logits_BCV, -1) - _picked(logits_BCV, targets_BC)).sum()
+
+
+def _picked(logits_BCV, targets_BC):
+    """Returns the logits of the targets. With explicit axes, by a sum: no gather reads along an
+    axis that devices divide.
+    """
+    if not typed():
+        return jnp.take_along_axis(logits_BCV, targets_BC[..., None], -1)[..., 0]
+    is_target_BCV = targets_BC[..., None] == jnp.arange(logits_BCV.shape[-1])
+    return jnp.where(is_target_BCV, logits_BCV, 0).sum(-1)
 
 
 def _chunks(hidden_BSD, targets_BS, chunk: int):

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.config.text import Config
+from experiments.config.text import CAUSAL, Config
 from experiments.models import bert, gpt, llama
 from experiments.models import glue as glue_model
 from experiments.models.blocks import Layer
-from experiments.models.sharding import constrain
+from experiments.models.sharding import constrain, gathered
 from experiments.models.split import Split
 
 MODELS: dict[str, types.ModuleType] = {
@@ -52,18 +52,27 @@ def split(config: Config) -> Split:
     between = "x_BSD, sequence" if config.mesh.sequence else "x_BSD"
 
     def placed(function: Callable[..., Any]) -> Callable[..., Any]:
-        def divided(*args, **options):
-            made = function(*args, **options)
+        def divided(parameters, *args, **options):
+            made = function(gathered(parameters), *args, **options)
             if isinstance(made, tuple):  # x, and values that layers share
                 return constrain(made[0], between), *made[1:]
             return constrain(made, between)
 
         return divided
 
-    head = lambda outer, x, batch: found.head(outer, constrain(x, "x_BSD"), batch)
+    head = lambda outer, x, batch: found.head(gathered(outer), constrain(x, "x_BSD"), batch)
     return dataclasses.replace(
         found, embed=placed(found.embed), layer=placed(found.layer), head=head
     )
+
+
+def is_explicit(config: Config) -> bool:
+    """Whether explicit axes of a mesh remain explicit inside the model's training step. The layers
+    of BERT and of mixtures of experts have operands whose shardings disagree. A released step of
+    several microbatches loops over rows of the batch, which devices divide.
+    """
+    divides = config.optimizer.accumulation == "released" and config.train.microbatches > 1
+    return config.model.kind in CAUSAL and config.model.experts == 1 and not divides
 
 
 def batch(config: Config, rows, step: int):

@@ -15,8 +15,13 @@ the mesh, as in MaxText. With twenty kinds of arrays, one table is shorter, and 
 division at once.
 
 `jax.set_mesh` sets the mesh (`within`). Without a mesh, no function here changes anything. Axes are
-automatic, so that XLA derives how to divide an operation; or explicit, so that the types of a
-step's arguments and results show their division, and only the step's own operations are automatic.
+automatic, so that XLA derives how to divide an operation; or explicit, so that the types of arrays
+show their division. JAX then derives the type of each operation's result, and raises an error where
+operands disagree. The step of a GPT or a Llama has explicit axes throughout (`step`): the model
+gathers a layer's parameters over the axes of rows (`gathered`), and names the division of a
+product's result where it is summed over "tensor" (`like`). JAX itself looks up embeddings and draws
+random bits with automatic axes. In the steps of other models, and in evaluation, only arguments and
+results are explicit: shardings of operands disagree there, such as those of experts and of gates.
 """
 
 import contextlib
@@ -59,10 +64,12 @@ RULES = {
     "all_BSD": P(("data", "fsdp"), None, None),  # the tokens that an expert computes
     "experts_EBSF": P("expert", ("data", "fsdp"), None, "tensor"),
     "batch": P(ROWS),
+    "microbatches": P(None, ROWS),
     "x_BHWC": P(ROWS),  # the activations between two blocks of a ResNet
     "x_BSD": P(ROWS, None, None),  # the activations between two layers
     "x_BSD, sequence": P(ROWS, "tensor", None),  # with sequence parallelism
     "heads_BSHK": P(ROWS, None, "tensor", None),
+    "qkv.kernel, heads": P(None, None, "tensor"),  # (D, 3, D) with explicit axes
     # Features inside a layer. With sequence parallelism, XLA would divide them along the sequence,
     # and gather the layer's whole weights instead of activations.
     "features_BSF": P(ROWS, None, "tensor"),
@@ -247,9 +254,65 @@ def constrain(x, rule: str):
     mesh = jax.sharding.get_abstract_mesh()
     if not is_ours(mesh):
         return x
-    return jax.lax.with_sharding_constraint(
-        x, _fitting(tuple(RULES[rule]), x.shape, dict(mesh.shape))
-    )
+    place = jax.sharding.reshard if is_typed(mesh) else jax.lax.with_sharding_constraint
+    return place(x, _fitting(tuple(RULES[rule]), x.shape, dict(mesh.shape)))
+
+
+def gathered(parameters: Any) -> Any:
+    """Returns parameters as the products of a step read them if the axes are explicit: whole over
+    the axes of rows. Automatic axes need no gather, which XLA inserts.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not is_typed(mesh):
+        return parameters
+    shape = dict(mesh.shape)
+
+    def whole(path: tuple, a):
+        axes = (None if axis in ROWS else axis for axis in spec(path, a, shape))
+        return jax.sharding.reshard(a, P(*axes))
+
+    return jax.tree_util.tree_map_with_path(whole, parameters)
+
+
+def like(x) -> Any:
+    """Returns the sharding of `x` if the axes are explicit, as the argument `out_sharding` of a
+    product whose result is added to `x`; None otherwise.
+    """
+    return jax.typeof(x).sharding if is_typed(jax.sharding.get_abstract_mesh()) else None
+
+
+def looked_up(table_VD, tokens_BS):
+    """Returns the rows of a table by their numbers, (B, S, D), divided as activations are."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not is_typed(mesh):
+        return table_VD[tokens_BS]
+    axes = _fitting(tuple(RULES["batch"]), tokens_BS.shape, dict(mesh.shape))
+    return table_VD.at[tokens_BS].get(out_sharding=P(*axes, None, None))
+
+
+def of_rows(x_BSD):
+    """Returns an activation that only its rows divide if the axes are explicit, as the input of a
+    product whose features "tensor" divides; unchanged otherwise.
+    """
+    return constrain(x_BSD, "x_BSD") if typed() else x_BSD
+
+
+def microbatched(a, n: int):
+    """Returns an array of a batch (B, ...) as (n, B / n, ...), whose second axis devices divide."""
+    if typed():
+        a = jax.sharding.reshard(a, P())
+    parts = a.reshape(n, -1, *a.shape[1:])
+    return constrain(parts, "microbatches") if typed() else parts
+
+
+def typed() -> bool:
+    """Whether the axes of the mesh in the context are explicit. For use in a traced function."""
+    return is_typed(jax.sharding.get_abstract_mesh())
+
+
+def is_typed(mesh: AbstractMesh) -> bool:
+    """Whether the types of arrays have their shardings: the axes of a mesh are explicit."""
+    return is_ours(mesh) and AxisType.Explicit in mesh.axis_types
 
 
 def automatic(
@@ -280,10 +343,24 @@ def automatic(
     return divided
 
 
-def step(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns step(state, batch) -> (state, metrics), whose new state is divided as the old one."""
+def step(function: Callable[..., Any], is_explicit: bool = False) -> Callable[..., Any]:
+    """Returns step(state, batch) -> (state, metrics), whose new state is divided as the old one.
+
+    `is_explicit`: whether explicit axes remain explicit inside the step, for which each product of
+    `function` needs operands whose shardings agree. Otherwise XLA divides its operations.
+    """
 
     def out(state, batch):
         return specs(state, dict(jax.sharding.get_abstract_mesh().shape)), P()
 
-    return automatic(function, out)
+    divided = automatic(function, out)
+
+    def chosen(state, batch):
+        if not (is_explicit and typed()):
+            return divided(state, batch)
+        state, metrics = function(state, batch)
+        place = lambda spec, a: jax.sharding.reshard(a, spec)
+        is_spec = lambda a: isinstance(a, P)
+        return jax.tree.map(place, out(state, batch)[0], state, is_leaf=is_spec), metrics
+
+    return chosen

@@ -13,6 +13,7 @@ from experiments.data import glue, tokens
 from experiments.data.glue import Examples
 from experiments.errors import DivergedError
 from experiments.models import glue as model
+from experiments.models import registry as models
 from experiments.models import sharding
 from experiments.running.glue_metrics import measure
 from experiments.running.planning import check_run, prepare
@@ -54,7 +55,8 @@ def first_state(config: GlueConfig, _: Plan | None, pretrained: dict | None = No
 
 def batch(config: GlueConfig, data: Task, number: int) -> dict[str, np.ndarray]:
     t = config.train
-    return sharding.place_whole(tokens.sample(data.train, t.seed, number, t.batch, t.sequence))
+    rows = lambda part: tokens.sample(data.train, t.seed, number, t.batch, t.sequence, part)
+    return sharding.place_rows(rows, models.batch_shape(config))
 
 
 def evaluate(config: GlueConfig, state: State, data: Task) -> dict:
@@ -71,8 +73,13 @@ def evaluate(config: GlueConfig, state: State, data: Task) -> dict:
 
 def _measured(config: GlueConfig, scores, params: dict, examples: Examples) -> dict[str, float]:
     t, task = config.train, TASKS[config.data.task]
-    batches = tokens.batches(examples, t.batch, t.sequence)
-    scores_NK = np.concatenate([scores(params, sharding.place_whole(batch)) for batch in batches])
+
+    def scored(indices: np.ndarray) -> np.ndarray:
+        rows = lambda part: tokens.batch(examples, indices[part], t.sequence)
+        shape = models.batch_shape(config.of_size(len(indices)))
+        return scores(params, sharding.place_rows(rows, shape))
+
+    scores_NK = np.concatenate([*map(scored, tokens.windows(examples, t.batch))])
     loss = float(model.losses(task, scores_NK, examples.labels).mean())
     if not math.isfinite(loss):
         raise DivergedError(

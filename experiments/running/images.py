@@ -82,11 +82,13 @@ def evaluate(config: ImageConfig, state: State, data: Images) -> dict[str, float
 
     of_batch = jax.jit(sharding.automatic(sums))
     loss = right = count = 0.0
-    for part in images.windows(data.validation, t.eval_batches, t.batch):
-        placed = sharding.place_whole(part)
+    for indices in images.windows(data.validation, t.eval_batches, t.batch):
+        rows = lambda part, indices=indices: data.validation[indices[part]]
+        shape = batch_shape(config.of_size(len(indices)), data)
+        placed = sharding.place_rows(rows, shape)
         part_loss, part_right = of_batch(state.params, state.statistics, placed)
         loss, right = loss + float(part_loss), right + float(part_right)
-        count += len(part["labels"])
+        count += len(indices)
     if not math.isfinite(loss):
         raise DivergedError(
             f"the validation loss is {loss / count} after {t.steps} steps; lower"

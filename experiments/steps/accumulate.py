@@ -10,6 +10,7 @@ import optax
 import jaxmem
 from experiments.config.text import Config
 from experiments.models import registry as models
+from experiments.models.sharding import microbatched
 from experiments.models.split import whole
 from experiments.steps.optimizer import adama, clipping, named, optimizer
 
@@ -159,9 +160,7 @@ def gradient(loss, params, batch, key, n: int):
 
 def microbatches(batch, n: int):
     """Returns the numbers of microbatches, and the batch with a leading axis of microbatches."""
-    return jnp.arange(n, dtype=jnp.uint32), jax.tree.map(
-        lambda a: a.reshape(n, -1, *a.shape[1:]), batch
-    )
+    return jnp.arange(n, dtype=jnp.uint32), jax.tree.map(lambda a: microbatched(a, n), batch)
 
 
 def _microbatch(indexed, key):

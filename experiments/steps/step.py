@@ -161,4 +161,4 @@ def _step(config: Config, update: Update):
         params, moments, metrics = update(state.params, state.moments, batch, key)
         return State(params, moments, state.step + 1, state.key), metrics
 
-    return sharding.step(step)
+    return sharding.step(step, is_explicit=models.is_explicit(config))

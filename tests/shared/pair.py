@@ -3,6 +3,7 @@ network of its own.
 """
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -20,6 +21,19 @@ MICRO = (
     "train.save_every=0", "train.eval_batches=1", "train.log_every=1",
 )  # fmt: skip
 MESH = ("mesh.fsdp=2", "mesh.tensor=2")
+PROGRAM = "tests.programs.meshed_together"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A command of `experiments`, a config, and the settings of a small run."""
+
+    trainer: str
+    config: str
+    settings: tuple[str, ...]
+
+
+GPT = Run("train", "gpt_nano", MICRO)
 HOSTS = "10.77.0.1", "10.77.0.2"
 NOBODY = "02:00:00:00:00:99"  # an address of no link
 
@@ -90,27 +104,28 @@ def networks() -> bool:
 
 
 class Pair:
-    """Two processes of a run of gpt_nano with the given settings, which writes to `out`.
+    """Two processes of a run with the given settings, which writes to `out`.
 
-    program: the module that each process runs. environment: its environment; default: with two
-      CPU devices. `own`: more of its variables.
+    run: by default, of gpt_nano. program: the module that each process runs. environment: its
+      environment; default: with two CPU devices. `own`: more of its variables.
     """
 
     def __init__(
         self,
         out: pathlib.Path,
         *settings: str,
-        program: str = "tests.programs.meshed_together",
+        run: Run = GPT,
+        program: str = PROGRAM,
         network: Network | None = None,
         environment: dict[str, str] | None = None,
         **own: str,
     ):
         self.logs, self.running = [], []
-        given = (environment or children.with_cpus(2)) | own
+        given = (environment or children.with_cpus(2)) | trains(run) | own
         host, port = ("localhost" if network is None else HOSTS[0]), children.free_port()
         for number in range(2):
             self.logs.append(out.with_name(f"{out.name}-{number}.log"))
-            line = [number, 2, f"{host}:{port}", out, *MICRO, *settings]
+            line = [number, 2, f"{host}:{port}", out, *run.settings, *settings]
             before = [] if network is None else network.within(number)
             with self.logs[-1].open("wb") as log:
                 self.running.append(
@@ -164,8 +179,13 @@ def one_place() -> list[str]:
     return ["--coordinator", *place]
 
 
-def alone(out: pathlib.Path, devices: int, *settings: str) -> None:
+def trains(run: Run) -> dict[str, str]:
+    """The variable by which the program of a pair trains a run."""
+    return {"TRAINS": f"{run.trainer} {run.config}"}
+
+
+def alone(out: pathlib.Path, devices: int, *settings: str, run: Run = GPT) -> None:
     """Trains the run of a pair in one process."""
-    program = "import sys; from experiments.train import main; sys.exit(main(sys.argv[1:]))"
-    line = ["gpt_nano", *MICRO, *settings, "--out", out]
-    children.python("-c", program, *line, environment=children.with_cpus(devices))
+    line = [0, 1, "", out, *run.settings, *settings]
+    environment = children.with_cpus(devices) | trains(run)
+    children.python("-m", PROGRAM, *line, environment=environment)

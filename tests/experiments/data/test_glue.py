@@ -199,12 +199,18 @@ def test_a_batch_is_a_function_of_seed_and_step_and_an_epoch_has_each_example_on
     made = glue_text.sample(numbered(3), 0, 1, 7, 8)
     assert made["tokens"].shape == made["segments"].shape == (7, 8)
     assert [chr(t) for t in made["tokens"][:, 1]] == [str(label) for label in made["labels"]]
+    part = glue_text.sample(numbered(3), 0, 1, 7, 8, slice(2, 5))
+    assert {name: array.tolist() for name, array in part.items()} == {
+        name: array[2:5].tolist() for name, array in made.items()
+    }
 
 
 def test_evaluation_has_every_example_once():
-    parts = [part["labels"].tolist() for part in glue_text.batches(numbered(5), 2, 8)]
+    batch = lambda examples, indices: glue_text.batch(examples, indices, 8)
+    five, unlabelled = numbered(5), glue_data.Examples([(b"a",)], None)
+    parts = [batch(five, indices)["labels"].tolist() for indices in glue_text.windows(five, 2)]
     assert parts == [[0, 1], [2, 3], [4]]
-    assert "labels" not in next(glue_text.batches(glue_data.Examples([(b"a",)], None), 2, 8))
+    assert "labels" not in batch(unlabelled, next(glue_text.windows(unlabelled, 2)))
 
 
 def test_each_task_is_measured_as_glue_has_it():

@@ -55,10 +55,13 @@ def test_an_epoch_has_each_image_once():
 
 
 def test_evaluation_has_no_image_twice_and_both_ends():
-    batches = [batch["labels"] for batch in image_data.windows(numbered(100), 3, 4)]
+    drawn = lambda n, *sizes: [
+        numbered(n)[indices]["labels"] for indices in image_data.windows(numbered(n), *sizes)
+    ]
+    batches = drawn(100, 3, 4)
     assert list(map(len, batches)) == [4, 4, 4]
     assert (batches[0][0], batches[-1][-1]) == (0, 99)
-    short = [batch["labels"].tolist() for batch in image_data.windows(numbered(5), 9, 2)]
+    short = [batch.tolist() for batch in drawn(5, 9, 2)]
     assert short == [[0, 1], [2, 3], [4]]
 
 
