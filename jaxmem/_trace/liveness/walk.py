@@ -68,10 +68,8 @@ def temporary_bytes(
     jaxpr, donated, shards = _on_one_device(jaxpr, donated, shards)
     shardings = shardings if jaxpr is whole else ()
     is_divided = shards > 1 or any(s is not None and any(s.spec) for s in shardings)
-    # GPUs run the references of codecs without a GPU kernel. An estimate knows the fusions of
-    # XLA:CPU less well: on a CPU, every codec is estimated as one kernel.
-    kernels = divided or not is_divided
-    flat_of = _Inline(lambda eqn: not on_gpu or (kernels and has_gpu_kernel(eqn)))
+    as_references = on_gpu and is_divided
+    flat_of = _Inline(lambda eqn: not as_references or (divided and has_gpu_kernel(eqn)))
     flat = flat_of(jaxpr)
     division = divide(flat, shardings, flat_of)
     walks = [_Walk(order, on_gpu, flat_of, shards) for order in ORDERS]
@@ -113,7 +111,9 @@ class _Inline:
     """Programs with their calls inlined, each once.
 
     is_kernel: whether the equation of a codec is one kernel. Otherwise the codec's reference is
-      inlined.
+      inlined, since GPUs divide the arrays, and the codec has no GPU kernel, or no kernel runs on
+      divided arrays. A codec of whole arrays is one kernel, also on a CPU, whose fusions an
+      estimate knows less well.
     known: by id of a jaxpr, the jaxpr, so that no other jaxpr gets its id, and its program.
     """
 
