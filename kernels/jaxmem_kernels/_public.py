@@ -7,6 +7,7 @@ from jaxmem_kernels.capability import compiling_for as compiling_for
 from jaxmem_kernels.capability import references as references
 from jaxmem_kernels.channels import quantize_channelwise as quantize_channelwise
 from jaxmem_kernels.channels import quantize_separated as quantize_separated
+from jaxmem_kernels.dispatch import has_gpu_kernel as has_gpu_kernel
 from jaxmem_kernels.dispatch import reference_of as reference_of
 from jaxmem_kernels.layout import as_rows as as_rows
 from jaxmem_kernels.layout import channels_of as channels_of

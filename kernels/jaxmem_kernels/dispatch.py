@@ -32,22 +32,25 @@ from jaxmem_kernels.partition import Rule, as_typed, needs_devices, partitioned
 
 
 class Kernel(NamedTuple):
-    """A GPU's kernel in place of a reference.
+    """The kernels of an operation: a GPU's kernel in place of the reference, and the rule by which
+    GPUs and TPUs divide the arrays of a kernel.
 
-    launch: `launch(capability, *arrays, **params)` returns a tuple of the reference's results.
+    launch: `launch(capability, *arrays, **params)` returns a tuple of the reference's results. None
+      if all GPUs run the reference.
     takes: `takes(*avals, **params)` returns whether the kernel can run on the arrays, and is faster
       than the reference.
     rule: `rule(*avals, **params)` returns the rule by which devices divide the arrays.
     shared: the indices of the operands without leading axes, which `vmap` must not map.
     """
 
-    launch: Callable[..., tuple]
+    launch: Callable[..., tuple] | None
     takes: Callable[..., bool]
     rule: Callable[..., Rule]
     shared: tuple[int, ...] = ()
 
 
 _references: dict[Primitive, Callable[..., Any]] = {}
+_without_gpu_kernel: set[Primitive] = set()
 
 
 def reference_of(eqn) -> Any:
@@ -61,6 +64,13 @@ def reference_of(eqn) -> Any:
     return traced(
         tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars), params
     )
+
+
+def has_gpu_kernel(eqn) -> bool:
+    """Whether an equation is an operation that GPUs can run as a kernel, or whose reference
+    consists of such operations.
+    """
+    return eqn.primitive in _references and eqn.primitive not in _without_gpu_kernel
 
 
 def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[..., Any]:
@@ -117,7 +127,7 @@ def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[
     # our rule (a kernel is opaque to other partitioners), if the kernel takes the arrays, and if
     # Triton is installed.
     def on_cuda(ctx, *arrays, divided, **params):
-        if kernel is None:
+        if kernel is None or kernel.launch is None:
             return default(ctx, *arrays, **params)
         at, whole = capability.of(ctx), capability.is_whole(ctx)
         possible = (
@@ -175,6 +185,8 @@ def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[
     mlir.register_lowering(primitive, default)
     mlir.register_lowering(primitive, on_cuda, platform="cuda")
     mlir.register_lowering(primitive, on_tpu, platform="tpu")
+    if kernel and kernel.launch is None:
+        _without_gpu_kernel.add(primitive)
     _references[primitive] = lambda avals, params: traced(
         avals, hashable(params), jax.sharding.get_abstract_mesh()
     )

@@ -98,7 +98,6 @@ dequantize_by = operation(
     int4.dequantize_by,
     Kernel(launch.dequantize_by, choice.decodes_by, _decoding((GROUPED,)), shared=(1,)),
 )
-pack_bits = operation(bits.pack_bits, Kernel(launch.pack_bits, choice.packs, _packing, shared=(1,)))
-unpack_bits = operation(
-    bits.unpack_bits, Kernel(launch.unpack_bits, choice.never, _unpacking, shared=(1, 2))
-)
+# GPUs run the references of masks (`choice.never`). TPUs divide their kernels by these rules.
+pack_bits = operation(bits.pack_bits, Kernel(None, choice.never, _packing, shared=(1,)))
+unpack_bits = operation(bits.unpack_bits, Kernel(None, choice.never, _unpacking, shared=(1, 2)))

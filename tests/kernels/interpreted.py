@@ -14,7 +14,7 @@ import json
 import jax
 import jax.numpy as jnp
 
-from jaxmem_kernels import bits, int4
+from jaxmem_kernels import int4
 from jaxmem_kernels.gpu import launch
 from tests.kernels.values import channel_scales, equal, hard
 
@@ -48,9 +48,9 @@ def of_channels(run, x, scales, values, slots, how, back) -> None:
     run("dequantize_with", (*codes, values, slots), **back)
 
 
-def both(case: str, op: str, arrays, reference=None, **params):
+def both(case: str, op: str, arrays, **params):
     """The reference's results, after the kernel's were reported equal to them or not."""
-    wanted = jax.jit(lambda *a: (reference or getattr(int4, op))(*a, **params))(*arrays)
+    wanted = jax.jit(lambda *a: getattr(int4, op)(*a, **params))(*arrays)
     report(f"{op} {case}", getattr(launch, op)(90, *arrays, **params), wanted)
     return wanted if isinstance(wanted, tuple) else (wanted,)
 
@@ -70,17 +70,6 @@ def of_int4(shape: tuple[int, ...], dtype: str, scale: str, stochastic: bool, se
     # The interpreter flushes bfloat16's denormals.
     values = jnp.where(jnp.abs(x) < jnp.finfo(dtype).tiny, 0, x)[..., channels]
     of_channels(run, x, channel_scales(x, scale), values, slots, how, back)
-
-
-def of_bits(shape: tuple[int, ...], dtype: str) -> None:
-    group = max(SHAPES[shape], 128)
-    if group > shape[-1]:
-        return
-    x = (hard(shape, "float32", group) > 0).astype(dtype)
-    ends = jnp.zeros((), dtype), jnp.ones((), dtype)
-    case = f"{shape} {dtype}"
-    codes = both(case, "pack_bits", (x, ends[0]), bits.pack_bits, group=group)
-    both(case, "unpack_bits", (*codes, *ends), bits.unpack_bits, width=shape[-1])
 
 
 def traffic(op: str, arrays, **params):
@@ -107,9 +96,6 @@ def all_traffic() -> None:
     of_groups(traffic, x, how, back)
     scales, slots = jnp.ones(1024, jnp.bfloat16), jnp.full(1024, 8, jnp.int32).at[5].set(0)
     of_channels(traffic, x, scales, x[:, :1], slots, how, back)
-    mask = x > 0
-    codes = traffic("pack_bits", (mask, jnp.zeros((), bool)), group=256)
-    traffic("unpack_bits", (*codes, jnp.zeros((), bool), jnp.ones((), bool)), width=1024)
 
 
 def main(which: str = "") -> None:
@@ -118,5 +104,3 @@ def main(which: str = "") -> None:
         how = HOW[: 3 if shape in ((33, 3, 128), (5003,)) else 2]
         for one in [HOW[number % 3]] if which == "some" else how:
             of_int4(shape, *one)
-        for dtype in ("bool", "int32", "bfloat16"):
-            of_bits(shape, dtype)

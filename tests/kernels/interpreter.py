@@ -29,7 +29,7 @@ class Memory:
 
     @property
     def dtype(self):
-        return Dtype({"bool": "int1"}.get(self.array.dtype.name, self.array.dtype.name))
+        return Dtype(self.array.dtype.name)
 
     def data_ptr(self) -> int:
         return self.begin

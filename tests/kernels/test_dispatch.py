@@ -67,6 +67,16 @@ def test_what_is_made_of_operations_runs_their_kernels_on_a_gpu():
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", ["bool", "int32", "bfloat16"])
+def test_masks_go_to_the_reference_on_a_gpu(dtype):
+    zero, one = (jnp.asarray(n, dtype) for n in (0, 1))
+    there = lambda x: jk.pack_bits(x, zero, group=256)
+    back = lambda codes: jk.unpack_bits(codes, zero, one, width=1024)
+    assert "triton_kernel_call" not in lowered(there, ((512, 1024), dtype))
+    assert "triton_kernel_call" not in lowered(back, ((512, 4, 32), "uint8"))
+
+
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.jax_defaults
 def test_a_tensor_of_more_values_than_int32_counts_gets_a_kernel():
     quantize = lambda x: jk.quantize(x, **HOW)

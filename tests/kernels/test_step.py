@@ -5,6 +5,7 @@ it.
 import jax
 import pytest
 
+from benchmarks.shared import assignments
 from benchmarks.shared.case import Case
 from jaxmem import codecs
 from jaxmem._core.actions import Action, Choice
@@ -20,7 +21,7 @@ KINDS = {"qkv": "qkv", "probs": "softmax", "resid_in": "residual", "mid": "resid
 def test_gpt_117m_with_every_tag_in_int4():
     with backend_for(Target.parse("h200")) as backend:
         case = Case("gpt_117m", backend, overrides=["plan.budget=none"])
-        kept = case.keep_tags
+        kept = assignments.keep_tags(case.profile)
         compressed = {}
         for block, tags in kept.items():
             codec = lambda tag: codecs.default_for(
@@ -30,8 +31,7 @@ def test_gpt_117m_with_every_tag_in_int4():
         exported, _ = export_flat(case.trace(compressed), "cuda", 90)
         small, large = (step.compiled for step in case.compile_buffers(compressed, kept))
         program = jax.export.deserialize(bytearray(exported)).mlir_module()
-        masks = sum(
-            tag.endswith("_mask") for tag in kept["block"]
-        )  # XLA unpacks them where they are used
-        assert program.count("triton_kernel_call") >= 2 * len(kept["block"]) - masks
+        # GPUs run the references of masks.
+        others = sum(not tag.endswith("_mask") for tag in kept["block"])
+        assert program.count("triton_kernel_call") >= 2 * others
         assert small.total_bytes < 0.75 * large.total_bytes

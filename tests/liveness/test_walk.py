@@ -252,39 +252,48 @@ def test_what_a_loop_fetches_from_host_memory_is_there_from_the_start_of_a_turn(
 ROWS = jax.ShapeDtypeStruct((512, 1024), jnp.float32)
 
 
+def quantized(x):
+    """Encodes a sum. A kernel reads a sum that was written; the reference's is written nowhere."""
+    return jaxmem_kernels.quantize(x + 1, group=64, scale="bfloat16", stochastic=False)
+
+
 def masked(x):
-    """Packs which values are positive. A kernel reads a mask that was written; the reference's is
-    written nowhere.
-    """
-    packed = jaxmem_kernels.pack_bits(x > 0, jnp.asarray(False), group=64)
-    return packed
+    """Packs which values are positive. GPUs run the reference, which writes no mask."""
+    return jaxmem_kernels.pack_bits(x > 0, jnp.asarray(False), group=64)
 
 
 def walked_on_two(jaxpr, divided: bool) -> int:
     return 2 * temporary_bytes(jaxpr, (), on_gpu=True, shards=2, divided=divided)
 
 
-def test_a_walk_tells_what_compiled_kernels_take_more_than_references():
-    step = jax.jit(masked)
+@pytest.mark.parametrize(("step", "bytes_a_value"), [(quantized, 4), (masked, 0)])
+def test_a_walk_tells_what_compiled_kernels_take_more_than_references(step, bytes_a_value):
+    step = jax.jit(step)
     with backend_for(Target.parse("h200")) as backend:
         with jaxmem_kernels.references():
             references = backend.compile_fully(None, step.trace(ROWS)).result()
         jax.clear_caches()
         kernels = backend.compile_fully(None, step.trace(ROWS)).result()
     more = kernels.total_bytes - references.total_bytes
-    assert more == pytest.approx(ROWS.size, rel=0.01), "a mask takes a byte a value"
+    assert more == pytest.approx(bytes_a_value * ROWS.size, rel=0.01)
     jaxpr = step.trace(ROWS).jaxpr
-    assert walked_on_two(jaxpr, divided=True) - walked_on_two(
-        jaxpr, divided=False
-    ) == pytest.approx(more, rel=0.01)
+    told = walked_on_two(jaxpr, divided=True) - walked_on_two(jaxpr, divided=False)
+    assert told == pytest.approx(more, rel=0.01)
+
+
+def test_a_gpu_writes_no_mask_that_it_packs():
+    with backend_for(Target.parse("h200")) as backend:
+        compiled = backend.compile_fully(None, jax.jit(masked).trace(ROWS)).result()
+    assert compiled.total_bytes - compiled.argument_bytes == ROWS.size // 8, "the codes alone"
 
 
 def test_references_run_where_xla_divides_arrays_and_not_inside_shard_map():
     mesh = AbstractMesh((2,), ("data",), axis_types=(AxisType.Auto,))
     rows = PartitionSpec("data")
-    mapped = jax.shard_map(masked, mesh=mesh, in_specs=rows, out_specs=rows)
-    looped = lambda x: jax.lax.scan(lambda c, _: (c, masked(c)), x, length=2)[1]
-    assert runs_references(jax.make_jaxpr(masked)(ROWS))
+    mapped = jax.shard_map(quantized, mesh=mesh, in_specs=rows, out_specs=rows)
+    looped = lambda x: jax.lax.scan(lambda c, _: (c, quantized(c)), x, length=2)[1]
+    assert runs_references(jax.make_jaxpr(quantized)(ROWS))
     assert runs_references(jax.make_jaxpr(looped)(ROWS))
     assert not runs_references(jax.make_jaxpr(mapped)(ROWS))
+    assert not runs_references(jax.make_jaxpr(masked)(ROWS)), "also on GPUs at hand"
     assert not runs_references(jax.make_jaxpr(lambda x: x > 0)(ROWS))

@@ -35,7 +35,7 @@ from jaxmem._trace.liveness.kernels import (
 from jaxmem._trace.liveness.order import ORDERS, as_written, with_fetches_first
 from jaxmem._trace.primitives import RENAMED
 from jaxmem._trace.rewrite import Program, flatten
-from jaxmem_kernels import reference_of
+from jaxmem_kernels import has_gpu_kernel, reference_of
 
 INSIDE = ("cond", "shard_map")  # with loops, the primitives whose bodies hold values
 REDUCED = ("psum", "psum_invariant")  # over devices, in the memory of the operand
@@ -68,7 +68,8 @@ def temporary_bytes(
     jaxpr, donated, shards = _on_one_device(jaxpr, donated, shards)
     shardings = shardings if jaxpr is whole else ()
     is_divided = shards > 1 or any(s is not None and any(s.spec) for s in shardings)
-    flat_of = _Inline(on_gpu and is_divided and not divided)
+    as_references = on_gpu and is_divided
+    flat_of = _Inline(lambda eqn: not as_references or (divided and has_gpu_kernel(eqn)))
     flat = flat_of(jaxpr)
     division = divide(flat, shardings, flat_of)
     walks = [_Walk(order, on_gpu, flat_of, shards) for order in ORDERS]
@@ -93,11 +94,11 @@ def _on_one_device(jaxpr, donated: Collection[int], shards: int):
 
 
 def runs_references(jaxpr) -> bool:
-    """Whether a program that is compiled without the hardware has a codec on arrays that XLA
-    divides among devices. The codec's reference then runs in place of its kernel.
+    """Whether a program that is compiled without the hardware has a codec with a GPU kernel on
+    arrays that XLA divides among devices. The codec's reference then runs in place of its kernel.
     """
     divides = equations(as_closed(jaxpr).jaxpr, lambda eqn: eqn.primitive.name != "shard_map")
-    return any(reference_of(eqn) is not None for eqn in divides)
+    return any(map(has_gpu_kernel, divides))
 
 
 # If the program's own order takes less than this share of a depth-first order's bytes, XLA takes an
@@ -109,20 +110,20 @@ FAR_LESS = 0.75
 class _Inline:
     """Programs with their calls inlined, each once.
 
-    replaced: whether codecs are replaced by their references, since GPUs divide the arrays and no
-      kernel runs on divided arrays. Otherwise a codec is one kernel, also on a CPU, whose fusions
-      an estimate knows less well.
+    is_kernel: whether the equation of a codec is one kernel. Otherwise the codec's reference is
+      inlined, since GPUs divide the arrays, and the codec has no GPU kernel, or no kernel runs on
+      divided arrays. A codec of whole arrays is one kernel, also on a CPU, whose fusions an
+      estimate knows less well.
     known: by id of a jaxpr, the jaxpr, so that no other jaxpr gets its id, and its program.
     """
 
-    replaced: bool
+    is_kernel: Callable[[Any], bool]
     known: dict[int, tuple[Any, Program]] = dataclasses.field(default_factory=dict)
 
     def __call__(self, jaxpr) -> Program:
         if id(jaxpr) not in self.known:
-            body_of = lambda eqn: call_body(eqn) or reference_of(eqn)
-            given = {"body_of": body_of} if self.replaced else {}
-            self.known[id(jaxpr)] = jaxpr, flatten(jaxpr, barriers=True, **given)
+            body_of = lambda e: call_body(e) or (None if self.is_kernel(e) else reference_of(e))
+            self.known[id(jaxpr)] = jaxpr, flatten(jaxpr, barriers=True, body_of=body_of)
         return self.known[id(jaxpr)][1]
 
 

@@ -1,5 +1,5 @@
-"""Launches GPU kernels: computes the grid, the result shapes and the constants of each kernel. A
-file of Triton kernels is imported when one of its kernels is first launched.
+"""Launches GPU kernels: computes the grid, the result shapes and the constants of each kernel. The
+file of Triton kernels, `int4`, is imported when a kernel is first launched.
 
 Each public function is the `launch` of the operation with the function's name. The arguments are
 the GPU's compute capability, then the arrays and the parameters of the operation.
@@ -23,7 +23,7 @@ TILE, WARPS = (
 
 def quantize(capability, x, *, group, scale, stochastic, seed=0):
     results, ragged = (_codes(x, group), _scales(x, group, scale)), _ragged(x.shape, group)
-    return _int4(
+    return _run(
         "encode",
         capability,
         (x, x.size),
@@ -38,7 +38,7 @@ def quantize(capability, x, *, group, scale, stochastic, seed=0):
 def quantize_offset(capability, x, *, group, scale, stochastic, seed=0):
     scales, ragged = _scales(x, group, scale), _ragged(x.shape, group)
     results = _codes(x, group), scales, scales
-    return _int4(
+    return _run(
         "encode_offset",
         capability,
         (x, x.size),
@@ -55,7 +55,7 @@ def quantize_without(capability, x, taken, *, group, scale, stochastic, seed=0):
         (x, taken.astype(jnp.uint8), x.size),
         (_codes(x, group), _scales(x, group, scale)),
     )
-    return _int4(
+    return _run(
         "encode_without",
         capability,
         arrays,
@@ -69,7 +69,7 @@ def quantize_without(capability, x, taken, *, group, scale, stochastic, seed=0):
 def quantize_by(capability, x, scales, *, group, stochastic, seed=0):
     width = x.shape[-1]
     arrays = x, scales, x.size
-    return _int4(
+    return _run(
         "encode_by",
         capability,
         arrays,
@@ -112,54 +112,27 @@ def dequantize_by(capability, codes, scales, *, width, dtype):
     return _decode("decode_by", capability, (codes, scales), width, dtype, W=scales.size)
 
 
-def pack_bits(capability, x, zero, *, group):
-    codes = jax.ShapeDtypeStruct((*x.shape[:-1], -(-x.shape[-1] // group), group // 8), jnp.uint8)
-    return _run(
-        "bits",
-        "pack",
-        capability,
-        (x, zero, x.size),
-        (codes,),
-        group,
-        RAGGED=_ragged(x.shape, group),
-    )
-
-
-def unpack_bits(capability, packed, zero, one, *, width):
-    group, x = 8 * packed.shape[-1], _rows(packed, 8, width, zero.dtype)
-    ragged = _ragged(x.shape, group)
-    return _run(
-        "bits", "unpack", capability, (packed, zero, one, x.size), (x,), group, RAGGED=ragged
-    )
-
-
-def _int4(name, capability, arrays, results, group, **constants):
-    return _run("int4", name, capability, arrays, results, group, **constants)
-
-
 def _decode(name, capability, arrays, width, dtype, **constants):
+    x, limit = _rows(arrays[0], width, dtype), float(jnp.finfo(dtype).max)
     # A group's codes are half as many bytes as it has values.
-    x, limit = _rows(arrays[0], 2, width, dtype), float(jnp.finfo(dtype).max)
-    return _int4(
+    return _run(
         name, capability, (*arrays, x.size), (x,), 2 * arrays[0].shape[-1], LIMIT=limit, **constants
     )
 
 
-def _run(file, name, capability, arrays, results, group, **constants):
-    """Runs kernel `name` of `file`.
+def _run(name, capability, arrays, results, group, **constants):
+    """Runs kernel `name`.
 
     arrays: the operands; one of them is an int, the number of values of the tensor.
     results: the shapes and dtypes of the results.
     group: number of values of a group. The kernel receives it as G, and the rows of its tile as R.
     constants: the other compile-time constants of the kernel.
     """
-    kernel = getattr(importlib.import_module(f"jaxmem_kernels.gpu.{file}"), name)
+    kernel = getattr(importlib.import_module("jaxmem_kernels.gpu.int4"), name)
     (size,) = (a for a in arrays if isinstance(a, int))
     # Rows of a program's tile are groups. With a scale for each channel, they are rows of the
     # tensor.
     rows = max(1, TILE // group)
-    if file == "bits":  # a thread's 16 bytes are 16 bools
-        rows *= 4
     if "W" in constants:  # a program takes one group of columns, and reads their scales once
         rows *= 2
         grid = (-(-size // constants["W"] // rows) * (constants["W"] // group),)
@@ -192,15 +165,13 @@ def _scales(x, group, scale):
     return jax.ShapeDtypeStruct((*x.shape[:-1], _groups(x, group)), jnp.dtype(scale))
 
 
-def _rows(codes, parts, width, dtype):
+def _rows(codes, width, dtype):
     """Returns the shape and dtype of decoded rows: rows of all groups of this device, which may
     have a part of a row, or rows of `width` values if the last group is short.
     """
     *lead, groups, packed = codes.shape
-    whole = groups * parts * packed
-    return jax.ShapeDtypeStruct(
-        (*lead, width if width % (parts * packed) else whole), jnp.dtype(dtype)
-    )
+    whole = groups * 2 * packed
+    return jax.ShapeDtypeStruct((*lead, width if width % (2 * packed) else whole), jnp.dtype(dtype))
 
 
 def _ragged(shape, group) -> bool:
