@@ -62,6 +62,6 @@ def never(*_, **__) -> bool:
     """Takes no array: GPUs run the references of masks. XLA fuses the unpacking of a mask with the
     operation that uses the mask, and writes no unpacked mask. A Triton kernel that packed masks
     took 1.22 of the reference's time at 2^24 values, and 1.18 at 2^28, on an H200
-    (`benchmarks/results/gpu_codecs.json`).
+    (`benchmarks/results/gpu_check/codecs_one_call.json`).
     """
     return False
