@@ -1,7 +1,12 @@
 """Chooses the size of a minibatch, or a context length: the largest size that fits, or the fastest.
 
-Liveness estimates predict the least bytes for a size, so that only few sizes are planned. The
-compiled bytes of each plan correct the estimates.
+A local search finds the assignment of least bytes at one size. The bytes of this assignment are
+nearly affine in the size, so that liveness estimates and few compiles of it bracket the largest
+size that fits. Only the sizes that decide the result are planned: the size that the bracket names,
+and the next size, which a whole search refuses.
+
+The first choice was to plan each size that a bisection tried. Each size near the least bytes then
+took a local search of its own, and the last size that did not fit took two searches.
 """
 
 import dataclasses
@@ -11,17 +16,22 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from jaxmem._core.actions import Actions
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.progress import LOG
+from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import DEVICE, DIVIDED, HOST, Places
 from jaxmem._planner.microbatches import checked as checked_numbers
 from jaxmem._planner.placement.plan import SHARDING, STATES
 from jaxmem._planner.placement.steps import PlacedSteps
-from jaxmem._planner.search.compile import StepCompiler
+from jaxmem._planner.search.compile import CompiledStep, StepCompiler
+from jaxmem._planner.search.history import History
+from jaxmem._planner.search.least import least
 from jaxmem._planner.search.trial import Limits
+from jaxmem._planner.traced_step import read_step
 from jaxmem._result.plan.plan import Plan
-from jaxmem._target.compile.protocol import Backend
+from jaxmem._target.compile.protocol import Backend, Pricing
 from jaxmem._trace.arguments import argument_bytes, is_function, shards_of, sized
 from jaxmem.errors import BudgetError, JaxmemError, OptimizerError, StepError
 
@@ -80,6 +90,7 @@ class StepSizes:
     backend: estimates the step's temporary bytes.
     limits: the bytes that a plan may take.
     decide: the argument `decide` of `plan`.
+    allowed: the actions and codecs to choose from.
     """
 
     build: Any
@@ -87,16 +98,34 @@ class StepSizes:
     backend: Backend
     limits: Limits
     decide: Collection[str]
+    allowed: Allowed
 
     def least(self, size: int) -> int:
         """Bytes with everything recomputed, and with states in host memory if states are placed."""
-        return self._bytes(size, Assignment.nothing())
+        return self.bytes_under(size, Assignment.nothing())
 
     def kept(self, size: int) -> int:
         """Bytes with everything kept on the device."""
-        return self._bytes(size, Assignment.everything())
+        return self.bytes_under(size, Assignment.everything())
 
-    def _bytes(self, size: int, plan: Assignment) -> int:
+    def probe(self, size: int) -> "Probe | None":
+        """A probe with the assignment of least bytes for a size, by a local search; None if states
+        are placed, or if the bytes of the arguments alone exceed the limits.
+        """
+        if STATES in self.decide:
+            return None
+        LOG.info("searching for the least bytes at size %d", size)
+        compiler = StepCompiler(self.build, sized(self.args, size), self.backend)
+        try:
+            # Seconds have no influence on the least bytes, so that no piece of the step is timed.
+            step = read_step(compiler, self.limits, self.allowed, Pricing(self.backend.target))
+        except BudgetError:
+            return None
+        smallest, *_ = least(step.search(self.limits))
+        return Probe(self, smallest.actions, step.compiler.plan_of(smallest.actions))
+
+    def bytes_under(self, size: int, plan: Assignment) -> int:
+        """Bytes under a plan, by a liveness estimate."""
         args = sized(self.args, size)
         if STATES in self.decide:
             return self._of_placed(args, plan)
@@ -121,6 +150,36 @@ class StepSizes:
                 refused = error
         assert refused is not None
         raise refused
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """Bytes of a step under one assignment as a function of the step's size."""
+
+    sizes: StepSizes
+    actions: Actions
+    plan: Assignment
+
+    def estimated(self, size: int) -> int:
+        """Bytes by a liveness estimate."""
+        return self.sizes.bytes_under(size, self.plan)
+
+    def compiled(self, *many: int) -> list[int]:
+        """Compiled bytes for each size; more than the usable bytes if host memory is exceeded. The
+        compiles are stored for the searches of these sizes. Raises StepError if XLA fails.
+        """
+        backend, limits = self.sizes.backend, self.sizes.limits
+        of_size = lambda size: StepCompiler(self.sizes.build, sized(self.sizes.args, size), backend)
+        LOG.info("compiling the least bytes at size %s", " and ".join(map(str, many)))
+        compilers = [of_size(size) for size in many]
+        futures = [backend.compile_buffers(*one.stages(self.plan)) for one in compilers]
+        found = []
+        for compiler, future in zip(compilers, futures):
+            step = CompiledStep(self.actions, future.result())
+            History(backend, compiler.trace(Assignment.nothing()).jaxpr).remember(step)
+            fits = limits.allow(step)
+            found.append(step.total if fits else max(step.total, limits.usable_bytes + 1))
+        return found
 
 
 def _places(steps: PlacedSteps, limits: Limits | None) -> Places:
@@ -168,6 +227,7 @@ SPREAD = 5  # the number of sizes that are planned to find the fastest size
 # A failed size is planned again if its least bytes are within this multiple of the room.
 NEAR = 1.25
 FURTHER = 4  # the factor by which successive steps of a search grow
+ROUNDS = 4  # the most rounds of compiles that bracket the largest size
 
 
 def within(count: int, bytes_of: Callable[[int], float], room: float) -> int:
@@ -200,6 +260,8 @@ class Boundary:
     least: the estimated bytes of the smallest plan for a size.
     room: bytes that a plan may take.
     plan_at: makes the plan for a size, or raises BudgetError.
+    probe: the assignment of least bytes for a size; None if no assignment is compiled at other
+      sizes than its own.
     """
 
     def __init__(
@@ -208,19 +270,22 @@ class Boundary:
         least: Callable[[int], int],
         room: int,
         plan_at: Callable[[int], Plan],
+        probe: Callable[[int], Probe | None] = lambda size: None,
     ):
-        self.sizes, self.room, self._plan_at = sizes, room, plan_at
+        self.sizes, self.room, self._plan_at, self._probe = sizes, room, plan_at, probe
         self._least = functools.cache(lambda i: least(sizes[i]))
         self.plans: dict[int, Plan] = {}
         self.failures: dict[int, BudgetError] = {}
         self._retried: dict[int, BudgetError] = {}  # failures that were planned once more
         self._learned: dict[int, float] = {}  # least bytes by index
+        self._probed: set[int] = set()  # sizes at which an assignment of another size is compiled
 
     def find(self) -> int:
         """The index of the largest size that fits, whose next larger size does not fit.
 
         Raises BudgetError if the smallest size does not fit, with its least bytes.
         """
+        self._bracket()
         fits, fails, step = -1, len(self.sizes), 1
         while (retry := self._may_fit_after_all(fails, fails - fits == 1)) or fails - fits > 1:
             index = within(len(self.sizes), self._expected, self.room)
@@ -245,6 +310,28 @@ class Boundary:
             ) from error
         return fits
 
+    def _bracket(self) -> None:
+        """Compiles the assignment of least bytes at sizes near the largest size that fits, until it
+        fits a size and does not fit the next size.
+        """
+        index = within(len(self.sizes), self._least, self.room)
+        if index + 1 == len(self.sizes):  # the last size is expected to fit
+            return
+        if (probe := self._probe(self.sizes[max(0, index)])) is None:
+            return
+        self._least = functools.cache(lambda i: probe.estimated(self.sizes[i]))
+        for _ in range(ROUNDS):
+            index = within(len(self.sizes), self._expected, self.room)
+            near = [i for i in (index, index + 1) if i in range(len(self.sizes))]
+            near = [i for i in near if i not in self._probed]
+            if not near:
+                return
+            try:
+                self._learned |= zip(near, probe.compiled(*(self.sizes[i] for i in near)))
+            except StepError:  # XLA may compile other assignments
+                return
+            self._probed |= {*near}
+
     def plan(self, index: int) -> Plan | None:
         """The plan for a size, made once; None if no plan fits."""
         if index in self.plans or index in self.failures:
@@ -268,9 +355,9 @@ class Boundary:
         """Whether to plan a size once more for which no plan fitted. The size is planned again if
         it fits by the bytes of the plans that fit. It is also planned again if the search would end
         here, and its least bytes were near the room. The second search begins with the compiles of
-        the first.
+        the first. A probed size is planned once: its first search begins with the probe's compile.
         """
-        if index not in self.failures or index in self._retried:
+        if index not in self.failures or index in self._retried or index in self._probed:
             return False
         if is_last and (self.failures[index].least_bytes or 0) <= NEAR * self.room:
             return True
