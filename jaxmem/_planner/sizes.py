@@ -122,7 +122,7 @@ class StepSizes:
         except BudgetError:
             return None
         smallest, *_ = least(step.search(self.limits))
-        return Probe(self, smallest.actions, step.compiler.plan_of(smallest.actions))
+        return Probe(self, step.compiler, smallest.actions)
 
     def bytes_under(self, size: int, plan: Assignment) -> int:
         """Bytes under a plan, by a liveness estimate."""
@@ -154,32 +154,54 @@ class StepSizes:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Bytes of a step under one assignment as a function of the step's size."""
+    """Bytes of a step under one assignment as a function of the step's size.
+
+    compiler: the compiler of the step of one size, which knows facts of the step of every size.
+    """
 
     sizes: StepSizes
+    compiler: StepCompiler
     actions: Actions
-    plan: Assignment
+
+    @property
+    def width(self) -> int:
+        """The number of sizes that compile at the same time."""
+        return self.sizes.backend.parallel_compiles
 
     def estimated(self, size: int) -> int:
         """Bytes by a liveness estimate."""
-        return self.sizes.bytes_under(size, self.plan)
+        return self.sizes.bytes_under(size, self.compiler.plan_of(self.actions))
 
     def compiled(self, *many: int) -> list[int]:
         """Compiled bytes for each size; more than the usable bytes if host memory is exceeded. The
         compiles are stored for the searches of these sizes. Raises StepError if XLA fails.
         """
-        backend, limits = self.sizes.backend, self.sizes.limits
-        of_size = lambda size: StepCompiler(self.sizes.build, sized(self.sizes.args, size), backend)
         LOG.info("compiling the least bytes at size %s", " and ".join(map(str, many)))
-        compilers = [of_size(size) for size in many]
-        futures = [backend.compile_buffers(*one.stages(self.plan)) for one in compilers]
-        found = []
-        for compiler, future in zip(compilers, futures):
+        most = self.sizes.limits.usable_bytes
+        begun = [self._begin(size) for size in many]  # begin all before waiting for one
+        steps = [wait() for wait in begun]
+        fits = map(self.sizes.limits.allow, steps)
+        return [s.total if fit else max(s.total, most + 1) for s, fit in zip(steps, fits)]
+
+    def _begin(self, size: int) -> Callable[[], CompiledStep]:
+        """Starts the compile for a size, unless an earlier search stored it. The returned function
+        waits for the compile.
+        """
+        backend = self.sizes.backend
+        compiler = StepCompiler(self.sizes.build, sized(self.sizes.args, size), backend)
+        history = History(backend, compiler.trace(Assignment.nothing()).jaxpr)
+        for step in history.recall():
+            if step.actions == self.actions:
+                return lambda: step
+        plan = self.compiler.plan_of(self.actions)
+        future = backend.compile_buffers(*compiler.stages(plan))
+
+        def wait() -> CompiledStep:
             step = CompiledStep(self.actions, future.result())
-            History(backend, compiler.trace(Assignment.nothing()).jaxpr).remember(step)
-            fits = limits.allow(step)
-            found.append(step.total if fits else max(step.total, limits.usable_bytes + 1))
-        return found
+            history.remember(step)
+            return step
+
+        return wait
 
 
 def _places(steps: PlacedSteps, limits: Limits | None) -> Places:
@@ -227,7 +249,7 @@ SPREAD = 5  # the number of sizes that are planned to find the fastest size
 # A failed size is planned again if its least bytes are within this multiple of the room.
 NEAR = 1.25
 FURTHER = 4  # the factor by which successive steps of a search grow
-ROUNDS = 4  # the most rounds of compiles that bracket the largest size
+ROUNDS = 6  # the most rounds of compiles that bracket the largest size
 
 
 def within(count: int, bytes_of: Callable[[int], float], room: float) -> int:
@@ -278,6 +300,7 @@ class Boundary:
         self.failures: dict[int, BudgetError] = {}
         self._retried: dict[int, BudgetError] = {}  # failures that were planned once more
         self._learned: dict[int, float] = {}  # least bytes by index
+        self._least_plan: Probe | None = None  # the assignment of least bytes at one size
         self._probed: set[int] = set()  # sizes at which an assignment of another size is compiled
 
     def find(self) -> int:
@@ -286,17 +309,21 @@ class Boundary:
         Raises BudgetError if the smallest size does not fit, with its least bytes.
         """
         self._bracket()
-        fits, fails, step = -1, len(self.sizes), 1
+        # The first size after a probed size that does not fit is not likely to fit either.
+        fits, fails, step = -1, len(self.sizes), 1 / FURTHER if self._probed else 1
         while (retry := self._may_fit_after_all(fails, fails - fits == 1)) or fails - fits > 1:
             index = within(len(self.sizes), self._expected, self.room)
             if retry:
                 self._retried[fails] = self.failures.pop(fails)
                 index = fails
-            elif not fits < index < fails:
-                further = fits + step if index <= fits else fails - step
+            up, outside = index <= fits, not retry and not fits < index < fails
+            if outside:
+                further = fits + max(1, int(step)) if up else fails - max(1, int(step))
                 index = further if fits < further < fails else (fits + fails) // 2
-                step *= FURTHER
-            if self.plan(index) is not None:
+            plan = self.plan(index)
+            if outside:  # a step the other way is a small one again
+                step = step * FURTHER if up == (plan is not None) else 1
+            if plan is not None:
                 fits = index
             fails = min((i for i in self.failures if i > fits), default=len(self.sizes))
         if fits < 0:
@@ -317,25 +344,39 @@ class Boundary:
         index = within(len(self.sizes), self._least, self.room)
         if index + 1 == len(self.sizes):  # the last size is expected to fit
             return
-        if (probe := self._probe(self.sizes[max(0, index)])) is None:
+        self._least_plan = probe = self._probe(self.sizes[max(0, index)])
+        if probe is None:
             return
         self._least = functools.cache(lambda i: probe.estimated(self.sizes[i]))
         for _ in range(ROUNDS):
             index = within(len(self.sizes), self._expected, self.room)
-            near = [i for i in (index, index + 1) if i in range(len(self.sizes))]
-            near = [i for i in near if i not in self._probed]
-            if not near:
+            near = [i for i in (index, index + 1) if 0 <= i < len(self.sizes)]
+            near = [i for i in near if i not in self._probed][: probe.width]
+            if not near or not self._compile(probe, near):
                 return
-            try:
-                self._learned |= zip(near, probe.compiled(*(self.sizes[i] for i in near)))
-            except StepError:  # XLA may compile other assignments
-                return
-            self._probed |= {*near}
+
+    def _compile(self, probe: Probe, indices: Sequence[int]) -> bool:
+        """Compiles an assignment at several sizes, and learns its bytes. Returns False if XLA fails
+        to compile it.
+        """
+        try:
+            found = probe.compiled(*(self.sizes[i] for i in indices))
+        except StepError:  # XLA may compile other assignments
+            return False
+        for i, size in zip(indices, found):
+            self._learned[i] = min(size, self._learned.get(i, size))
+        self._probed |= {*indices}
+        return True
 
     def plan(self, index: int) -> Plan | None:
         """The plan for a size, made once; None if no plan fits."""
         if index in self.plans or index in self.failures:
             return self.plans.get(index)
+        below = max((i for i in self.plans if i < index), default=None)
+        if self._least_plan is not None and below is not None and index not in self._probed:
+            # The search of this size begins with the assignment that fits a smaller size.
+            actions = self.plans[below].actions
+            self._compile(dataclasses.replace(self._least_plan, actions=actions), [index])
         LOG.info("planning for size %d", self.sizes[index])
         try:
             plan = self._plan_at(self.sizes[index])
