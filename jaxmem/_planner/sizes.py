@@ -375,8 +375,9 @@ class Boundary:
         below = max((i for i in self.plans if i < index), default=None)
         if self._least_plan is not None and below is not None and index not in self._probed:
             # The search of this size begins with the assignment that fits a smaller size.
-            actions = self.plans[below].actions
-            self._compile(dataclasses.replace(self._least_plan, actions=actions), [index])
+            plan = self.plans[below]
+            if not plan.as_written:  # no assignment describes the step as written
+                self._compile(dataclasses.replace(self._least_plan, actions=plan.actions), [index])
         LOG.info("planning for size %d", self.sizes[index])
         try:
             plan = self._plan_at(self.sizes[index])
