@@ -182,7 +182,7 @@ def plan(
                 step_sizes.least,
                 limits.usable_bytes,
                 lambda size: plan_at(sized(args, size), None),
-                step_sizes.probe,
+                step_sizes.searched,
             ),
             step_sizes.kept,
         )

@@ -91,6 +91,7 @@ class StepSizes:
     limits: the bytes that a plan may take.
     decide: the argument `decide` of `plan`.
     allowed: the actions and codecs to choose from.
+    smallest: the assignment of least bytes that is known.
     """
 
     build: Any
@@ -99,18 +100,19 @@ class StepSizes:
     limits: Limits
     decide: Collection[str]
     allowed: Allowed
+    smallest: Assignment = dataclasses.field(default_factory=Assignment.nothing)
 
     def least(self, size: int) -> int:
-        """Bytes with everything recomputed, and with states in host memory if states are placed."""
-        return self.bytes_under(size, Assignment.nothing())
+        """Bytes under `smallest`, and with states in host memory if states are placed."""
+        return self._bytes(size, self.smallest)
 
     def kept(self, size: int) -> int:
         """Bytes with everything kept on the device."""
-        return self.bytes_under(size, Assignment.everything())
+        return self._bytes(size, Assignment.everything())
 
-    def probe(self, size: int) -> "Probe | None":
-        """A probe with the assignment of least bytes for a size, by a local search; None if states
-        are placed, or if the bytes of the arguments alone exceed the limits.
+    def searched(self, size: int) -> "StepSizes | None":
+        """A copy with the assignment of least bytes that a local search finds for a size; None if
+        states are placed, or if the bytes of the arguments alone exceed the limits.
         """
         if STATES in self.decide:
             return None
@@ -121,11 +123,32 @@ class StepSizes:
             step = read_step(compiler, self.limits, self.allowed, Pricing(self.backend.target))
         except BudgetError:
             return None
-        smallest, *_ = least(step.search(self.limits))
-        return Probe(self, step.compiler, smallest.actions)
+        found, *_ = least(step.search(self.limits))
+        return self.under(found.actions)
 
-    def bytes_under(self, size: int, plan: Assignment) -> int:
-        """Bytes under a plan, by a liveness estimate."""
+    def under(self, actions: Actions) -> "StepSizes":
+        """A copy with an assignment whose bytes are known to be small."""
+        decided = {label: choices for label, choices in actions.items() if choices}
+        # Blocks through which no gradient runs have no choices, and are recomputed.
+        return dataclasses.replace(self, smallest=Assignment(decided, others={}))
+
+    def compiled(self, *sizes: int) -> list[int]:
+        """Compiled bytes under `smallest` for the first of `sizes`, as many as compile at the same
+        time; more than the usable bytes if host memory is exceeded. The compiles are stored for the
+        searches of these sizes. Raises StepError if XLA fails.
+        """
+        sizes, backend = sizes[: self.backend.parallel_compiles], self.backend
+        LOG.info("compiling the least bytes at size %s", " and ".join(map(str, sizes)))
+        compilers = [StepCompiler(self.build, sized(self.args, n), backend) for n in sizes]
+        futures = [backend.compile_buffers(*c.stages(self.smallest)) for c in compilers]
+        actions = {label: dict(choices) for label, choices in self.smallest.actions.items()}
+        steps = [CompiledStep(actions, future.result()) for future in futures]
+        for compiler, step in zip(compilers, steps):
+            History(backend, compiler.trace(Assignment.nothing()).jaxpr).remember(step)
+        most = self.limits.usable_bytes
+        return [max(s.total, 0 if self.limits.allow(s) else most + 1) for s in steps]
+
+    def _bytes(self, size: int, plan: Assignment) -> int:
         args = sized(self.args, size)
         if STATES in self.decide:
             return self._of_placed(args, plan)
@@ -150,58 +173,6 @@ class StepSizes:
                 refused = error
         assert refused is not None
         raise refused
-
-
-@dataclasses.dataclass(frozen=True)
-class Probe:
-    """Bytes of a step under one assignment as a function of the step's size.
-
-    compiler: the compiler of the step of one size, which knows facts of the step of every size.
-    """
-
-    sizes: StepSizes
-    compiler: StepCompiler
-    actions: Actions
-
-    @property
-    def width(self) -> int:
-        """The number of sizes that compile at the same time."""
-        return self.sizes.backend.parallel_compiles
-
-    def estimated(self, size: int) -> int:
-        """Bytes by a liveness estimate."""
-        return self.sizes.bytes_under(size, self.compiler.plan_of(self.actions))
-
-    def compiled(self, *many: int) -> list[int]:
-        """Compiled bytes for each size; more than the usable bytes if host memory is exceeded. The
-        compiles are stored for the searches of these sizes. Raises StepError if XLA fails.
-        """
-        LOG.info("compiling the least bytes at size %s", " and ".join(map(str, many)))
-        most = self.sizes.limits.usable_bytes
-        begun = [self._begin(size) for size in many]  # begin all before waiting for one
-        steps = [wait() for wait in begun]
-        fits = map(self.sizes.limits.allow, steps)
-        return [s.total if fit else max(s.total, most + 1) for s, fit in zip(steps, fits)]
-
-    def _begin(self, size: int) -> Callable[[], CompiledStep]:
-        """Starts the compile for a size, unless an earlier search stored it. The returned function
-        waits for the compile.
-        """
-        backend = self.sizes.backend
-        compiler = StepCompiler(self.sizes.build, sized(self.sizes.args, size), backend)
-        history = History(backend, compiler.trace(Assignment.nothing()).jaxpr)
-        for step in history.recall():
-            if step.actions == self.actions:
-                return lambda: step
-        plan = self.compiler.plan_of(self.actions)
-        future = backend.compile_buffers(*compiler.stages(plan))
-
-        def wait() -> CompiledStep:
-            step = CompiledStep(self.actions, future.result())
-            history.remember(step)
-            return step
-
-        return wait
 
 
 def _places(steps: PlacedSteps, limits: Limits | None) -> Places:
@@ -282,8 +253,8 @@ class Boundary:
     least: the estimated bytes of the smallest plan for a size.
     room: bytes that a plan may take.
     plan_at: makes the plan for a size, or raises BudgetError.
-    probe: the assignment of least bytes for a size; None if no assignment is compiled at other
-      sizes than its own.
+    probe: the step with the assignment of least bytes for a size; None if no assignment is compiled
+      at other sizes than its own.
     """
 
     def __init__(
@@ -292,7 +263,7 @@ class Boundary:
         least: Callable[[int], int],
         room: int,
         plan_at: Callable[[int], Plan],
-        probe: Callable[[int], Probe | None] = lambda size: None,
+        probe: Callable[[int], StepSizes | None] = lambda size: None,
     ):
         self.sizes, self.room, self._plan_at, self._probe = sizes, room, plan_at, probe
         self._least = functools.cache(lambda i: least(sizes[i]))
@@ -300,7 +271,7 @@ class Boundary:
         self.failures: dict[int, BudgetError] = {}
         self._retried: dict[int, BudgetError] = {}  # failures that were planned once more
         self._learned: dict[int, float] = {}  # least bytes by index
-        self._least_plan: Probe | None = None  # the assignment of least bytes at one size
+        self._smallest: StepSizes | None = None  # with the assignment of least bytes at one size
         self._probed: set[int] = set()  # sizes at which an assignment of another size is compiled
 
     def find(self) -> int:
@@ -344,40 +315,39 @@ class Boundary:
         index = within(len(self.sizes), self._least, self.room)
         if index + 1 == len(self.sizes):  # the last size is expected to fit
             return
-        self._least_plan = probe = self._probe(self.sizes[max(0, index)])
+        self._smallest = probe = self._probe(self.sizes[max(0, index)])
         if probe is None:
             return
-        self._least = functools.cache(lambda i: probe.estimated(self.sizes[i]))
+        self._least = functools.cache(lambda i: probe.least(self.sizes[i]))
         for _ in range(ROUNDS):
             index = within(len(self.sizes), self._expected, self.room)
             near = [i for i in (index, index + 1) if 0 <= i < len(self.sizes)]
-            near = [i for i in near if i not in self._probed][: probe.width]
+            near = [i for i in near if i not in self._probed]
             if not near or not self._compile(probe, near):
                 return
 
-    def _compile(self, probe: Probe, indices: Sequence[int]) -> bool:
+    def _compile(self, step: StepSizes, indices: Sequence[int]) -> bool:
         """Compiles an assignment at several sizes, and learns its bytes. Returns False if XLA fails
         to compile it.
         """
         try:
-            found = probe.compiled(*(self.sizes[i] for i in indices))
+            found = step.compiled(*(self.sizes[i] for i in indices))
         except StepError:  # XLA may compile other assignments
             return False
         for i, size in zip(indices, found):
             self._learned[i] = min(size, self._learned.get(i, size))
-        self._probed |= {*indices}
+            self._probed.add(i)
         return True
 
     def plan(self, index: int) -> Plan | None:
         """The plan for a size, made once; None if no plan fits."""
         if index in self.plans or index in self.failures:
             return self.plans.get(index)
-        below = max((i for i in self.plans if i < index), default=None)
-        if self._least_plan is not None and below is not None and index not in self._probed:
-            # The search of this size begins with the assignment that fits a smaller size.
-            plan = self.plans[below]
-            if not plan.as_written:  # no assignment describes the step as written
-                self._compile(dataclasses.replace(self._least_plan, actions=plan.actions), [index])
+        other = self.plans.get(max((i for i in self.plans if i < index), default=-1))
+        # The search of a size begins with the assignment that fits a smaller size. No assignment
+        # describes a step as written.
+        if self._smallest and other and not other.as_written and index not in self._probed:
+            self._compile(self._smallest.under(other.actions), [index])
         LOG.info("planning for size %d", self.sizes[index])
         try:
             plan = self._plan_at(self.sizes[index])

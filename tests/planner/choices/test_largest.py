@@ -5,6 +5,7 @@ decide, whatever bytes the assignment of another size has.
 import dataclasses
 import functools
 import logging
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -56,36 +57,31 @@ def test_no_larger_size_has_a_plan_by_itself(block, actions, budget, caplog):
             plan_of(block, actions, budget, examples(size))
 
 
-class Assignment:
-    """Stands for a `Probe`: an assignment with `compiled_bytes`, of which estimates are off."""
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """Stands for `StepSizes` with an assignment of `bytes_of` a size. Estimates are `off`, and
+    `width` sizes compile at once. The assignment of a plan fits no other size.
+    """
 
-    def __init__(self, compiled_bytes, off, width):
-        self.bytes_of, self.off, self.width, self.made = compiled_bytes, off, width, []
+    bytes_of: Callable[[int], float]
+    off: float = 1.0
+    width: int = 1
+    made: list = dataclasses.field(default_factory=list)
+    is_of_plan: bool = False
 
-    def estimated(self, size):
+    def under(self, actions):
+        return dataclasses.replace(self, is_of_plan=True)
+
+    def least(self, size):
         return int(self.off * self.bytes_of(size))
 
-    def compiled(self, *many):
-        assert 0 < len(many) <= self.width
-        self.made.append(many)
-        return [int(self.bytes_of(size)) for size in many]
+    def compiled(self, *sizes):
+        self.made.append(sizes[: self.width])
+        size_of = lambda n: ROOM + 1 if self.is_of_plan else int(self.bytes_of(n))
+        return [size_of(n) for n in sizes[: self.width]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Transferred:
-    """As `Assignment`, with the actions of a plan, which never fit another size."""
-
-    assignment: Assignment
-    actions: object = None
-
-    width = property(lambda self: self.assignment.width)
-    estimated = property(lambda self: self.assignment.estimated)
-
-    def compiled(self, *many):
-        return self.assignment.compiled(*many) if self.actions is None else [ROOM + 1] * len(many)
-
-
-def searched(true, assignment):
+def searched(true, probe):
     """The size that is found, and the sizes that are planned. Plans need `true` bytes."""
     made = []
 
@@ -95,7 +91,7 @@ def searched(true, assignment):
             raise BudgetError("too large", least_bytes=int(true(size)))
         return dataclasses.replace(plans.plan(), points=(Point(int(true(size)), 1.0),))
 
-    boundary = Boundary(SEARCHED, true, ROOM, plan_at, lambda size: Transferred(assignment))
+    boundary = Boundary(SEARCHED, true, ROOM, plan_at, lambda size: probe)
     return SEARCHED[boundary.find()], made
 
 
@@ -106,30 +102,30 @@ TRUE = [lambda n: 2000 + 3 * n, lambda n: max(2000 + 3 * n, 5 * n - 2000), lambd
 @pytest.mark.parametrize("off", [0.7, 1.0, 1.3])
 @pytest.mark.parametrize("true", TRUE)
 def test_two_sizes_are_planned_if_an_assignment_is_the_least(true, off, width):
-    assignment = Assignment(true, off, width)
-    found, made = searched(true, assignment)
+    probe = Probe(true, off, width)
+    found, made = searched(true, probe)
     assert true(found) <= ROOM < true(found + 8)
     assert made == [found, found + 8]
-    each = [size for many in assignment.made for size in many]
+    each = [size for many in probe.made for size in many]
     assert len(each) == len({*each})
-    assert len(assignment.made) <= 6
+    assert len(probe.made) <= 6
 
 
 @pytest.mark.parametrize("more", [-500, 40, 400, 4000])
 @pytest.mark.parametrize("true", TRUE)
 def test_plans_decide_where_an_assignment_takes_other_bytes(true, more):
     """An assignment that takes fewer bytes than any plan stands for a plan that needs more time."""
-    found, made = searched(true, Assignment(lambda n: true(n) + more, 1.0, 1))
+    found, made = searched(true, Probe(lambda n: true(n) + more))
     assert true(found) <= ROOM < true(found + 8)
     assert len(made) == len({*made}) <= 12
 
 
 def test_an_assignment_that_xla_does_not_compile_and_none_leave_the_search_to_plans():
-    class Refused(Assignment):
-        def compiled(self, *many):
+    class Refused(Probe):
+        def compiled(self, *sizes):
             raise StepError("XLA fails")
 
     true = TRUE[0]
-    assert searched(true, Refused(true, 1.0, 1))[0] == 2664
+    assert searched(true, Refused(true))[0] == 2664
     none = Boundary(SEARCHED, true, ROOM, lambda n: plans.plan(), lambda size: None)
     assert none.find() == len(SEARCHED) - 1
