@@ -173,7 +173,8 @@ def plan(
         if batch is None:
             return plan_at(args, measure)
         most = None if microbatches is None else max(checked(microbatches))
-        step_sizes = StepSizes(with_microbatches(build, most), args, backend, limits, wanted)
+        most_build = with_microbatches(build, most)
+        step_sizes = StepSizes(most_build, args, backend, limits, wanted, allowed)
         sized_plan = of_size(
             batch,
             Boundary(
@@ -181,6 +182,7 @@ def plan(
                 step_sizes.least,
                 limits.usable_bytes,
                 lambda size: plan_at(sized(args, size), None),
+                step_sizes.searched,
             ),
             step_sizes.kept,
         )

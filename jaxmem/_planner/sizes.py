@@ -1,7 +1,12 @@
 """Chooses the size of a minibatch, or a context length: the largest size that fits, or the fastest.
 
-Liveness estimates predict the least bytes for a size, so that only few sizes are planned. The
-compiled bytes of each plan correct the estimates.
+A local search finds the assignment of least bytes at one size. The bytes of this assignment are
+nearly affine in the size, so that liveness estimates and few compiles of it bracket the largest
+size that fits. Only the sizes that decide the result are planned: the size that the bracket names,
+and the next size, which a whole search refuses.
+
+The first choice was to plan each size that a bisection tried. Each size near the least bytes then
+took a local search of its own, and the last size that did not fit took two searches.
 """
 
 import dataclasses
@@ -11,17 +16,22 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from jaxmem._core.actions import Actions
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.progress import LOG
+from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import DEVICE, DIVIDED, HOST, Places
 from jaxmem._planner.microbatches import checked as checked_numbers
 from jaxmem._planner.placement.plan import SHARDING, STATES
 from jaxmem._planner.placement.steps import PlacedSteps
-from jaxmem._planner.search.compile import StepCompiler
+from jaxmem._planner.search.compile import CompiledStep, StepCompiler
+from jaxmem._planner.search.history import History
+from jaxmem._planner.search.least import least
 from jaxmem._planner.search.trial import Limits
+from jaxmem._planner.traced_step import read_step
 from jaxmem._result.plan.plan import Plan
-from jaxmem._target.compile.protocol import Backend
+from jaxmem._target.compile.protocol import Backend, Pricing
 from jaxmem._trace.arguments import argument_bytes, is_function, shards_of, sized
 from jaxmem.errors import BudgetError, JaxmemError, OptimizerError, StepError
 
@@ -80,6 +90,8 @@ class StepSizes:
     backend: estimates the step's temporary bytes.
     limits: the bytes that a plan may take.
     decide: the argument `decide` of `plan`.
+    allowed: the actions and codecs to choose from.
+    smallest: the assignment of least bytes that is known.
     """
 
     build: Any
@@ -87,14 +99,54 @@ class StepSizes:
     backend: Backend
     limits: Limits
     decide: Collection[str]
+    allowed: Allowed
+    smallest: Assignment = dataclasses.field(default_factory=Assignment.nothing)
 
     def least(self, size: int) -> int:
-        """Bytes with everything recomputed, and with states in host memory if states are placed."""
-        return self._bytes(size, Assignment.nothing())
+        """Bytes under `smallest`, and with states in host memory if states are placed."""
+        return self._bytes(size, self.smallest)
 
     def kept(self, size: int) -> int:
         """Bytes with everything kept on the device."""
         return self._bytes(size, Assignment.everything())
+
+    def searched(self, size: int) -> "StepSizes | None":
+        """A copy with the assignment of least bytes that a local search finds for a size; None if
+        states are placed, or if the bytes of the arguments alone exceed the limits.
+        """
+        if STATES in self.decide:
+            return None
+        LOG.info("searching for the least bytes at size %d", size)
+        compiler = StepCompiler(self.build, sized(self.args, size), self.backend)
+        try:
+            # Seconds have no influence on the least bytes, so that no piece of the step is timed.
+            step = read_step(compiler, self.limits, self.allowed, Pricing(self.backend.target))
+        except BudgetError:
+            return None
+        found, *_ = least(step.search(self.limits))
+        return self.under(found.actions)
+
+    def under(self, actions: Actions) -> "StepSizes":
+        """A copy with an assignment whose bytes are known to be small."""
+        decided = {label: choices for label, choices in actions.items() if choices}
+        # Blocks through which no gradient runs have no choices, and are recomputed.
+        return dataclasses.replace(self, smallest=Assignment(decided, others={}))
+
+    def compiled(self, *sizes: int) -> list[int]:
+        """Compiled bytes under `smallest` for the first of `sizes`, as many as compile at the same
+        time; more than the usable bytes if host memory is exceeded. The compiles are stored for the
+        searches of these sizes. Raises StepError if XLA fails.
+        """
+        sizes, backend = sizes[: self.backend.parallel_compiles], self.backend
+        LOG.info("compiling the least bytes at size %s", " and ".join(map(str, sizes)))
+        compilers = [StepCompiler(self.build, sized(self.args, n), backend) for n in sizes]
+        futures = [backend.compile_buffers(*c.stages(self.smallest)) for c in compilers]
+        actions = {label: dict(choices) for label, choices in self.smallest.actions.items()}
+        steps = [CompiledStep(actions, future.result()) for future in futures]
+        for compiler, step in zip(compilers, steps):
+            History(backend, compiler.trace(Assignment.nothing()).jaxpr).remember(step)
+        most = self.limits.usable_bytes
+        return [max(s.total, 0 if self.limits.allow(s) else most + 1) for s in steps]
 
     def _bytes(self, size: int, plan: Assignment) -> int:
         args = sized(self.args, size)
@@ -168,6 +220,7 @@ SPREAD = 5  # the number of sizes that are planned to find the fastest size
 # A failed size is planned again if its least bytes are within this multiple of the room.
 NEAR = 1.25
 FURTHER = 4  # the factor by which successive steps of a search grow
+ROUNDS = 6  # the most rounds of compiles that bracket the largest size
 
 
 def within(count: int, bytes_of: Callable[[int], float], room: float) -> int:
@@ -200,6 +253,8 @@ class Boundary:
     least: the estimated bytes of the smallest plan for a size.
     room: bytes that a plan may take.
     plan_at: makes the plan for a size, or raises BudgetError.
+    probe: the step with the assignment of least bytes for a size; None if no assignment is compiled
+      at other sizes than its own.
     """
 
     def __init__(
@@ -208,30 +263,38 @@ class Boundary:
         least: Callable[[int], int],
         room: int,
         plan_at: Callable[[int], Plan],
+        probe: Callable[[int], StepSizes | None] = lambda size: None,
     ):
-        self.sizes, self.room, self._plan_at = sizes, room, plan_at
+        self.sizes, self.room, self._plan_at, self._probe = sizes, room, plan_at, probe
         self._least = functools.cache(lambda i: least(sizes[i]))
         self.plans: dict[int, Plan] = {}
         self.failures: dict[int, BudgetError] = {}
         self._retried: dict[int, BudgetError] = {}  # failures that were planned once more
         self._learned: dict[int, float] = {}  # least bytes by index
+        self._smallest: StepSizes | None = None  # with the assignment of least bytes at one size
+        self._probed: set[int] = set()  # sizes at which an assignment of another size is compiled
 
     def find(self) -> int:
         """The index of the largest size that fits, whose next larger size does not fit.
 
         Raises BudgetError if the smallest size does not fit, with its least bytes.
         """
-        fits, fails, step = -1, len(self.sizes), 1
+        self._bracket()
+        # The first size after a probed size that does not fit is not likely to fit either.
+        fits, fails, step = -1, len(self.sizes), 1 / FURTHER if self._probed else 1
         while (retry := self._may_fit_after_all(fails, fails - fits == 1)) or fails - fits > 1:
             index = within(len(self.sizes), self._expected, self.room)
             if retry:
                 self._retried[fails] = self.failures.pop(fails)
                 index = fails
-            elif not fits < index < fails:
-                further = fits + step if index <= fits else fails - step
+            up, outside = index <= fits, not retry and not fits < index < fails
+            if outside:
+                further = fits + max(1, int(step)) if up else fails - max(1, int(step))
                 index = further if fits < further < fails else (fits + fails) // 2
-                step *= FURTHER
-            if self.plan(index) is not None:
+            plan = self.plan(index)
+            if outside:  # a step the other way is a small one again
+                step = step * FURTHER if up == (plan is not None) else 1
+            if plan is not None:
                 fits = index
             fails = min((i for i in self.failures if i > fits), default=len(self.sizes))
         if fits < 0:
@@ -245,10 +308,46 @@ class Boundary:
             ) from error
         return fits
 
+    def _bracket(self) -> None:
+        """Compiles the assignment of least bytes at sizes near the largest size that fits, until it
+        fits a size and does not fit the next size.
+        """
+        index = within(len(self.sizes), self._least, self.room)
+        if index + 1 == len(self.sizes):  # the last size is expected to fit
+            return
+        self._smallest = probe = self._probe(self.sizes[max(0, index)])
+        if probe is None:
+            return
+        self._least = functools.cache(lambda i: probe.least(self.sizes[i]))
+        for _ in range(ROUNDS):
+            index = within(len(self.sizes), self._expected, self.room)
+            near = [i for i in (index, index + 1) if 0 <= i < len(self.sizes)]
+            near = [i for i in near if i not in self._probed]
+            if not near or not self._compile(probe, near):
+                return
+
+    def _compile(self, step: StepSizes, indices: Sequence[int]) -> bool:
+        """Compiles an assignment at several sizes, and learns its bytes. Returns False if XLA fails
+        to compile it.
+        """
+        try:
+            found = step.compiled(*(self.sizes[i] for i in indices))
+        except StepError:  # XLA may compile other assignments
+            return False
+        for i, size in zip(indices, found):
+            self._learned[i] = min(size, self._learned.get(i, size))
+            self._probed.add(i)
+        return True
+
     def plan(self, index: int) -> Plan | None:
         """The plan for a size, made once; None if no plan fits."""
         if index in self.plans or index in self.failures:
             return self.plans.get(index)
+        other = self.plans.get(max((i for i in self.plans if i < index), default=-1))
+        # The search of a size begins with the assignment that fits a smaller size. No assignment
+        # describes a step as written.
+        if self._smallest and other and not other.as_written and index not in self._probed:
+            self._compile(self._smallest.under(other.actions), [index])
         LOG.info("planning for size %d", self.sizes[index])
         try:
             plan = self._plan_at(self.sizes[index])
@@ -268,9 +367,9 @@ class Boundary:
         """Whether to plan a size once more for which no plan fitted. The size is planned again if
         it fits by the bytes of the plans that fit. It is also planned again if the search would end
         here, and its least bytes were near the room. The second search begins with the compiles of
-        the first.
+        the first. A probed size is planned once: its first search begins with the probe's compile.
         """
-        if index not in self.failures or index in self._retried:
+        if index not in self.failures or index in self._retried or index in self._probed:
             return False
         if is_last and (self.failures[index].least_bytes or 0) <= NEAR * self.room:
             return True

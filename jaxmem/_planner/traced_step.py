@@ -25,6 +25,7 @@ from jaxmem._planner.search.history import History
 from jaxmem._planner.search.measure import corrected_by_runs
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.trial import Limits
+from jaxmem._target.compile.protocol import Pricing
 from jaxmem._target.compiled.compiled import check_arguments
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import argument_bytes, batch_axes
@@ -83,13 +84,19 @@ class TracedStep:
         )
 
 
-def read_step(compiler: StepCompiler, limits: Limits | None, allowed: Allowed) -> TracedStep:
+def read_step(
+    compiler: StepCompiler,
+    limits: Limits | None,
+    allowed: Allowed,
+    pricing: Pricing | None = None,
+) -> TracedStep:
     """Traces, checks and profiles a step.
 
     compiler: traces the step. The traced step has a compiler of its own, which knows the facts that
       were read.
     limits: the bytes that a plan may take; None for no limit.
     allowed: the actions and codecs that get prices.
+    pricing: the source of the times of pieces; None for the compiler's backend.
 
     Raises BudgetError if the arguments alone exceed the limits. Raises TargetError if the target
     cannot read arguments in host memory. Raises StepError and TagError as `jaxmem.plan` does.
@@ -109,7 +116,7 @@ def read_step(compiler: StepCompiler, limits: Limits | None, allowed: Allowed) -
     axes = batch_axes(traced, args, target.devices)
     shards = math.prod(axes.values())
     price = functools.partial(
-        make_profile, traced.jaxpr, backend, axes=axes, database=backend.database
+        make_profile, traced.jaxpr, pricing or backend, axes=axes, database=backend.database
     )
     history = History(backend, traced.jaxpr)
     own = History(backend, as_written) if has_checkpoints and not planned else None

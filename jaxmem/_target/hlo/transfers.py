@@ -62,7 +62,7 @@ class Transfer:
     argument: str = ""
 
 
-class Moved(NamedTuple):
+class HostMove(NamedTuple):
     """What one instruction moves; the fields are as of a `Transfer`."""
 
     to_host: bool
@@ -129,7 +129,7 @@ def _transfers(
         yield Transfer(i.name, i.op, to_host, how, nbytes, runs, in_loop, beside, argument)
 
 
-def host_transfer(i: Instruction, module: HloModule) -> Moved | None:
+def host_transfer(i: Instruction, module: HloModule) -> HostMove | None:
     """What an instruction moves to host memory or from it; None if it moves nothing."""
     if i.opcode in _PASSED or i.opcode.endswith("-done") or _ALLOCATES in i.text:
         return None
@@ -138,7 +138,7 @@ def host_transfer(i: Instruction, module: HloModule) -> Moved | None:
         to, given = i.output, (*i.results[1:], *i.operands, NOTHING)[0]
         if not to.host and not given.host:
             return None
-        return Moved(to.host, "stack" if to.host and given.host else "dma", to.nbytes)
+        return HostMove(to.host, "stack" if to.host and given.host else "dma", to.nbytes)
     inner = list(module.within(i)) or [i]
     reads = [a for e in inner if e.opcode == "parameter" for a in e.results if a.host]
     reads += [a for a in i.operands if a.host]
@@ -147,7 +147,7 @@ def host_transfer(i: Instruction, module: HloModule) -> Moved | None:
         return None
     slices = [e for e in inner if e.opcode in _SLICES]
     known = bool(slices) and all(_OFFSET_KNOWN in e.text for e in slices)
-    return Moved(bool(writes), "dma" if known else "kernel", _moved(slices, reads, writes))
+    return HostMove(bool(writes), "dma" if known else "kernel", _moved(slices, reads, writes))
 
 
 def _moved(slices: list[Instruction], reads: list[Array], writes: list[Array]) -> int:

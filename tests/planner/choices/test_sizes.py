@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
-from jaxmem._core.actions import KEEP, UNTAGGED
+from jaxmem._core.actions import ALL, KEEP, UNTAGGED
+from jaxmem._cost.profile.options import Allowed
 from jaxmem._planner.microbatches import fastest_plan
 from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.sizes import Boundary, StepSizes, of_size, possible, within
@@ -91,7 +92,7 @@ def test_multiples_of_what_the_step_can_be_traced_for_may_be_taken(microbatches,
     most = microbatches if numbers is None else max(numbers)
     with backend_for(Target.parse("local")) as backend:
         made = functools.partial(build, microbatches=most)
-        estimated = StepSizes(made, (W, rows), backend, LIMITS, ["actions"])
+        estimated = StepSizes(made, (W, rows), backend, LIMITS, ["actions"], Allowed(ALL))
         found = possible(estimated, None, numbers)
         assert found[:3] == range(least, 4 * least, least)
         assert list(possible(estimated, (8, 4, 8), numbers)) == [4, 8]
@@ -103,7 +104,8 @@ def test_a_divided_step_is_walked_through_as_the_part_of_one_device():
         return tiny_lm.released(tx, plan=plan)
 
     with backend_for(Target.parse("h200:2")) as backend:
-        of = lambda build, decide: StepSizes(build, (state(), tokens), backend, LIMITS, decide)
+        given = (state(), tokens), backend, LIMITS
+        of = lambda build, decide: StepSizes(build, *given, decide, Allowed(ALL))
         two = of(divided, ["actions", "states", "sharding"])
         one = of(released, ["actions", "states"])
         assert 2 * (two.least(16) - two.least(8)) == one.least(16) - one.least(8)
