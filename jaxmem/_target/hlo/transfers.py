@@ -13,7 +13,6 @@ one of them is unknown to JAX, it pairs all of them without comparing memories (
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from jaxmem._target.hlo.origins import Origin, host_operand, origins, passed_on
 from jaxmem._target.hlo.products import flops_of
@@ -56,18 +55,10 @@ class Transfer:
     to_host: bool
     how: str
     nbytes: int
-    runs: int
-    in_loop: bool
-    products: int
+    runs: int = 1
+    in_loop: bool = False
+    products: int = 0
     argument: str = ""
-
-
-class HostMove(NamedTuple):
-    """What one instruction moves; the fields are as of a `Transfer`."""
-
-    to_host: bool
-    how: str
-    nbytes: int
 
 
 def transfers(text: str) -> tuple[Transfer, ...]:
@@ -121,16 +112,19 @@ def _transfers(
             loop = in_loop or i.opcode == "while"
             for called, passed in zip(i.called, passed_on(i, found)):
                 yield from _transfers(called, module, passed, runs * i.trips, loop)
-        if (kind := host_transfer(i, module)) is None:
+        if (moved := host_transfer(i, module)) is None:
             continue
-        to_host, how, nbytes = kind
         beside = sum(products[at : done.get(i.name, at)])
         argument = host_operand(i, found)
-        yield Transfer(i.name, i.op, to_host, how, nbytes, runs, in_loop, beside, argument)
+        yield dataclasses.replace(
+            moved, runs=runs, in_loop=in_loop, products=beside, argument=argument
+        )
 
 
-def host_transfer(i: Instruction, module: HloModule) -> HostMove | None:
-    """What an instruction moves to host memory or from it; None if it moves nothing."""
+def host_transfer(i: Instruction, module: HloModule) -> Transfer | None:
+    """One run of an instruction that moves data to host memory or from it, alone; None for other
+    instructions.
+    """
     if i.opcode in _PASSED or i.opcode.endswith("-done") or _ALLOCATES in i.text:
         return None
     if i.opcode in _COPIES:
@@ -138,7 +132,8 @@ def host_transfer(i: Instruction, module: HloModule) -> HostMove | None:
         to, given = i.output, (*i.results[1:], *i.operands, NOTHING)[0]
         if not to.host and not given.host:
             return None
-        return HostMove(to.host, "stack" if to.host and given.host else "dma", to.nbytes)
+        how = "stack" if to.host and given.host else "dma"
+        return Transfer(i.name, i.op, to.host, how, to.nbytes)
     inner = list(module.within(i)) or [i]
     reads = [a for e in inner if e.opcode == "parameter" for a in e.results if a.host]
     reads += [a for a in i.operands if a.host]
@@ -147,7 +142,8 @@ def host_transfer(i: Instruction, module: HloModule) -> HostMove | None:
         return None
     slices = [e for e in inner if e.opcode in _SLICES]
     known = bool(slices) and all(_OFFSET_KNOWN in e.text for e in slices)
-    return HostMove(bool(writes), "dma" if known else "kernel", _moved(slices, reads, writes))
+    how = "dma" if known else "kernel"
+    return Transfer(i.name, i.op, bool(writes), how, _moved(slices, reads, writes))
 
 
 def _moved(slices: list[Instruction], reads: list[Array], writes: list[Array]) -> int:
