@@ -14,7 +14,8 @@ is null. Seconds: the median of three runs in each round, in a random order. "ap
 measured - 1. A profile of one run has the kernels of some steps.
 
 `gpu_bytes`: the policies of gpt_117m, compiled again without the GPU, beside the device's peak in
-the result `gpu_117m`.
+the result `gpu_117m`. At the commit of the result, steps for absent GPUs were compiled without
+Triton's products.
 """
 
 import concurrent.futures

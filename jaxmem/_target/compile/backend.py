@@ -45,10 +45,10 @@ from jaxmem._trace.step import described
 from jaxmem.errors import StepError
 
 T = TypeVar("T")
-DEVICELESS_MARGIN = 0.02  # autotuning picks other matrix kernels there: up to 1.3 % of bytes seen
+DEVICELESS_MARGIN = 0.04  # an H200's tuning chose matrix kernels that took up to 3.7 % more bytes
 PROGRAM_MARGIN = 0.01  # a TPU's memory also holds the program, which has no buffer
 LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
-READING = 12  # the version of the reader of XLA's estimates; stored times of others are ignored
+READING = 13  # the version of the reader of XLA's estimates; stored times of others are ignored
 
 
 class Local(Backend):
