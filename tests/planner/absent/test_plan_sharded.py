@@ -113,10 +113,12 @@ def test_a_plan_says_what_kernels_take_where_it_was_compiled_without_them(way):
     asked = functools.partial(jaxmem.plan, build, *args, target=TARGET)
     budget = int(0.5 * kept(way).baseline_bytes)
     compressed = asked(budget=budget, actions=["compress", "recompute"])
-    assert any(c.action.names_codec for t in compressed.actions.values() for c in t.values())
+    codecs = {c.codec for t in compressed.actions.values() for c in t.values() if c.codec}
+    assert codecs
+    has_kernel = codecs != {"bit_mask()"}  # GPUs run the reference of masks everywhere
     told = [note for note in compressed.notes if "kernels run in place" in note]
     # Inside shard_map the arrays are each device's own, and the kernels are compiled.
-    assert len(told) == ("shard_map" not in way)
+    assert len(told) == (has_kernel and "shard_map" not in way)
     assert not [note for note in kept(way).notes if "kernels run in place" in note]
 
 
