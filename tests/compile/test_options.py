@@ -38,11 +38,14 @@ def traced(function, *args):
     return jax.jit(function).trace(*args)
 
 
-def test_copies_in_loops_alone_ask_for_the_scheduler_that_hides_them():
+def test_copies_in_loops_alone_ask_for_the_scheduler_that_hides_them(monkeypatch):
     x, near = shape(WIDTH, WIDTH), shape(LAYERS, WIDTH, WIDTH)
     far = shape(LAYERS, WIDTH, WIDTH, kind="pinned_host")
     asked = traced(through, far, x)
     assert options_of("cuda", asked) == COPIES
+    with monkeypatch.context() as patch:
+        patch.setenv("XLA_FLAGS", f"--{GRAPHED}=")  # the user wants no graphs
+        assert options_of("cuda", asked) == {HIDING: True}
     assert options_of("cpu", asked) == {}
     assert options_of("cuda", traced(through, near, x)) == {}
     once = lambda w, x: x @ jax.device_put(w, jax.memory.Space.Device)

@@ -2,6 +2,7 @@
 with compute.
 """
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,13 +62,15 @@ def options_of(platform: str, traced: jax.stages.Traced) -> dict[str, Any]:
     follow each other without a loop would then keep their offloaded tensors on the device.
 
     XLA records kernels and copies as CUDA graphs. On an H200, a graph ran copies and kernels one
-    after the other, so that copies of slices are left out of the graphs.
+    after the other, so that copies of slices are left out of the graphs, unless `XLA_FLAGS` says what
+    is in graphs.
     """
     if platform != "cuda":
         return {}
     jaxpr = traced.jaxpr.jaxpr
     if _copies(jaxpr):
-        return {HIDING: True, GRAPHED: WITHOUT_COPIES}
+        chosen = GRAPHED in os.environ.get("XLA_FLAGS", "")  # by the user
+        return {HIDING: True} | ({} if chosen else {GRAPHED: WITHOUT_COPIES})
     return {HIDING: True} if _gathers(jaxpr) else {}
 
 
