@@ -62,8 +62,8 @@ def options_of(platform: str, traced: jax.stages.Traced) -> dict[str, Any]:
     follow each other without a loop would then keep their offloaded tensors on the device.
 
     XLA records kernels and copies as CUDA graphs. On an H200, a graph ran copies and kernels one
-    after the other, so that copies of slices are left out of the graphs, unless `XLA_FLAGS` says what
-    is in graphs.
+    after the other, so that copies of slices are left out of the graphs, unless `XLA_FLAGS` says
+    what is in graphs.
     """
     if platform != "cuda":
         return {}
