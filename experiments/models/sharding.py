@@ -21,7 +21,7 @@ operands disagree. The step of a GPT or a Llama has explicit axes throughout (`s
 gathers a layer's parameters over the axes of rows (`gathered`), and names the division of a
 product's result where it is summed over "tensor" (`like`). JAX itself looks up embeddings and draws
 random bits with automatic axes. In the steps of other models, and in evaluation, only arguments and
-results are explicit: shardings of operands disagree there, such as those of experts and of gates.
+results are explicit: inside, operands disagree, such as the outputs of experts and their gates.
 """
 
 import contextlib

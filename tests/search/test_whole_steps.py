@@ -291,6 +291,17 @@ def test_a_plan_costs_or_gains_what_its_pieces_do():
     assert step_time(measured=1e-9).of(trial(EVERYTHING)) >= 0.0
 
 
+def test_a_compiled_step_waits_for_host_memory_as_its_schedule_says():
+    """A schedule that is not known waits as the profile's prices say."""
+    unknown = trial({"u": OFFLOAD}, xla_seconds=7.0)
+    assert unknown.cost.host_seconds > 0
+    assert unknown.xla_seconds == 7.0 + unknown.cost.host_seconds
+    compiled = dataclasses.replace(unknown.step.compiled, host_seconds=2.0)
+    known = dataclasses.replace(unknown, step=CompiledStep(unknown.actions, compiled))
+    assert known.xla_seconds == 9.0
+    assert step_time(20.0).of(known) == 9.0
+
+
 def test_estimates_of_whole_steps_are_compared_with_each_other_alone():
     told = trial({}, xla_seconds=7.0)
     assert step_time(20.0).of(told) == 7.0

@@ -16,7 +16,8 @@ from jaxmem.errors import StepError
 
 HIDING = "xla_gpu_enable_latency_hiding_scheduler"
 GRAPHED = "xla_gpu_enable_command_buffer"
-# XLA's default in JAX 0.11 without DYNAMIC_SLICE_FUSION and DYNAMIC_SLICE_COPY_FUSION.
+# Remove with a fix: XLA's default in JAX 0.11 without DYNAMIC_SLICE_FUSION and
+# DYNAMIC_SLICE_COPY_FUSION.
 WITHOUT_COPIES = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN"
 SHARED_TUNING = "xla_gpu_shard_autotuning"
 LOOPS = ("scan", "while")

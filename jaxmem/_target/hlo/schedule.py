@@ -4,7 +4,7 @@ Transfers of one lane (between devices, to host memory, to the device) run one a
 the same time as other lanes and as the kernels. The module lists instructions in the order in which
 they run, so that a kernel between a transfer's start and its end hides as much of the transfer as
 the kernel takes. The alternative for host memory was to let all work of a layer hide a layer's
-transfers. An H200 then ran offloading steps up to 1.75 times as long as predicted: XLA waits for a
+transfers. An H200 then ran offloading steps up to 1.76 times as long as predicted: XLA waits for a
 transfer after one matrix product, since it assumes that the transfer takes no time.
 """
 

@@ -1,5 +1,5 @@
 """Explicit axes: the types inside a GPT's or a Llama's training step show how devices divide each
-array, and losses are those of automatic axes.
+array, and losses equal the losses with automatic axes.
 """
 
 import jax
@@ -50,7 +50,7 @@ BITS = {
 
 
 def equations(jaxpr):
-    """Every equation of a program, those of its loops and branches included."""
+    """Every equation of a program, of its loops and of its branches."""
     for equation in jaxpr.eqns:
         yield equation
         for value in equation.params.values():

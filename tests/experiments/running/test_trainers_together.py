@@ -1,5 +1,5 @@
-"""A ResNet and a task of GLUE in two processes: losses and evaluation are those of one process with
-as many devices, and other processes resume the run.
+"""A ResNet and a task of GLUE in two processes: losses and evaluation equal the results of one
+process with as many devices, and other processes resume the run.
 """
 
 import json
