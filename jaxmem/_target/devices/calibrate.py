@@ -27,7 +27,7 @@ PLAUSIBLE = 0.05, 1.2  # of the datasheet's: outside of this something else was 
 
 def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -> str:
     """Reads the rates that a check measured on a device, and writes them as JSON. Returns a table
-    of the measured rates and the rates of the datasheet, in B/s and FLOP/s.
+    of the measured rates and the rates expected by the datasheet, in B/s and FLOP/s.
 
     folder: where `python -m experiments.gpu_check --part ceilings` left its results.
     out: a file; None means the package's own data, where targets of that name find the rates from
@@ -58,8 +58,8 @@ def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -
         low, high = PLAUSIBLE
         if not low * datasheet[name] <= rate <= high * datasheet[name]:
             raise TargetError(
-                f"calibrate: {str(path)!r}: `{name}` is {rate:.4g}, and the datasheet of"
-                f" {chip.name} says {datasheet[name]:.4g};"
+                f"calibrate: {str(path)!r}: `{name}` is {rate:.4g}, and {chip.name}"
+                f" is expected to reach {datasheet[name]:.4g} by its datasheet;"
                 f" expected {low:.0%} to {high:.0%} of it: measure again on an idle device"
             )
     target = pathlib.Path(out) if out is not None else MEASURED / f"{chip.name}.json"
@@ -76,7 +76,7 @@ def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -
         f"  {name:14} {rate:.4g}  {datasheet[name]:.4g}  {rate / datasheet[name]:.1%}"
         for name, rate in measured.items()
     )
-    head = f"{chip.name}: measured, datasheet, share"
+    head = f"{chip.name}: measured, expected by the datasheet, share"
     return "\n".join([head, *lines, f"written to {target}"])
 
 
