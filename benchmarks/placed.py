@@ -47,8 +47,8 @@ the least step, corrected by the errors of compiled steps, or as compiled.
 - `states alone` recomputes every layer, `activations alone` leaves all states on the device, and
   `nothing moved` leaves tensors there too.
 - `share` is the joint model's parameters over what device and host could hold at 12 bytes each: all
-  of both but the temporaries of the step with nothing resident, as compiled, and 2 % of the device,
-  which plans leave for autotuning. The joint plan may take fewer temporaries, and so reach more.
+  of both but the temporaries of the step with nothing resident, as compiled. The joint plan may
+  take fewer temporaries, and so reach more.
   `share of all memory` leaves nothing out.
 """
 
@@ -80,7 +80,6 @@ from jaxmem._planner.placement.program import PlacementProblem, PlacementSolutio
 from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch, with_working
 from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem._planner.search.trial import Limits
-from jaxmem._target.compile.backend import DEVICELESS_MARGIN
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.support import allowed_actions
 from jaxmem._trace.arguments import sized
@@ -380,10 +379,9 @@ def largest(target: str, host: str, rule: str, moments: str = "float") -> dict[s
 def summary_of_sizes(report: Report) -> dict:
     told: dict[str, Any] = {"share": {}, "share of all memory": {}}
     for target, host in itertools.product(DEVICES, HOSTS):
-        cell, device = f"{target}, {host}", DEVICES[target]
-        row, both = report[f"{cell}, joint"], device + HOSTS[host]
-        could = (both - row["temporaries"] - DEVICELESS_MARGIN * device) / BYTES
-        told["share"][cell] = row["parameters"] / could
+        cell, both = f"{target}, {host}", DEVICES[target] + HOSTS[host]
+        row = report[f"{cell}, joint"]
+        told["share"][cell] = BYTES * row["parameters"] / (both - row["temporaries"])
         told["share of all memory"][cell] = BYTES * row["parameters"] / both
     rows = [(key.split(", "), row) for key, row in report.results.items()]
     told["within"] = all(
