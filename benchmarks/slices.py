@@ -1,5 +1,5 @@
-"""Steps on meshes of 8 to 256 GPUs that the machine does not have: bytes of a device, predicted
-without a compile and compiled, and the transfers between devices.
+"""Steps on meshes of 8 to 256 GPUs and TPUs that the machine does not have: bytes of a device,
+predicted without a compile and compiled, and the transfers between devices.
 
     python -m benchmarks.slices [RESULT ...]
 
@@ -13,18 +13,20 @@ and the residual after it, and recompute all else. `estimated` are the bytes of
 by the devices that divide the batch, as it was before; `compiled` are XLA's.
 
 `slice_seconds`: CPU seconds for one model on 1 to 256 devices, fully sharded with two sequences
-each: of tracing the step and estimating its bytes, the least of three; and of a process that
-compiles it. The machine does other work, so that the clock says little.
+each: of tracing the step and estimating its bytes, the least of three; of a process that compiles
+it; and of a whole plan with its processes, from an empty cache, within the estimated bytes. The
+machine does other work, so that the clock says little.
 
-`slice_steps`: the two configs at their full size on `h200:8x2`, over two meshes each, with every
-layer recomputed: bytes of a device; collectives of one step by kind, how often they run, and the
-bytes of the larger of their operands and results; predicted seconds and tokens a second. `alone`
-are the predicted seconds without the waiting for other devices, `thin` with a tenth of the network
-between hosts.
+`slice_steps`: the two configs at their full size on `h200:8x2`, and the Llama on `v5e:16x16`, over
+two meshes each, with every layer recomputed: bytes of a device; collectives of one step by kind,
+how often they run, and the bytes of the larger of their operands and results; predicted seconds and
+tokens a second. `alone` are the predicted seconds without the transfers between devices, `thin`
+with a tenth of the network between hosts. A slice of TPUs has no such network.
 """
 
 import dataclasses
 import functools
+import os
 import resource
 import statistics
 import time
@@ -35,8 +37,9 @@ from unittest import mock
 
 import jax
 
+import jaxmem
 from benchmarks.shared.case import on
-from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.results import Benchmark, Report, known, measure
 from benchmarks.shared.searches import own_cache
 from experiments.command.load import load
 from experiments.running.planning import over_devices
@@ -44,13 +47,15 @@ from experiments.steps.step import abstract, make_step
 from jaxmem._core.actions import KEEP
 from jaxmem._target.compile.options import options_of
 from jaxmem._target.compiled.compiled import compiled_bytes
-from jaxmem._target.deviceless import gpu
+from jaxmem._target.deviceless import gpu, tpu
+from jaxmem._target.deviceless.process import child_environment
 from jaxmem._target.deviceless.worker import deviceless_mesh
 from jaxmem._target.devices.rates import rates_of
 from jaxmem._target.devices.target import Target
 from jaxmem._target.hlo.collectives import is_collective, kind_of
 from jaxmem._target.hlo.costs import hlo_costs
-from jaxmem._target.hlo.text import HloModule, Instruction
+from jaxmem._target.hlo.roofline import tpu_costs
+from jaxmem._target.hlo.text import HloModule
 from jaxmem._trace.arguments import argument_bytes, shards_of
 from jaxmem._trace.export import export_flat
 from jaxmem._trace.liveness import walk
@@ -142,69 +147,91 @@ def of_bytes(report: Report) -> dict[str, Any]:
 
 # -- slice_steps
 
-TARGET = "h200:8x2"
-STEPS = ((GPT, 2, 8, 1), (GPT, 1, 4, 4), (LLAMA, 1, 16, 1), (LLAMA, 1, 4, 4))
+GPUS, TPUS = "h200:8x2", "v5e:16x16"
+STEPS = (
+    (GPT, 2, 8, 1, GPUS),
+    (GPT, 1, 4, 4, GPUS),
+    (LLAMA, 1, 16, 1, GPUS),
+    (LLAMA, 1, 4, 4, GPUS),
+    (LLAMA, 1, 64, 4, TPUS),
+    (LLAMA, 1, 256, 1, TPUS),
+)
+# Of a collective that a TPU runs beside other kernels, the names of all fusions but the first.
+GOES_ON = "async_collective", "async-collective-done"
 
 
 def compiled_text(traced, target: Target) -> tuple[str, int]:
-    """The optimized module of a step on absent GPUs, and its bytes."""
-    chip = target.gpu
-    assert chip is not None
+    """The optimized module of a step on absent devices, and its bytes."""
     exported, donated = export_flat(traced, target.platform, target.compute_capability)
     step = jax.export.deserialize(bytearray(exported))
-    mesh = deviceless_mesh(gpu.devices(gpu.described(target, chip)), step)
+    options = options_of(target.platform, traced)
+    if target.topology is None:
+        devices = gpu.devices(gpu.described(target, known(target.gpu)))
+        options |= gpu.COST_OPTIONS
+    else:
+        os.environ |= child_environment(os.environ)  # libtpu reads it when it is loaded
+        devices = tpu.devices(tpu.described(target.topology))
+    mesh = deviceless_mesh(devices, step)
     divided = zip(step.in_avals, step.in_shardings_jax(mesh))
     args = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s) for a, s in divided]
-    options = gpu.COST_OPTIONS | options_of(target.platform, traced)
     lowered = jax.jit(step.call, donate_argnums=donated).lower(*args)
     made = lowered.compile(compiler_options=options)
     return made.as_text() or "", compiled_bytes(made)
 
 
-def transfers(module: HloModule, name: str, runs: int = 1) -> Iterator[tuple[int, Instruction]]:
-    """The collectives of a computation and of those that it calls, each with how often it runs."""
+def transfers(module: HloModule, name: str, runs: int = 1) -> Iterator[tuple[int, str, int]]:
+    """The collectives of a computation and of those that it calls: how often each runs, its kind,
+    and the bytes of the larger of its operands and results.
+    """
     for i in module.body(name):
         if is_collective(i):
-            yield from () if i.opcode.endswith("-done") else ((runs, i),)
+            given, made = (sum(a.nbytes for a in arrays) for arrays in (i.operands, i.results))
+            size = max(given, made - given if i.opcode.endswith("-start") else made)
+            yield from () if i.opcode.endswith("-done") else ((runs, kind_of(i), size),)
             continue
+        inside = i.opcode == "fusion"
+        if inside and any(word in name for name in (i.name, *i.runs) for word in GOES_ON):
+            continue
+        turns = module.turns(i) if i.opcode == "while" else 1
         for called in i.called:
-            yield from transfers(module, called, runs * i.trips)
+            for count, kind, size in transfers(module, called, runs * turns):
+                # A TPU's fusion slices the result of an all-reduce, and so only scatters it.
+                yield count, "reduce-scatter" if inside and kind == "all-reduce" else kind, size
 
 
 def by_kind(text: str) -> dict[str, dict[str, int]]:
     """By kind of the collectives: how often they run, and their bytes on a device."""
     found: dict[str, dict[str, int]] = defaultdict(lambda: {"runs": 0, "bytes": 0})
     module = HloModule(text)
-    for runs, i in transfers(module, module.entry):
-        given, made = (sum(a.nbytes for a in arrays) for arrays in (i.operands, i.results))
-        size = max(given, made - given if i.opcode.endswith("-start") else made)
-        found[kind_of(i)]["runs"] += runs
-        found[kind_of(i)]["bytes"] += runs * size
+    for runs, kind, size in transfers(module, module.entry):
+        found[kind]["runs"] += runs
+        found[kind]["bytes"] += runs * size
     return dict(found)
 
 
-def full_size(name: str, data: int, fsdp: int, tensor: int) -> dict[str, Any]:
-    """The compiled step of a config on `TARGET`."""
-    target, config = Target.parse(TARGET), config_of(name, data, fsdp, tensor)
-    _, traced, _ = traced_on(config, TARGET, Assignment.nothing())
-    text, size = compiled_text(traced, target)
-    chip = target.gpu
-    assert chip is not None
+def predicted(text: str, target: Target) -> dict[str, float | None]:
+    """The predicted seconds of a module: with all links, without them, and with a thin network."""
+    if target.topology is not None:
+        rates = tpu.rates(target.topology)
+        apart = dataclasses.replace(rates, ring=0.0, neighbours=0.0)
+        seconds, alone = (tpu_costs(text, by).seconds for by in (rates, apart))
+        return {"seconds": seconds, "alone": alone, "thin": None}
+    chip = known(target.gpu)
     links = gpu.links(target, chip)
-    thin = dataclasses.replace(links, network=links.network / 10)
-    alone, seconds, slow = (
-        hlo_costs(text, rates_of(chip), between).seconds for between in (None, links, thin)
-    )
-    assert seconds is not None
+    between = links, None, dataclasses.replace(links, network=links.network / 10)
+    found = (hlo_costs(text, rates_of(chip), by).seconds for by in between)
+    return dict(zip(("seconds", "alone", "thin"), found))
+
+
+def full_size(name: str, data: int, fsdp: int, tensor: int, target: str) -> dict[str, Any]:
+    """The compiled step of a config."""
+    config, on_target = config_of(name, data, fsdp, tensor), Target.parse(target)
+    _, traced, _ = traced_on(config, target, Assignment.nothing())
+    text, size = compiled_text(traced, on_target)
+    found = predicted(text, on_target)
     tokens = config.train.batch * config.train.sequence
-    return {
-        "bytes": size,
-        "collectives": by_kind(text),
-        "seconds": seconds,
-        "tokens a second": tokens / seconds,
-        "alone": alone,
-        "thin": slow,
-    }
+    rate = {"tokens a second": tokens / known(found["seconds"])}
+    return {"bytes": size, "collectives": by_kind(text)} | found | rate
 
 
 # -- slice_seconds
@@ -221,7 +248,7 @@ def cpu_seconds(who: int, work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def of_devices(devices: int) -> dict[str, Any]:
-    """CPU seconds of tracing and estimating a step, and of XLA's compile of the step."""
+    """CPU seconds of tracing and estimating a step, of XLA's compile of the step, and of a plan."""
     target = COUNTS[devices]
     config = config_of(LLAMA, 1, devices, 1, *SMALL, *MORE[LLAMA])
     mine, theirs = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
@@ -231,24 +258,33 @@ def of_devices(devices: int) -> dict[str, Any]:
         stage, traced, args = traced_on(config, target, KEPT)
         shards = shards_of(traced, args, devices)
         with on(target) as backend:
-            backend.temporary_bytes(traced, shards, args=args)
-        return stage, traced
+            temporary = backend.temporary_bytes(traced, shards, args=args)
+        return stage, traced, argument_bytes(traced, args, devices) + temporary
 
     def compile_step():
         start = time.perf_counter()
         with own_cache(), on(target) as backend:
-            backend.compile_buffers(*made).result()
+            backend.compile_buffers(stage, traced).result()
         return time.perf_counter() - start
 
-    ours, made = min((cpu_seconds(mine, estimate) for _ in range(3)), key=lambda one: one[0])
+    def plan():
+        jax.clear_caches()
+        with own_cache(), over_devices(config, target):
+            build = functools.partial(make_step, config)
+            return jaxmem.plan(build, *abstract(config), target=target, budget=budget).compiles
+
+    tries = (cpu_seconds(mine, estimate) for _ in range(3))
+    ours, (stage, traced, budget) = min(tries, key=lambda one: one[0])
     compiling, wall = cpu_seconds(theirs, compile_step)
-    return {"estimate": ours, "compile": compiling, "compile by the clock": wall}
+    own, (children, compiles) = cpu_seconds(mine, lambda: cpu_seconds(theirs, plan))
+    times = {"estimate": ours, "compile": compiling, "compile by the clock": wall}
+    return times | {"plan": own + children, "compiles of the plan": compiles}
 
 
 def of_growth(report: Report) -> dict[str, float]:
     """The seconds on 256 devices over the seconds on one."""
     one, most = report["1"], report["256"]
-    return {key: most[key] / one[key] for key in ("estimate", "compile")}
+    return {key: most[key] / one[key] for key in ("estimate", "compile", "plan")}
 
 
 RESULTS = {
