@@ -48,7 +48,8 @@ def plan_or_recall(build, *args, options: dict[str, Any], changed: dict[str, Any
         steps = StepCompiler(build, args, backend)
         stage, traced = steps.read(nothing)
         history = History(backend, traced.jaxpr)
-        key = repr((decisive, target.usable_bytes, _versions(), _shardings(args)))
+        versions = installed("jaxmem"), jax.__version__
+        key = repr((decisive, target.usable_bytes, versions, _shardings(args)))
         if not anew and (text := history.recall_plan(key)) is not None:
             try:
                 LOG.info("compiling the step under its stored plan")
@@ -65,10 +66,6 @@ def plan_or_recall(build, *args, options: dict[str, Any], changed: dict[str, Any
     made = make_plan.__wrapped__(traced_once, *args, **options | changed)
     history.remember_plan(key, json.dumps(made.to_json()))
     return made
-
-
-def _versions() -> str:
-    return f"{installed('jaxmem')} {jax.__version__}"
 
 
 def _shardings(args: tuple) -> list[Any]:

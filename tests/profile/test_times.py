@@ -36,7 +36,7 @@ from jaxmem._cost.profile.times import (
 from jaxmem._cost.profile.unsharded import without_shardings
 from jaxmem._target.compile.backend import Local
 from jaxmem._target.compile.protocol import Pricing
-from jaxmem._target.compile.timing import measure_all
+from jaxmem._target.compile.timing import INDICES, measure_all, sample
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.export import export_flat
 from jaxmem._trace.jaxpr import as_function, equations, matmul_flops
@@ -93,6 +93,18 @@ def measured(tmp_path, clock):
         return found.seconds[0], sum(machine.asked), found.disturbed
 
     return again
+
+
+def test_no_row_of_a_table_is_read_by_most_of_the_indices_that_are_made_up():
+    tokens = sample(jax.ShapeDtypeStruct((8, 1024), jnp.uint16))
+    assert tokens.dtype == jnp.uint16
+    counts = np.bincount(np.asarray(tokens).ravel())
+    assert len(counts) == INDICES
+    assert counts.max() - counts.min() <= 1
+    few, flags = jax.ShapeDtypeStruct((7,), jnp.int32), jax.ShapeDtypeStruct((2048,), jnp.bool_)
+    # Bounds of loops, sizes of groups and masks remain 0.
+    assert not np.asarray(sample(few)).any()
+    assert not np.asarray(sample(flags)).any()
 
 
 def test_a_quiet_time_is_measured_once(measured):

@@ -147,11 +147,6 @@ def of_profile(problem: ActionProblem, profile: Profile) -> ActionProblem:
     )
 
 
-def has_spans(actions: Actions) -> bool:
-    """Whether an assignment runs layers in spans."""
-    return any(span_of(label) > 1 for label in actions)
-
-
 def problem_in_spans(search: Search, actions: Actions) -> ActionProblem:
     """The problem of a search, with its layers divided as an assignment divides them."""
     problem = search.problem(search.model())

@@ -110,5 +110,5 @@ def _is_array_of(leaf, info) -> bool:
 
 
 def _made(info):
-    """An array for an argument: whole numbers are 0, since they may be indices."""
+    """An array for an argument."""
     return sample(jax.ShapeDtypeStruct(info.shape, info.dtype), SMALL)

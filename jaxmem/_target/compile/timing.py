@@ -14,6 +14,7 @@ from jaxmem._trace.job import Job
 
 NBYTES = 2**26  # bytes that are copied; caches hold less
 ROUNDS = 5
+INDICES, LARGE = 8, 1024  # how many indices a made-up array of at least so many numbers has
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 
@@ -53,12 +54,18 @@ def measure(job: Job, least_seconds: float = 0.02) -> list[float]:
 def sample(aval, size: float = 1.0):
     """Returns an array of ordinary numbers for `aval`, of about `size` where they are not whole:
     denormals would slow arithmetic down, and a random key must be a key.
+
+    Whole numbers may be indices, and are small. The numbers of a large array take `INDICES` values
+    in turn, each about as often as a text has its commonest token. If all were 0, a GPU would add
+    the whole gradient of an embedding into one row, one addition after the other.
     """
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0, impl=_key_impl(aval)), aval.shape)
     if jnp.issubdtype(aval.dtype, jnp.inexact):
         values = np.random.default_rng(0).standard_normal(aval.shape, np.float32)
         return jnp.asarray(values * np.float32(size)).astype(aval.dtype)
+    if jnp.issubdtype(aval.dtype, jnp.integer) and aval.size >= LARGE:
+        return jnp.resize(jnp.arange(INDICES), aval.shape).astype(aval.dtype)
     return jnp.zeros(aval.shape, aval.dtype)
 
 
