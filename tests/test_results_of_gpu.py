@@ -52,12 +52,31 @@ def test_what_the_summary_says_of_steps_on_an_h200():
     )
 
 
-def test_bytes_compiled_with_the_librarys_kernels():
+def test_bytes_compiled_with_both_kinds_of_kernels():
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").replace("\n", " ")
-    (said,) = (one for one in text.split("policies are within") if "gpu_bytes" in one[:120])
-    summary = result("gpu_bytes")["summary"]
-    assert summary["steps"] == 7
-    assert quotes(said[:10], 100 * summary["largest |compiled / peak - 1|"])
+    (said,) = (one for one in text.split("- **") if one.startswith("Bytes with other kernels"))
+    found = result("gpu_bytes")
+    rows = [row for key, row in found["results"].items() if key in STEPS]
+    assert len(rows) == len(STEPS) == 14
+    percent = lambda row, name: 100 * (row[name] / row["peak_bytes"] - 1)
+    triton, library = ([percent(row, name) for row in rows] for name in ("triton", "library"))
+    same = [row["same_program"] for row in rows]
+    ends = {
+        name: [100 * found["summary"][name][end] for end in ("least", "most")]
+        for name in ("triton", "library")
+    }
+    assert found["summary"]["steps"] == sum(same) == 11
+    assert abs(ends["triton"][1]) < 0.01
+    after = said.partition("as jaxmem compiles")[2]
+    assert quotes(after, -ends["triton"][0], -ends["library"][0], ends["library"][1])
+    below = [(t, one) for t, one in zip(triton, library) if one < -3]
+    assert len(below) == 3
+    assert all(abs(t) < 0.01 and 3.5 < -one < 5.5 for t, one in below)
+    others = [(-t, -one) for t, one, kept in zip(triton, library, same) if not kept]
+    after = after.partition("other kernels since. ")[2]
+    assert quotes(after, min(others)[0], max(others)[0], max(one for _, one in others))
+    greater = [max(pair) for pair in zip(triton, library)]
+    assert quotes(after.partition("The greater of both")[2], -min(greater), max(greater))
 
 
 def test_todays_prices_are_near_the_policies_times():
