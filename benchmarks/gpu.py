@@ -156,18 +156,18 @@ def beside_peak(report: Report) -> None:
 
 def run_step(config: Config, name: str):
     """The step of a plan that the H200 ran."""
-    choices = {tag: Choice(*text.split(" ", 1)) for tag, text in RUN[name].items()}
+    texts = {tag: text.partition(" ") for tag, text in RUN[name].items()}
+    choices = {t: Choice(Action(action), codec or None) for t, (action, _, codec) in texts.items()}
     return make_step(config, Assignment({"block": choices}))
 
 
 def of_peaks(report: Report) -> dict:
     """The most and the least of bytes / peak - 1, by the kernels of products."""
     rows = [row for row in report.results.values() if row["same_program"]]
-    ways = {name: lambda row, name=name: row[name] for name in KERNELS}
-    ways["the greater"] = lambda row: max(row[name] for name in KERNELS)
+    ways = {name: (name,) for name in KERNELS} | {"the greater": (*KERNELS,)}
     found: dict[str, Any] = {"steps": len(rows)}
-    for name, nbytes in ways.items():
-        off = [nbytes(row) / row["peak_bytes"] - 1 for row in rows]
+    for name, kernels in ways.items():
+        off = [max(row[k] for k in kernels) / row["peak_bytes"] - 1 for row in rows]
         found[name] = {"least": min(off), "most": max(off)}
     return found
 
