@@ -133,7 +133,7 @@ def test_predictions_beside_published_measurements():
 def test_bytes_and_collectives_on_meshes():
     page = PAGE["Meshes of 8 to 256 GPUs"]
     sizes, steps = result("slice_bytes"), result("slice_steps")["results"]
-    assert page.keys() - {"Config, data, fsdp, tensor"} >= sizes["results"].keys() | steps.keys()
+    assert page.keys() >= sizes["results"].keys() | steps.keys()
     for name, row in sizes["results"].items():
         values = row["estimated"] / 1e9, row["compiled"] / 1e9, row["ratio"], row["scalar ratio"]
         assert quotes(" ".join(page[name]), *values), name
@@ -142,13 +142,16 @@ def test_bytes_and_collectives_on_meshes():
     for name, row in steps.items():
         each = [row["collectives"].get(kind, none) for kind in kinds]
         moved = [n for one in each for n in (one["runs"], one["bytes"] / 1e9)]
-        times = row["seconds"], row["tokens a second"], row["alone"], row["thin"]
+        # A slice of TPUs has no thin network.
+        thin = [row["thin"]] if "h200" in name else []
+        times = row["seconds"], row["tokens a second"], row["alone"], *thin
         assert quotes(" ".join(page[name]), row["bytes"] / 1e9, *moved, *times), name
-        assert row["alone"] < row["seconds"] < row["thin"], name
+        order = row["alone"], row["seconds"], *thin
+        assert sorted(order) == [*order], name
     seconds = result("slice_seconds")
     for devices, row in seconds["results"].items():
         assert quotes(" ".join(page[devices]), *row.values()), devices
-    grown = seconds["summary"]["estimate"], seconds["summary"]["compile"]
+    grown = (seconds["summary"][key] for key in ("estimate", "compile", "plan"))
     text = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
     (told,) = (part for part in text.split("devices, the first grow by")[1:])
     assert quotes(told, *grown)
