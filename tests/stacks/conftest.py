@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 
 NEEDS = {
+    "test_grain.py": "grain",
     "test_maxtext.py": "maxtext",
     "test_maxtext_flags.py": "maxtext",
     "test_tunix.py": "tunix",
