@@ -14,8 +14,8 @@ by the devices that divide the batch, as it was before; `compiled` are XLA's.
 
 `slice_seconds`: CPU seconds for one model on 1 to 256 devices, fully sharded with two sequences
 each: of tracing the step and estimating its bytes, the least of three; of a process that compiles
-it; and of a whole plan with its processes, from an empty cache, within the estimated bytes. The
-machine does other work, so that the clock says little.
+it; and of a whole plan with its processes, from an empty cache, within 1.25 of the estimated bytes.
+The machine does other work, so that the clock says little.
 
 `slice_steps`: the two configs at their full size on `h200:8x2`, and the Llama on `v5e:16x16`, over
 two meshes each, with every layer recomputed: bytes of a device; collectives of one step by kind,
@@ -236,6 +236,7 @@ def full_size(name: str, data: int, fsdp: int, tensor: int, target: str) -> dict
 
 # -- slice_seconds
 
+ROOM = 1.25
 COUNTS = {1: "h200", 8: "h200:8", 64: "h200:8x8", 256: "h200:8x32"}
 
 
@@ -271,10 +272,11 @@ def of_devices(devices: int) -> dict[str, Any]:
         jax.clear_caches()
         with own_cache(), over_devices(config, target):
             build = functools.partial(make_step, config)
+            budget = int(ROOM * estimated)
             return jaxmem.plan(build, *abstract(config), target=target, budget=budget).compiles
 
     tries = (cpu_seconds(mine, estimate) for _ in range(3))
-    ours, (stage, traced, budget) = min(tries, key=lambda one: one[0])
+    ours, (stage, traced, estimated) = min(tries, key=lambda one: one[0])
     compiling, wall = cpu_seconds(theirs, compile_step)
     own, (children, compiles) = cpu_seconds(mine, lambda: cpu_seconds(theirs, plan))
     times = {"estimate": ours, "compile": compiling, "compile by the clock": wall}

@@ -131,7 +131,7 @@ def test_predictions_beside_published_measurements():
 
 
 def test_bytes_and_collectives_on_meshes():
-    page = PAGE["Meshes of 8 to 256 GPUs"]
+    page = PAGE["Meshes of 8 to 256 devices"]
     sizes, steps = result("slice_bytes"), result("slice_steps")["results"]
     assert page.keys() >= sizes["results"].keys() | steps.keys()
     for name, row in sizes["results"].items():
