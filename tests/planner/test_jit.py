@@ -435,6 +435,8 @@ def test_one_line_says_what_was_decided(capsys, planned, monkeypatch):
     chosen = [choice.action.value for tags in plan.actions.values() for choice in tags.values()]
     for action in {*chosen}:
         assert f"{chosen.count(action)} {action}" in lines[0]
+    longer, doubt = plan.predicted_seconds - plan.baseline_seconds, plan.uncertain_seconds
+    assert ("as far as times are known" in lines[0]) == (abs(longer) <= 1.001 * doubt)
 
 
 def test_auto_plans_the_function_for_other_devices(planned):

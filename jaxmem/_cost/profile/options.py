@@ -164,6 +164,33 @@ def checked_outliers(outliers) -> dict[str, dict[str, int]]:
     )
 
 
+def checked_codecs(codecs) -> Any:
+    """The argument `codecs` of `jaxmem.plan`: a list of codecs, a dict from kinds to such lists, or
+    None.
+
+    Raises TagError if `codecs` is no codec, no sequence of codecs, and no dict from kinds to these.
+    """
+    if codecs is None:
+        return None
+    try:
+        if not isinstance(codecs, Mapping):
+            return _listed(codecs)
+        for kind in codecs:
+            registry.default_for(kind)
+        return {kind: _listed(chosen) for kind, chosen in codecs.items()}
+    except TypeError:  # what is iterated over is no sequence
+        raise TagError(
+            f"plan: `codecs` is {codecs!r}; expected a codec such as 'grouped_symmetric', several"
+            ' codecs, or a dict from kinds to codecs such as {"linear": "grouped_symmetric"}'
+        ) from None
+
+
+def _listed(chosen) -> list:
+    """The codecs of one codec or of several codecs."""
+    several = [chosen] if isinstance(chosen, str) or hasattr(chosen, "encode") else chosen
+    return [registry.parse(str(codec)) for codec in several]
+
+
 def _is_smaller(form: Codec | None, tag: Operation) -> bool:
     """Whether the codes of one tensor take less memory than the tensor itself. True for None, and
     False if the codec does not take the tensor.
@@ -225,8 +252,7 @@ def codecs_for(kind: str | None, own: str | None, dtype, codecs) -> list:
         chosen = registry.default_for("mask" if dtype == jnp.bool_ else kind)
     else:
         chosen = codecs
-    several: Any = [chosen] if isinstance(chosen, str) or hasattr(chosen, "encode") else chosen
-    return [registry.parse(str(c)) for c in several]
+    return _listed(chosen)
 
 
 def recoded(profile: Profile, actions: Actions) -> tuple[Actions, int]:
