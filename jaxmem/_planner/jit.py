@@ -292,7 +292,15 @@ class PlannedFunction:
 
     def _compilation(self, args: tuple, kwargs: dict, key) -> Compilation:
         with self._lock:
-            if key not in self._known:
+            try:
+                known = key in self._known
+            except TypeError as error:
+                raise StepError(
+                    f"jit: an argument cannot be hashed: {error}; expected static arguments, and"
+                    " fields of containers that are no arrays, that can be hashed, such as a tuple"
+                    " in place of a list"
+                ) from None
+            if not known:
                 self._known[key] = self._made(args, kwargs, {})
         return self._known[key]
 

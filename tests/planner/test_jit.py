@@ -411,6 +411,7 @@ def test_the_first_run_is_watched_though_the_step_was_planned_before(monkeypatch
     (lambda: jaxmem.jit(jax.jit(step), donate_argnums=0), "`donate_argnums`"),
     (lambda: jaxmem.jit(step).plan, "before its first call"),
     (lambda: jaxmem.jit(step).explain(), "before its first call"),
+    (lambda: jaxmem.jit(step, static_argnums=1)(PARAMS, [1]), "cannot be hashed: .*'list'"),
 )
 def test_wrong_arguments(wrong):
     wrong()
