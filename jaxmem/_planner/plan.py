@@ -88,7 +88,8 @@ def plan(
       of the step time plus the uncertainty of the codec's time, and named values may be compressed
       too.
     codecs: a codec, or several codecs to choose from, for tags without a codec of their own; or a
-      dict from kinds to codecs. None means the codec of each kind (Adacc §3.2).
+      dict from kinds to codecs. None means the codec of each kind (Adacc §3.2). `bit_mask` is used
+      for boolean tensors and the kind `mask` alone.
     outliers: counted outlier channels: block label -> tag -> number of channels. A codec that
       separates outliers gets capacity for this number (Adacc §3.4). `jaxmem.runs.Rectifier` counts
       outlier channels during training. None means the default capacities.

@@ -241,6 +241,8 @@ def codecs_for(kind: str | None, own: str | None, dtype, codecs) -> list:
     """The codecs that a tag may take: the tag's own codec, else the requested codecs, else the
     codec of its kind. A tag of the kind "exact" gets a codec only if `codecs` names that kind, or
     if the tensor is boolean, which a bit mask stores without loss.
+
+    A requested codec for tensors of two values is for masks alone: it decodes other values to NaN.
     """
     if own is not None:
         return [registry.parse(own)]
@@ -252,7 +254,8 @@ def codecs_for(kind: str | None, own: str | None, dtype, codecs) -> list:
         chosen = registry.default_for("mask" if dtype == jnp.bool_ else kind)
     else:
         chosen = codecs
-    return _listed(chosen)
+    is_mask = kind == "mask" or dtype == jnp.bool_
+    return [codec for codec in _listed(chosen) if is_mask or not codec.two_valued]
 
 
 def recoded(profile: Profile, actions: Actions) -> tuple[Actions, int]:
