@@ -28,7 +28,7 @@ from jaxmem._planner.explain.explain import explain
 from jaxmem._planner.recall import plan_or_recall
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._result.memory.explanation import Explanation
-from jaxmem._result.plan.plan import Plan
+from jaxmem._result.plan.plan import Plan, pace
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.running import ran_out_of_memory
 from jaxmem._target.devices.target import Target
@@ -292,7 +292,15 @@ class PlannedFunction:
 
     def _compilation(self, args: tuple, kwargs: dict, key) -> Compilation:
         with self._lock:
-            if key not in self._known:
+            try:
+                known = key in self._known
+            except TypeError as error:
+                raise StepError(
+                    f"jit: an argument cannot be hashed: {error}; expected static arguments, and"
+                    " fields of containers that are no arrays, that can be hashed, such as a tuple"
+                    " in place of a list"
+                ) from None
+            if not known:
                 self._known[key] = self._made(args, kwargs, {})
         return self._known[key]
 
@@ -420,8 +428,7 @@ def _summary(name: str, plan: Plan, seconds: float) -> str:
         moved = plan.places.layers - plan.places.persist
         counts[f"of {plan.places.layers} layers' states in host memory"] = moved
     decided = ", ".join(f"{n} {action}" for action, n in counts.items())
-    slower = plan.predicted_seconds / plan.baseline_seconds - 1
     return (
-        f"jaxmem.jit: {name} takes {size} ({show_bytes(plan.baseline_bytes)} without a plan) and"
-        f" {slower:+.1%} time: {decided} (planned in {seconds:.0f} s)"
+        f"jaxmem.jit: {name} takes {size} ({show_bytes(plan.baseline_bytes)} without a plan)"
+        f" {pace(plan)}: {decided} (planned in {seconds:.0f} s)"
     )

@@ -4,7 +4,7 @@ plan is returned.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 
@@ -22,11 +22,10 @@ def checked(numbers: Sequence[int]) -> list[int]:
     Raises StepError for an empty sequence, and for numbers that are not whole or less than 1.
     """
     # True and False are ints in Python.
-    ascending = (
-        sorted(set(numbers))
-        if all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
-        else []
+    whole = isinstance(numbers, Iterable) and all(
+        isinstance(n, int) and not isinstance(n, bool) for n in numbers
     )
+    ascending = sorted(set(numbers)) if whole else []
     if not ascending or ascending[0] < 1:
         raise StepError(
             f"plan: `microbatches` is {numbers!r}; expected whole numbers of at least 1, such as"

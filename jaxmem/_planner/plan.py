@@ -12,7 +12,7 @@ from jaxmem._core.database import Database
 from jaxmem._core.profile import Profile
 from jaxmem._core.warn import silently, warn
 from jaxmem._cost.blocks.unnamed import listed, unnamed
-from jaxmem._cost.profile.options import Allowed, checked_outliers
+from jaxmem._cost.profile.options import Allowed, checked_codecs, checked_outliers
 from jaxmem._cost.profile.times import RETRY_SECONDS
 from jaxmem._planner.advice import infeasible, would_fit, would_save
 from jaxmem._planner.microbatches import checked, fastest_plan, numbers_for
@@ -88,7 +88,8 @@ def plan(
       of the step time plus the uncertainty of the codec's time, and named values may be compressed
       too.
     codecs: a codec, or several codecs to choose from, for tags without a codec of their own; or a
-      dict from kinds to codecs. None means the codec of each kind (Adacc §3.2).
+      dict from kinds to codecs. None means the codec of each kind (Adacc §3.2). `bit_mask` is used
+      for boolean tensors and the kind `mask` alone.
     outliers: counted outlier channels: block label -> tag -> number of channels. A codec that
       separates outliers gets capacity for this number (Adacc §3.4). `jaxmem.runs.Rectifier` counts
       outlier channels during training. None means the default capacities.
@@ -205,7 +206,7 @@ def allowed_choices(
     able, notes = allowed_actions(ALL if actions is None else actions, target)
     by_default = actions is None
     named = tuple(a for a in able if not by_default or not a.encodes)
-    counted = checked_outliers(outliers)
+    codecs, counted = checked_codecs(codecs), checked_outliers(outliers)
     allowed = Allowed(able, named, codecs=codecs, outliers=counted, codecs_by_default=by_default)
     return allowed, notes
 

@@ -416,8 +416,10 @@ def fastest_index(boundary: Boundary, kept: Callable[[int], int]) -> int:
     number = min(SPREAD, most - first + 1)
     for i in range(number):
         boundary.plan(first + (most - first) * i // max(1, number - 1))
-    throughput = lambda i: boundary.sizes[i] / boundary.plans[i].predicted_seconds
-    return max(boundary.plans, key=throughput)
+    plans = boundary.plans
+    # A step without a price of any piece has no predicted time, and counts as the slowest.
+    throughput = lambda i: boundary.sizes[i] / (plans[i].predicted_seconds or math.inf)
+    return max(plans, key=throughput)
 
 
 def of_size(batch: str, boundary: Boundary, kept: Callable[[int], int]) -> Plan:

@@ -20,7 +20,7 @@ from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.support import host_loop_fault
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import with_microbatches
-from jaxmem.errors import BudgetError, TargetError
+from jaxmem.errors import BudgetError, StepError, TargetError
 
 
 def verify(plan: Plan, build, *args) -> Plan:
@@ -34,10 +34,15 @@ def verify(plan: Plan, build, *args) -> Plan:
       compiled for the plan's places.
 
     Raises PlanFileError if the plan was made for another model or other shapes; the message names
-    the field. Raises StepError if `build` does not pass its plan to every block. Raises BudgetError
-    if the compiled step exceeds the plan's budget. Raises TargetError if the plan stores tensors in
-    host memory, and loops may transfer wrong values there.
+    the field. Raises StepError if `plan` is no plan, and if `build` does not pass its plan to every
+    block. Raises BudgetError if the compiled step exceeds the plan's budget. Raises TargetError if
+    the plan stores tensors in host memory, and loops may transfer wrong values there.
     """
+    if not isinstance(plan, Plan):
+        raise StepError(
+            f"verify: `plan` is {type(plan).__name__}; expected a plan, from jaxmem.plan or from"
+            " Plan.load"
+        )
     build, placed = with_microbatches(build, plan.microbatches), None
     with backend_for(Target.parse(plan.target)) as backend:
         if plan.places is not None:

@@ -192,8 +192,11 @@ def _codes(distance, x, scale, stochastic: bool, seed: int):
 
 def _decoded(packed, scale, offset, width: int, dtype: str):
     wide = wide_dtype(dtype)
-    x = unpack_int4(packed).astype(wide) * scale.astype(wide)
-    x = x if offset is None else x + offset.astype(wide)
+    codes, scale = unpack_int4(packed).astype(wide), scale.astype(wide)
+    # Halves: -8·s can overflow where its sum with the offset is finite. Halves are exact, since a
+    # scale is at least `LEAST`, twice the least normal number of float32.
+    offset = None if offset is None else offset.astype(wide) / 2
+    x = codes * scale if offset is None else (codes * (scale / 2) + offset) * 2
     # -8·s can exceed the greatest number of `dtype`, since s was rounded up. NaN remains NaN.
     limit = float(jnp.finfo(dtype).max)
     return unblocked(jnp.clip(x, -limit, limit).astype(dtype), width)

@@ -389,6 +389,22 @@ def test_values_of_either_sign_that_are_as_great_as_numbers_go(dtype):
         assert error.max() <= s / 2 * (1 + 2.0**-20) + rounding
 
 
+@pytest.mark.parametrize("codec", [c for c in CODECS if c.scale == "bfloat16"], ids=str)
+def test_eight_scales_may_overflow(codec):
+    """With a scale of 2^125, -8 scales are -2^128, and the offset brings the sum back among the
+    numbers of float32. No bfloat16 values, and no float32 scale, have this case.
+    """
+    limit = float(np.finfo(np.float32).max)
+    low, high = np.linspace(-0.89, -0.86, 512), np.tile(np.linspace(0.98, 1, 16), 32)
+    inner = np.random.default_rng(0).uniform(-0.86, 0.98, (512, GROUP - 2))
+    x = (np.column_stack([low, inner, high]) * limit).astype(np.float32)
+    got, s, o = (np.asarray(a, np.float64) for a in round_trip(codec, x))
+    which = ((s == 2.0**125) & (o > 2.0**120))[:, 0]
+    assert which.sum() > 16
+    error = np.abs(got - x.astype(np.float64))[which] / 2.0**125
+    assert error.max() <= (1 if codec.stochastic else 0.5) * (1 + 2.0**-20)
+
+
 @pytest.mark.parametrize("scale", ROUNDED)
 def test_random_rounding_is_unbiased_at_the_ends_too(scale):
     rng = np.random.default_rng(0)

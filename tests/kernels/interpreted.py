@@ -26,6 +26,7 @@ HOW = (
     ("bfloat16", "bfloat16", False, 0),
     ("float32", "float32", True, 2**31 + 5),
     ("float16", "bfloat16", True, 0),
+    ("float32", "bfloat16", False, 0),
 )
 FLAT = (5003,), (8191,)
 
@@ -101,6 +102,6 @@ def all_traffic() -> None:
 def main(which: str = "") -> None:
     all_traffic()
     for number, shape in enumerate(SHAPES):
-        how = HOW[: 3 if shape in ((33, 3, 128), (5003,)) else 2]
-        for one in [HOW[number % 3]] if which == "some" else how:
+        how = HOW[: 4 if shape in ((33, 3, 128), (5003,)) else 2]
+        for one in [HOW[number % 4]] if which == "some" else how:
             of_int4(shape, *one)

@@ -6,7 +6,8 @@ import numpy as np
 
 def hard(shape, dtype, group: int):
     """Ordinary values; groups that are equal, zero, denormal, huge, or hold inf or NaN; outliers at
-    a group's ends; ties; a peak among zeros; ranges that are tiny, infinite, or nearly denormal.
+    a group's ends; ties; a peak among zeros; ranges that are tiny, infinite, nearly denormal, or
+    so wide that eight scales overflow.
     """
     rng = np.random.default_rng(len(shape) + group)
     x = rng.normal(size=shape).astype(np.float32)
@@ -15,7 +16,7 @@ def hard(shape, dtype, group: int):
     fills = [1.5, 0.0, -0.0, *map(float, (info.smallest_subnormal, info.max, -info.max, info.tiny))]
     with np.errstate(over="ignore"):
         for number, start in enumerate(range(group, flat.size - group + 1, 2 * group)):
-            part, which = flat[start : start + group], number % 18
+            part, which = flat[start : start + group], number % 19
             if which < 7:
                 part[:] = fills[which]
             elif which == 7:
@@ -33,6 +34,8 @@ def hard(shape, dtype, group: int):
                 part[:], part[rng.integers(group)] = 0, 1
             elif which == 16:
                 part[:] = 1000 + rng.integers(-4, 5, group) / 8
+            elif which == 17:
+                part[:] = np.linspace(-0.874, 0.997, group) * float(info.max)
             else:
                 part[:] = np.ldexp(part, rng.integers(-120, -95, group))
                 part[np.abs(part) < 2.0**-126] = 0  # what hardware may flush

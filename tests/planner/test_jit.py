@@ -411,6 +411,7 @@ def test_the_first_run_is_watched_though_the_step_was_planned_before(monkeypatch
     (lambda: jaxmem.jit(jax.jit(step), donate_argnums=0), "`donate_argnums`"),
     (lambda: jaxmem.jit(step).plan, "before its first call"),
     (lambda: jaxmem.jit(step).explain(), "before its first call"),
+    (lambda: jaxmem.jit(step, static_argnums=1)(PARAMS, [1]), "cannot be hashed: .*'list'"),
 )
 def test_wrong_arguments(wrong):
     wrong()
@@ -435,6 +436,8 @@ def test_one_line_says_what_was_decided(capsys, planned, monkeypatch):
     chosen = [choice.action.value for tags in plan.actions.values() for choice in tags.values()]
     for action in {*chosen}:
         assert f"{chosen.count(action)} {action}" in lines[0]
+    longer, doubt = plan.predicted_seconds - plan.baseline_seconds, plan.uncertain_seconds
+    assert ("as far as times are known" in lines[0]) == (abs(longer) <= 1.001 * doubt)
 
 
 def test_auto_plans_the_function_for_other_devices(planned):

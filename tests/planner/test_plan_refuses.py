@@ -55,11 +55,20 @@ def test_tags_that_auto_chose_are_not_told():
         ({"actions": ["keep", "forget"]}, jaxmem.errors.TagError, "forget"),
         ({"actions": [Action.OFFLOAD]}, jaxmem.errors.TargetError, "no host memory"),
         ({"codecs": "grouped_symetric()"}, jaxmem.errors.TagError, "grouped_symmetric"),
+        ({"codecs": 5}, jaxmem.errors.TagError, "`codecs` is 5; expected a codec"),
+        ({"codecs": {"gelu": None}}, jaxmem.errors.TagError, "`codecs` is {'gelu': None}"),
+        ({"codecs": {"geluu": "bit_mask"}}, jaxmem.errors.TagError, "`kind` is 'geluu'"),
+        ({"microbatches": 3}, jaxmem.errors.StepError, "`microbatches` is 3; expected whole"),
     ],
 )
 def test_wrong_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         jaxmem.plan(build, *SHAPES, **arguments)
+
+
+def test_a_path_is_no_plan_to_verify():
+    with pytest.raises(jaxmem.errors.StepError, match="verify: `plan` is str; expected a plan"):
+        jaxmem.verify("plan.json", build, *SHAPES)
 
 
 def test_a_hopeless_budget_is_refused_before_anything_is_timed_or_compiled(monkeypatch):

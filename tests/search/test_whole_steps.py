@@ -327,6 +327,16 @@ def test_what_both_steps_do_is_not_uncertain():
     assert 0 < kept < nothing
 
 
+def test_a_step_takes_time_though_its_pieces_were_timed_longer():
+    kept, nothing = trial(EVERYTHING).cost.seconds, trial({}).cost.seconds
+    for whole in (kept / 1000, kept / 2, 0.999 * kept):
+        short = step_time(measured=whole)
+        assert short.seconds(trial(EVERYTHING).cost) == pytest.approx(whole)
+        assert short.seconds(trial({}).cost) == pytest.approx(whole * nothing / kept)
+        assert short.seconds(trial({"u": KEEP}).cost) > 0
+    assert step_time(measured=kept).seconds(trial({}).cost) == pytest.approx(nothing)
+
+
 def run(name: str, *rounds: float, lossy: bool = False) -> Runs:
     trial = types.SimpleNamespace(cost=types.SimpleNamespace(is_lossy=lossy))
     return Runs(name, trial, rounds)  # pyright: ignore

@@ -383,6 +383,21 @@ def test_a_planner_makes_no_codes_of_them():
         assert [*map(str, codecs_for("exact", None, jnp.dtype(bool), asked))] == ["bit_mask()"]
 
 
+def test_a_requested_bit_mask_is_for_masks_alone():
+    """Other values are decoded to NaN. A tag's own codec is not questioned."""
+    float32 = jnp.dtype(jnp.float32)
+    for asked in ("bit_mask", ["bit_mask"], {"linear": "bit_mask"}):
+        assert codecs_for("linear", None, float32, asked) == []
+    (left,) = codecs_for("linear", None, float32, ["bit_mask", "grouped_symmetric"])
+    assert left == codecs.GroupedSymmetric()
+    for kind, own, dtype in (
+        ("mask", None, float32),
+        (None, None, jnp.dtype(bool)),
+        ("linear", "bit_mask", float32),
+    ):
+        assert codecs_for(kind, own, dtype, ["bit_mask"]) == [codecs.BitMask()]
+
+
 @pytest.mark.parametrize("makes", ["mask", "index", "key"])
 def test_it_may_close_over_what_is_traced_and_not_floating(makes):
     """As a kernel that is made inside the layer closes over its mask."""

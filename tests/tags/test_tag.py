@@ -247,6 +247,8 @@ def test_remat3_is_refused():
     (lambda: jaxmem.tag(jnp.zeros(3), 3), "`name` is 3"),
     (lambda: jaxmem.tag(jnp.zeros(3), "x", kind="lineer"), "linear"),
     (lambda: jaxmem.tag(jnp.zeros(3), "x", codec="grouped_symetric()"), "grouped_symmetric"),
+    (lambda: jaxmem.tag({"a": jnp.zeros(3)}, "x"), "`x` of the tag 'x' is dict; expected one"),
+    (lambda: jaxmem.tag(None, "x"), "`x` of the tag 'x' is NoneType"),
     (lambda: jaxmem.remat_policy({"x": "keep"}), "`plan` is dict"),
     (lambda: jaxmem.remat_policy(None, block=""), "`block` is ''"),
 )

@@ -164,6 +164,33 @@ def checked_outliers(outliers) -> dict[str, dict[str, int]]:
     )
 
 
+def checked_codecs(codecs) -> Any:
+    """The argument `codecs` of `jaxmem.plan`: a list of codecs, a dict from kinds to such lists, or
+    None.
+
+    Raises TagError if `codecs` is no codec, no sequence of codecs, and no dict from kinds to these.
+    """
+    if codecs is None:
+        return None
+    try:
+        if not isinstance(codecs, Mapping):
+            return _listed(codecs)
+        for kind in codecs:
+            registry.default_for(kind)
+        return {kind: _listed(chosen) for kind, chosen in codecs.items()}
+    except TypeError:  # what is iterated over is no sequence
+        raise TagError(
+            f"plan: `codecs` is {codecs!r}; expected a codec such as 'grouped_symmetric', several"
+            ' codecs, or a dict from kinds to codecs such as {"linear": "grouped_symmetric"}'
+        ) from None
+
+
+def _listed(chosen) -> list:
+    """The codecs of one codec or of several codecs."""
+    several = [chosen] if isinstance(chosen, str) or hasattr(chosen, "encode") else chosen
+    return [registry.parse(str(codec)) for codec in several]
+
+
 def _is_smaller(form: Codec | None, tag: Operation) -> bool:
     """Whether the codes of one tensor take less memory than the tensor itself. True for None, and
     False if the codec does not take the tensor.
@@ -214,6 +241,8 @@ def codecs_for(kind: str | None, own: str | None, dtype, codecs) -> list:
     """The codecs that a tag may take: the tag's own codec, else the requested codecs, else the
     codec of its kind. A tag of the kind "exact" gets a codec only if `codecs` names that kind, or
     if the tensor is boolean, which a bit mask stores without loss.
+
+    A requested codec for tensors of two values is for masks alone: it decodes other values to NaN.
     """
     if own is not None:
         return [registry.parse(own)]
@@ -225,8 +254,8 @@ def codecs_for(kind: str | None, own: str | None, dtype, codecs) -> list:
         chosen = registry.default_for("mask" if dtype == jnp.bool_ else kind)
     else:
         chosen = codecs
-    several: Any = [chosen] if isinstance(chosen, str) or hasattr(chosen, "encode") else chosen
-    return [registry.parse(str(c)) for c in several]
+    is_mask = kind == "mask" or dtype == jnp.bool_
+    return [codec for codec in _listed(chosen) if is_mask or not codec.two_valued]
 
 
 def recoded(profile: Profile, actions: Actions) -> tuple[Actions, int]:

@@ -23,11 +23,17 @@ def tag(x, name: str, *, kind: str | None = None, codec: str | None = None):
     codec: a codec, or its text form, which replaces the codec of the kind. None means the codec of
       the kind.
 
-    Raises TagError if `name` is not a non-empty string or is "*", and if `kind` or `codec` is
-    unknown.
+    Raises TagError if `x` is no array, if `name` is not a non-empty string or is "*", and if `kind`
+    or `codec` is unknown.
     """
     params = tag_params(name, kind, codec)
-    x = jnp.asarray(x)
+    try:
+        x = jnp.asarray(x)
+    except (TypeError, ValueError):
+        raise TagError(
+            f"tag: `x` of the tag {name!r} is {type(x).__name__}; expected one array: tag each"
+            " array of a tree under a name"
+        ) from None
     return implementation().bind(x, **params)
 
 

@@ -35,8 +35,14 @@ class StepTime:
     def seconds(self, cost: Cost) -> float:
         """Seconds of a step that was not compiled: the seconds of the step with everything kept,
         plus the difference of the profile's costs.
+
+        Calls of the pieces of a short step may be timed longer than the step. The pieces are then
+        scaled to the step, so that no step is predicted to take no time.
         """
-        return max(0.0, self.base + cost.seconds - self.kept.seconds)
+        kept = self.kept.seconds
+        if kept > self.base:
+            return self.base * (cost.seconds / kept)
+        return self.base + cost.seconds - kept
 
     def of(self, trial: Trial) -> float:
         """Seconds of a compiled step: the measured seconds if `base` is measured, or XLA's estimate

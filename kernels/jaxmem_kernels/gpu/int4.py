@@ -154,12 +154,13 @@ def decode_offset(
 ):
     """`dequantize_offset`."""
     first = tl.program_id(0).to(tl.int64) * R
-    low, high = _decoded(codes, scales, n, first, G, R)
+    # Halves, as in the reference: -8·s can overflow where the sum is finite.
+    low, high = _decoded(codes, scales, n, first, G, R, 0.5)
     r = tl.arange(0, R)
-    o = tl.load(offsets + first + r, mask=r < tl.cdiv(n, G) - first, other=0).to(tl.float32)[
-        :, None
-    ]
-    _store(x, _limited(low + o, LIMIT), _limited(high + o, LIMIT), n, first, G, R, RAGGED)
+    o = tl.load(offsets + first + r, mask=r < tl.cdiv(n, G) - first, other=0).to(tl.float32)
+    half = o[:, None] * 0.5
+    low, high = _limited((low + half) * 2, LIMIT), _limited((high + half) * 2, LIMIT)
+    _store(x, low, high, n, first, G, R, RAGGED)
 
 
 @triton.jit
@@ -314,15 +315,15 @@ def _clipped(y):
 
 
 @triton.jit
-def _decoded(codes, scales, n, first, G: tl.constexpr, R: tl.constexpr):
-    """Returns q·s of the groups from `first` on: both halves, each float32 (R, H)."""
+def _decoded(codes, scales, n, first, G: tl.constexpr, R: tl.constexpr, FACTOR: tl.constexpr = 1.0):
+    """Returns q·s·FACTOR of the groups from `first` on: both halves, each float32 (R, H)."""
     H: tl.constexpr = G // 2
     r = tl.arange(0, R)
     at, there = r[:, None] * H + tl.arange(0, H)[None, :], r < tl.cdiv(n, G) - first
     low, high = _unpacked(
         tl.load(codes + first * H + at, mask=there[:, None], other=0).to(tl.int32)
     )
-    s = tl.load(scales + first + r, mask=there, other=0).to(tl.float32)[:, None]
+    s = tl.load(scales + first + r, mask=there, other=0).to(tl.float32)[:, None] * FACTOR
     return low * s, high * s
 
 

@@ -30,9 +30,10 @@ def decode_offset(codes, scales, offsets, x, *, tiles: Tiles, limit: float):
     def tokens(at):
         scale, offset = _by_tile(scales, at, tiles), _by_tile(offsets, at, tiles)
         for group, columns in tiles.each():
-            s, o = scale(group), offset(group)
-            low, high = _codes(codes, at, columns, tiles)
-            values = tiles.joined([_limited(low * s + o, limit), _limited(high * s + o, limit)])
+            # Halves, as in the reference: -8·s can overflow where the sum is finite.
+            s, o = scale(group) * 0.5, offset(group) * 0.5
+            pair = [(q * s + o) * 2 for q in _codes(codes, at, columns, tiles)]
+            values = tiles.joined([_limited(x, limit) for x in pair])
             tiles.write(x, at, columns, values)
 
     tiles.loop(tokens)
