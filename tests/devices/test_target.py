@@ -57,6 +57,8 @@ def test_devices_are_counted_and_printed():
     ("h20", "did you mean 'h200'"),
     ("a100", "did you mean 'a100-40gb' or 'a100-80gb'"),
     ("rtx-4090", "did you mean 'rtx4090'"),
+    ("cpu", "did you mean 'local'"),
+    ("v5litepod-8", "did you mean 'v5e'"),
     ("", "not known. Expected 'local', one of t4, a10g"),
     ("v100", "Use 't4'"),
     ("v100-32gb:8", "h200"),
