@@ -373,6 +373,26 @@ WAYS = {
 }
 
 
+def test_throughput_over_the_batch():
+    page, found = PAGE["Throughput over the batch"], result("throughput")
+    assert page.keys() == found["results"].keys()
+    ways = "no optimization", "full recomputation", "quantization", "plan"
+    for name, row in found["results"].items():
+        for cell, way in zip(page[name], ways, strict=True):
+            if way not in row:
+                assert cell == "does not fit"
+                continue
+            assert quotes(cell, row[way]["sequences a second"], row[way]["bytes"] / 1e9), name
+    text = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
+    said = text.partition("divided by the throughput of full recomputation, is")[2]
+    ends = (
+        found["summary"][model][way]
+        for way in ("full recomputation", "quantization")
+        for model in ("gpt_117m", "gpt_345m")
+    )
+    assert quotes(said, *(end for pair in ends for end in pair))
+
+
 def test_the_largest_batch():
     found, shares = result("max_batch")["results"], result("shares")["results"]
     models = "gpt_117m", "gpt_345m"
