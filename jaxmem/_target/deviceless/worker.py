@@ -49,7 +49,8 @@ def compile_exported(devices: list[Any], exported_bytes: bytes, header: dict) ->
     if exported.nr_devices not in (1, len(devices)):
         raise ValueError(
             f"the step is sharded over {exported.nr_devices} devices, but the target has"
-            f" {len(devices)}"
+            f" {len(devices)}; expected a mesh of as many devices as the target, or a target of"
+            f" {exported.nr_devices}, such as 'h200:{exported.nr_devices}'"
         )
     kind, mesh = KINDS[header["device"]["platform"]], deviceless_mesh(devices, exported)
     call = tpu.with_stop(exported.call) if header.get("assigned") else exported.call
