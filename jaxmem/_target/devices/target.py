@@ -153,7 +153,7 @@ _EXPECTED = (
 
 
 # Names of platforms, and Google Cloud's name of the v5e, as in "v5litepod-8".
-_OTHER_NAMES = dict.fromkeys(("cpu", "gpu", "cuda", "tpu"), ["local"]) | {"v5litepod": ["v5e"]}
+_OTHER_NAMES = {"cpu": "local", "gpu": "local", "cuda": "local", "tpu": "local", "v5litepod": "v5e"}
 
 
 def _unknown(target: str, name: str) -> str:
@@ -172,8 +172,8 @@ def _unknown(target: str, name: str) -> str:
         )
     # "a100" is the beginning of two names: all of them are offered, before those spelled alike.
     longer = [known for known in CHIPS if name and known.startswith(name)]
-    longer = _OTHER_NAMES.get(name.partition("-")[0], longer)
-    near = longer or difflib.get_close_matches(name, CHIPS, n=1, cutoff=0.3)
+    other = _OTHER_NAMES.get(name.partition("-")[0])
+    near = [other] if other else longer or difflib.get_close_matches(name, CHIPS, n=1, cutoff=0.3)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     return f"`target` {target!r} is not known{hint} {_EXPECTED[0].upper()}{_EXPECTED[1:]}"
 
