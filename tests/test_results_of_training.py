@@ -131,14 +131,15 @@ def test_predictions_beside_published_measurements():
 
 
 def test_bytes_and_collectives_on_meshes():
-    page = PAGE["Meshes of 8 to 256 devices"]
+    page = PAGE["Bytes of a device, before a compile"]
     sizes, steps = result("slice_bytes"), result("slice_steps")["results"]
-    assert page.keys() >= sizes["results"].keys() | steps.keys()
+    assert page.keys() == sizes["results"].keys()
     for name, row in sizes["results"].items():
         values = row["estimated"] / 1e9, row["compiled"] / 1e9, row["ratio"], row["scalar ratio"]
         assert quotes(" ".join(page[name]), *values), name
     kinds = "all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all"
-    none = {"runs": 0, "bytes": 0}
+    none, page = {"runs": 0, "bytes": 0}, PAGE["Collectives and predicted times"]
+    assert page.keys() == steps.keys()
     for name, row in steps.items():
         each = [row["collectives"].get(kind, none) for kind in kinds]
         moved = [n for one in each for n in (one["runs"], one["bytes"] / 1e9)]
@@ -148,13 +149,15 @@ def test_bytes_and_collectives_on_meshes():
         assert quotes(" ".join(page[name]), row["bytes"] / 1e9, *moved, *times), name
         order = row["alone"], row["seconds"], *thin
         assert sorted(order) == [*order], name
-    seconds = result("slice_seconds")
+    seconds, page = result("slice_seconds"), PAGE["Seconds by the number of devices"]
     for devices, row in seconds["results"].items():
         assert quotes(" ".join(page[devices]), *row.values()), devices
     grown = (seconds["summary"][key] for key in ("estimate", "compile", "plan"))
     text = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
-    (told,) = (part for part in text.split("devices, the first grow by")[1:])
+    (told,) = (part for part in text.split("to 256 devices, they grow by")[1:])
     assert quotes(told, *grown)
+    each = [row["plan"] / row["compiles of the plan"] for row in seconds["results"].values()]
+    assert quotes(told.partition("A plan takes")[2], min(each), max(each))
     found, was = sizes["summary"]["estimated"], sizes["summary"]["scalar"]
     said = 100 * found["median"], 100 * found["worst"]
     assert quotes(answer("on meshes").partition("error is")[2], *said)
