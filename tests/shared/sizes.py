@@ -5,6 +5,7 @@ python -m tests.shared.sizes
 
 import ast
 import collections
+import functools
 import io
 import pathlib
 import re
@@ -37,9 +38,16 @@ def lines_of(folder: str) -> int:
     return sum(code_lines(p.read_text("utf-8")) for p in (ROOT / folder).rglob("*.py"))
 
 
-def classes(folder: str) -> list[ast.ClassDef]:
+@functools.cache
+def nodes(folder: str) -> list[ast.AST]:
+    """Returns the nodes of a folder's classes, and of its calls."""
     trees = (ast.parse(p.read_text("utf-8")) for p in (ROOT / folder).rglob("*.py"))
-    return [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
+    kinds = ast.ClassDef, ast.Call
+    return [n for tree in trees for n in ast.walk(tree) if isinstance(n, kinds)]
+
+
+def classes(folder: str) -> list[ast.ClassDef]:
+    return [n for n in nodes(folder) if isinstance(n, ast.ClassDef)]
 
 
 # Words in the decorators and bases of types that are declared by their fields.
@@ -60,8 +68,7 @@ def records(folder: str) -> int:
         if name not in found and any(RECORDS.search(t) or t in found for t in texts)
     }:
         found |= new
-    trees = (ast.parse(p.read_text("utf-8")) for p in (ROOT / folder).rglob("*.py"))
-    calls = (n.func for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Call))
+    calls = (n.func for n in nodes(folder) if isinstance(n, ast.Call))
     return len(found) + sum(bool(MAKERS.fullmatch(ast.unparse(f).split(".")[-1])) for f in calls)
 
 
