@@ -15,6 +15,10 @@ taken down at one end, or packets are dropped silently: the packets of the first
 second process, or of both. Both processes must end within a minute, each with a message. The link
 is mended before the run is started again. This result needs the rights to make namespaces.
 
+`process_resumes`: gpt_345m in two processes of two CPU devices each (fsdp 2, tensor 2), in float32,
+with 4 sequences of 64 tokens. Both processes are killed during training, and the run resumes in one
+process with two devices (fsdp 2). The losses are compared with a run without a fault.
+
 `process_times`: seconds of a step, and of a save, of two processes of one device each against one
 process of two devices. A round is a run of each, one after the other, of one config over one mesh.
 Seconds of a step are the median over the steps of a run, which saves every two seconds. Seconds
@@ -27,11 +31,13 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 from benchmarks.faults import is_same, rows_of, unfinished
 from benchmarks.shared.results import Benchmark, Report, measure, say
@@ -40,7 +46,7 @@ from jaxmem._core.files import read_json
 from jaxmem._train.checkpoints.checkpoints import WRITING, first_whole, steps_in
 from jaxmem._train.runs.record import rows_until
 from tests.shared import children
-from tests.shared.pair import MESH, MICRO, SECONDS, Network, Pair, alone
+from tests.shared.pair import MESH, MICRO, SECONDS, Network, Pair, Run, alone
 
 KILLS, CUTS, EACH = 40, 20, 4
 LIMIT = 90.0  # seconds after which a process that has not ended is ended
@@ -246,7 +252,42 @@ def of_times(report: Report) -> dict:
     }
 
 
+# -- process_resumes
+
+LARGE = (
+    "model.dtype=float32", "model.vocab=50304", "train.batch=4", "train.sequence=64",
+    "train.loss_chunk=32", "train.steps=6", "train.save_every=0", "train.log_every=1",
+    "train.eval_batches=1", "sample.length=2", "optimizer.warmup=2", "plan.budget=none",
+)  # fmt: skip
+KILLED, LONGEST = 3, 1200.0  # the step whose line is waited for; seconds of a run
+ON_TWO = "mesh.fsdp=2", "mesh.tensor=1"  # devices, in one process
+
+
+def resumes(config: str) -> dict[str, Any]:
+    """The losses of a run in two processes with four devices, without a fault; and of a run whose
+    processes are both killed, and that resumes in one process with two devices.
+    """
+    large = Run("train", config, LARGE)
+    with tempfile.TemporaryDirectory(prefix="jaxmem-") as name:
+        whole, out = pathlib.Path(name) / "whole", pathlib.Path(name) / "out"
+        with Pair(whole, *MESH, run=large) as pair:
+            assert pair.codes(LONGEST) == [0, 0], pair.said(0) + pair.said(1)
+        losses = [row["loss"] for row in rows_of(whole)]
+        shutil.rmtree(whole)
+        with Pair(out, *MESH, run=large) as pair:
+            pair.reaches(KILLED, LONGEST)
+            for one in pair.running:
+                one.kill()
+            pair.codes()
+        saved = max(steps_in(unfinished(out) / "checkpoints"))
+        alone(out, 2, *ON_TWO, run=large)
+        resumed = [row["loss"] for row in rows_of(out)]
+    off = max(abs(b / a - 1) for a, b in zip(losses, resumed, strict=True))
+    return {"losses": losses, "resumed": resumed, "steps saved": saved, "largest difference": off}
+
+
 RESULTS = {
+    "process_resumes": Benchmark(("gpt_345m",), row=resumes),
     "process_kills": Benchmark(run=kills, summary=of_faults),
     "network_cuts": Benchmark(run=cuts, summary=of_faults),
     "process_times": Benchmark(range(ROUNDS), row=times, summary=of_times),
