@@ -14,7 +14,9 @@ from jaxmem._trace.job import Job
 
 NBYTES = 2**26  # bytes that are copied; caches hold less
 ROUNDS = 5
-INDICES, LARGE = 8, 1024  # how many indices a made-up array of at least so many numbers has
+# Different whole numbers in a made-up array of at least `LARGE` numbers. Smaller ones are 0: they may
+# be sizes of groups.
+INDICES, LARGE = 8, 1024
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 
@@ -56,8 +58,8 @@ def sample(aval, size: float = 1.0):
     denormals would slow arithmetic down, and a random key must be a key.
 
     Whole numbers may be indices, and are small. The numbers of a large array take `INDICES` values
-    in turn, each about as often as a text has its commonest token. If all were 0, a GPU would add
-    the whole gradient of an embedding into one row, one addition after the other.
+    in turn. If all were 0, a GPU would add the whole gradient of an embedding into one row, one
+    addition after the other.
     """
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0, impl=_key_impl(aval)), aval.shape)
