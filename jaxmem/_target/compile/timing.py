@@ -14,8 +14,8 @@ from jaxmem._trace.job import Job
 
 NBYTES = 2**26  # bytes that are copied; caches hold less
 ROUNDS = 5
-# Different whole numbers in a made-up array of at least `LARGE` numbers. Smaller ones are 0: they may
-# be sizes of groups.
+# Different whole numbers in a made-up array of at least `LARGE` numbers. Smaller arrays are 0: they
+# may be sizes of groups.
 INDICES, LARGE = 8, 1024
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
