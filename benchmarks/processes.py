@@ -256,7 +256,7 @@ def of_times(report: Report) -> dict:
 
 LARGE = (
     "model.dtype=float32", "model.vocab=50304", "train.batch=4", "train.sequence=64",
-    "train.loss_chunk=32", "train.steps=6", "train.save_every=60", "train.log_every=1",
+    "train.loss_chunk=32", "train.steps=10", "train.save_every=60", "train.log_every=1",
     "train.eval_batches=1", "sample.length=2", "optimizer.warmup=2", "plan.budget=none",
 )  # fmt: skip
 KILLED, LONGEST = 3, 1200.0  # the first step after which processes are killed; seconds of a run
