@@ -286,6 +286,21 @@ def test_two_processes_with_a_fault():
     assert result("process_kills")["summary"]["faults"] >= 40
 
 
+def test_a_larger_model_resumes_on_other_devices():
+    page = PAGE["A larger model that resumes on other devices"]
+    found = result("process_resumes")["results"]["gpt_345m"]
+    assert quotes(page["without a fault, 4 devices"][0], *found["losses"])
+    assert quotes(page["killed, resumed on 2 devices"][0], *found["resumed"])
+    assert len(found["losses"]) == 10
+    assert found["steps saved"] < 10
+    text = " ".join((ROOT / "docs/results.md").read_text(encoding="utf-8").split())
+    said = text.partition("checkpoint after step")[2]
+    assert quotes(said, found["steps saved"])
+    off = said.partition("difference of the losses is")[2]
+    assert quotes(off, found["largest difference"])
+    assert found["largest difference"] <= 1e-5
+
+
 def test_time_of_two_processes():
     page, summary = PAGE["Time of two processes"], result("process_times")["summary"]
     assert page.keys() == summary.keys() == {"step", "save"}
