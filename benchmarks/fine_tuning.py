@@ -12,6 +12,11 @@ GB` has a host of 128 GB, and plans place the states.
 H200 within budgets below its memory and 128 GB of host memory, planned jointly. The frozen base is
 in bfloat16, or in 8 bits with a float32 scale for each column. With the base "full", all parameters
 are trained in float32, without adapters.
+
+`fine_tuning_cards`: cards of 24 GB (RTX 4090) without host memory, one sequence of 2048 tokens for
+each card and microbatch. Plans divide the states over the cards. `full` trains all parameters in
+float32, by AdamW or by AdamA with four microbatches; the adapters of `LoRA` have rank 16, and the
+base is in bfloat16 or in 8 bits. `6 GB` is a budget for each card.
 """
 
 from typing import Any
@@ -53,8 +58,11 @@ def cast(params, dtype):
 
 
 def planned(config: Config, loss, tx, params, trainable=None, **options) -> dict[str, Any]:
-    """The plan of a step, and the bytes that it compiles to."""
-    build = lambda plan: jaxmem.released_step(tx, loss, plan=plan, trainable=trainable)
+    """The plan of a step, and the bytes that it compiles to, of one device."""
+    axis = "data" if "sharding" in options.get("decide", ()) else None
+    build = lambda plan: jaxmem.released_step(
+        tx, loss, plan=plan, trainable=trainable, axis_name=axis
+    )
     tokens = registry.batch_shape(config)
     state = jax.eval_shape(build(None).init, params, tokens)
     plan = jaxmem.plan(build, state, tokens, **options)
@@ -62,6 +70,7 @@ def planned(config: Config, loss, tx, params, trainable=None, **options) -> dict
         "parameters": optax.tree.size(params),
         "state bytes": sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(state)),
         "states": str(plan.places or "on the device"),
+        "divided": plan.divided,
         "compiled": plan.compiled_bytes,
         "host compiled": plan.host_bytes,
         "everything kept": plan.baseline_bytes,
@@ -110,7 +119,7 @@ class Adapted(nnx.Module):
         self.lora_a = nnx.Param(jnp.ones((inputs, RANK)))
         self.lora_b = nnx.Param(jnp.ones((RANK, outputs)))
 
-    def __call__(self, x):
+    def __call__(self, x, out_sharding=None):
         kernel, a, b = (p[...].astype(x.dtype) for p in (self.kernel, self.lora_a, self.lora_b))
         if hasattr(self, "scale"):
             kernel = kernel * self.scale[...].astype(x.dtype)
@@ -136,13 +145,19 @@ def trainable(params):
     return jax.tree.map_with_path(is_adapter, params)
 
 
-def fitted(base: str, gigabytes: str) -> dict[str, Any]:
-    """The plan of a step within so many gigabytes."""
-    config = llama_of(8, 1024, "train.loss_chunk=1024")
+def with_adapters(config: Config, base: str):
+    """The shapes of the parameters, and the loss. With the base "full", there are no adapters."""
     with replacing(*[(llama, "Block", adapted(base))] * (base != FULL)):
         params, loss = parameters(config), make_loss(config, plain_loop)
     if base != FULL:
         params |= {name: cast(params[name], jnp.bfloat16) for name in ("embedding", "head")}
+    return params, loss
+
+
+def fitted(base: str, gigabytes: str) -> dict[str, Any]:
+    """The plan of a step within so many gigabytes."""
+    config = llama_of(8, 1024, "train.loss_chunk=1024")
+    params, loss = with_adapters(config, base)
     trained = jax.tree.map(lambda a, flag: a if flag else None, params, trainable(params))
     row = planned(
         config,
@@ -158,7 +173,38 @@ def fitted(base: str, gigabytes: str) -> dict[str, Any]:
     return row | {"trained": optax.tree.size(params if base == FULL else trained)}
 
 
+# -- fine_tuning_cards
+
+# Cards, budget of each card, base, and microbatches of AdamA; None for AdamW.
+CARDS = {
+    "full, AdamW, 4 cards": (4, "24GB", FULL, None),
+    "full, AdamW, 8 cards": (8, "24GB", FULL, None),
+    "full, AdamA, 8 cards": (8, "24GB", FULL, 4),
+    "LoRA, bfloat16, 8 cards": (8, "24GB", "bfloat16", None),
+    "LoRA, bfloat16, 8 cards, 6 GB": (8, "6GB", "bfloat16", None),
+    "LoRA, 8 bits, 8 cards, 6 GB": (8, "6GB", "int8", None),
+}
+ALONE = {
+    "host_budget": "1MB",
+    "actions": jaxmem.plans.LOSSLESS,
+    "decide": ("actions", "states", "sharding"),
+}
+
+
+def on_cards(name: str) -> dict[str, Any]:
+    cards, budget, base, microbatches = CARDS[name]
+    config = llama_of(cards * (microbatches or 1), 2048, "train.loss_chunk=1024")
+    params, loss = with_adapters(config, base)
+    tx: Any = optax.adamw(1e-5)
+    if microbatches is not None:
+        tx = jaxmem.adama(1e-5, accumulation_steps=microbatches, axis_name="data")
+    trained = None if base == FULL else trainable
+    target = f"rtx4090:{cards}"
+    return planned(config, loss, tx, params, trained, target=target, budget=budget, **ALONE)
+
+
 RESULTS = {
+    "fine_tuning_cards": Benchmark(CARDS, row=on_cards),
     "fine_tuning": Benchmark(TUNED, row=fine_tuned),
     "lora_7b": Benchmark([(base, f"{size} GB") for base, size in FITTED], row=fitted),
 }

@@ -17,6 +17,9 @@ from jaxmem._core.progress import LOG
 from jaxmem._core.versions import installed
 from jaxmem._model.tags.implementation import next_options
 from jaxmem._planner.multi_process import by_the_first
+from jaxmem._planner.placement.layer import NOTHING
+from jaxmem._planner.placement.plan import SHARDING, STATES
+from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem._planner.plan import plan as make_plan
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.history import History
@@ -46,6 +49,9 @@ def plan_or_recall(build, *args, options: dict[str, Any], changed: dict[str, Any
     target, nothing = Target.parse("local"), Assignment.nothing()
     with backend_for(target, Database()) as backend:
         steps = StepCompiler(build, args, backend)
+        if SHARDING in options.get("decide", ()):  # the step is traced over its devices
+            placed = PlacedSteps(build, args, backend, NOTHING)
+            steps = placed.at(placed.resident)
         stage, traced = steps.read(nothing)
         history = History(backend, traced.jaxpr)
         versions = installed("jaxmem"), jax.__version__
@@ -60,7 +66,7 @@ def plan_or_recall(build, *args, options: dict[str, Any], changed: dict[str, Any
                 LOG.info("the stored plan is made anew: %s", error)
     # A trace with today's checkpoint does not run under the option `jax_remat3`.
     # A released step whose states are placed is traced for other places.
-    again = next_options() or "states" in options.get("decide", ())
+    again = next_options() or STATES in options.get("decide", ())
     is_traced = lambda plan: plan == nothing and not again
     traced_once = lambda plan: AlreadyTraced(stage) if is_traced(plan) else build(plan)
     made = make_plan.__wrapped__(traced_once, *args, **options | changed)

@@ -237,10 +237,6 @@ def test_a_loss_that_cannot_be_divided_is_refused(loss, says):
         (lambda: jaxmem.released_step(adam(), "loss"), "`loss` is str; expected a function"),
         (lambda: jaxmem.released_step(adam(), reversed_layers, dtype="bfloat16"), "a whole loss"),
         (
-            lambda: jaxmem.released_step(jaxmem.adama(0.1, axis_name="x"), reversed_layers),
-            "a whole loss",
-        ),
-        (
             lambda: jaxmem.released_step(adam(), lambda p, x: (x.mean(), x)).init(
                 layer_parameters(), rows()
             ),

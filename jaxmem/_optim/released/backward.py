@@ -73,7 +73,9 @@ def backward(
         key,
         model.dtype,
         model.has_aux,
-        whole if model.frozen is None else lambda layer: (whole(layer[0]), layer[1]),
+        whole
+        if model.frozen is None
+        else lambda layer: (whole(layer[0]), model.whole_frozen(layer[1])),
         layer_states,
         model.frozen,
     )

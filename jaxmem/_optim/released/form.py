@@ -35,6 +35,36 @@ def check_is_pair(state) -> None:
         )
 
 
+def axis_in(method: str, axis: str | None, mesh) -> str:
+    """Returns the mesh axis of data parallelism. Raises OptimizerError if `mesh` has no such axis.
+
+    method: the method that was called.
+    axis: the optimizer's `axis_name`.
+    """
+    if axis is None or axis not in mesh.shape:
+        raise OptimizerError(
+            f"{method}: the optimizer's `axis_name` is {axis!r}, and `mesh` has"
+            f" {', '.join(map(repr, mesh.shape))};"
+            " expected one of them: jaxmem.adama(..., axis_name=...), or of another optimizer's"
+            " step, released_step(..., axis_name=...)"
+        )
+    return axis
+
+
+def check_axis(axis: str | None) -> None:
+    """Raises OptimizerError if a step over the mesh axis `axis` is called outside of
+    `jax.shard_map`.
+    """
+    try:
+        _ = axis and jax.lax.axis_size(axis)
+    except NameError as error:
+        raise OptimizerError(
+            f"released_step: the optimizer's `axis_name` is {axis!r}, and the step is called"
+            " without a mesh; expected step.data_parallel(mesh)(state, batch), or a call inside"
+            " jax.shard_map; or no `axis_name` for a step of one device"
+        ) from error
+
+
 def check_untraced(method: str, name: str, tree) -> None:
     """Raises OptimizerError if an array of `tree` is traced: a traced array has no memory.
 

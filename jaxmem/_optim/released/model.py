@@ -30,6 +30,7 @@ class Model:
     frozen: for each stack of the layers, a tree of stacked arrays that are read and not trained.
       `block` then receives the pair of a layer's parameters and its frozen arrays. None means that
       all parameters are trained.
+    whole_frozen: gathers a layer's frozen arrays, of which a device may have parts.
     """
 
     embed: Callable
@@ -42,6 +43,7 @@ class Model:
     has_aux: bool
     reports: bool = False
     frozen: Sequence | None = None
+    whole_frozen: Callable[[Any], Any] = lambda layer: layer
 
     def with_frozen(self, stacks: Sequence) -> Sequence:
         """Returns the pairs of each stack and the frozen arrays of its layers; the stacks alone if

@@ -29,6 +29,7 @@ def released_step(
     label: str = "block",
     has_aux: bool = False,
     clip: tuple[str, float] | None = None,
+    axis_name: str | None = None,
     trainable=None,
 ) -> LossStep: ...
 
@@ -154,13 +155,14 @@ def released_step(
             )
         model = Model(embed, block, head, layers, plan, label, dtype, has_aux)
         return ReleasedStep(optimizer, model, Clip.of(clip))
-    if (layers, dtype, optimizer.axis_name) != ("layers", None, None):
+    if (layers, dtype) != ("layers", None):
         raise OptimizerError(
-            "released_step: `layers`, `dtype` or an `axis_name` is given with a whole"
-            " loss; expected none of them: the loss's own trace says which parameters are the"
-            " layers', and in which dtype; or give embed, block and head"
+            "released_step: `layers` or `dtype` is given with a whole loss; expected neither: the"
+            " loss's own trace says which parameters are the layers', and in which dtype; or give"
+            " embed, block and head"
         )
-    return LossStep(tx, embed, plan, label, Clip.of(clip), has_aux, trainable)
+    axis = optimizer.axis_name
+    return LossStep(tx, embed, plan, label, Clip.of(clip), has_aux, trainable, axis)
 
 
 def _optimizer(tx, axis_name: str | None) -> Accumulated | Direct:

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec
 
 from jaxmem._model.auto.segments import SegmentedLoss
 from jaxmem._model.loop.layer import Residuals, forward
@@ -28,9 +29,10 @@ from jaxmem._model.states.store import brought, returned, streams
 from jaxmem._optim.adama.eight_bits import is_coded
 from jaxmem._optim.adama.transform import AdamA
 from jaxmem._optim.released.accumulated import MOVED, microbatches, stacked_values
+from jaxmem._optim.released.bound import BoundStep
 from jaxmem._optim.released.direct import Update, proved
 from jaxmem._optim.released.fold import TALLIES, Accumulation, Clip, Fold, entries, squared
-from jaxmem._optim.released.form import check_untraced
+from jaxmem._optim.released.form import check_axis, check_untraced
 from jaxmem._optim.released.model import metrics_of, one_microbatch, tally_of
 from jaxmem._optim.released.placement import places_of
 from jaxmem._trace.alone import Alone
@@ -41,27 +43,30 @@ States = list[dict[str, Any]]  # of the components, as `Fold` documents them
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class SegmentedStep:
-    """A training step of a loss in segments: `step(state, batch) -> (state, metrics)`.
+class SegmentedStep(BoundStep):
+    """A training step of a loss in segments. `BoundStep` documents the other fields.
 
-    `state` and `metrics` are as `ReleasedStep` documents them. `metrics["aux"]` is a list of the
-    arrays that the loss returns after the loss itself. The parameters and the optimizer's
-    state have the user's tree.
-
-    tx: the optimizer.
     clip: how gradients are clipped.
+    leaves: `leaves(microbatch)` returns the arrays that the loss reads.
     loss: the loss in segments.
     shapes: the tree of the parameters' shapes.
     trained: `shapes` with None in place of frozen parameters.
-    leaves: `leaves(microbatch)` returns the arrays that the loss reads.
     """
 
     tx: optax.GradientTransformation
     clip: Clip
+    axis_name: str | None
+    given: Callable[..., tuple]
+    leaves: Callable[[Any], list]
+    named: Callable[[dict[str, Any]], dict[str, Any]]
     loss: SegmentedLoss
     shapes: Any
     trained: Any
-    leaves: Callable[[Any], list]
+
+    @property
+    def released(self) -> "SegmentedStep":
+        """The step itself: its pair is the state."""
+        return self
 
     @property
     def numbers(self) -> list[int]:
@@ -99,11 +104,6 @@ class SegmentedStep:
         return params, structure.unflatten(map(own, leaves, self._alone.follows))
 
     def split(self, state, persist: int, *, copies=0, buffers=0, outer_moments=layout.DEVICE):
-        """Moves the states of all layers but the first `persist` to pinned host memory, as
-        `ReleasedStep.split` does.
-
-        Raises OptimizerError also for `copies` and `buffers`, which only stacked layers have.
-        """
         check_untraced("split", "state", state)
         places = places_of(len(self.loss.owned), persist, copies, buffers, outer_moments)
         if copies or buffers:
@@ -137,15 +137,33 @@ class SegmentedStep:
         return structure.unflatten(moved[: len(leaves)]), of_state.unflatten(moved[len(leaves) :])
 
     def joined(self, state):
-        """Returns the state: the arrays of layers in a Python loop are whole in any placement."""
+        return state  # the arrays of layers in a Python loop are whole in any placement
+
+    def opened(self, state):
         return state
 
-    def __call__(self, state, batch):
+    def put(self, state, pair):
+        return pair
+
+    def specs(self, params, devices, divided="nothing"):
+        if divided != "nothing":
+            raise OptimizerError(
+                f"specs: `divided` is {divided!r}, and the layers of the loss are a Python loop;"
+                " expected 'nothing', or layers in a jax.lax.scan over stacked parameters, whose"
+                " states devices divide"
+            )
+        return jax.tree.map(lambda _: PartitionSpec(), (params, self._state_shapes))
+
+    def run_of_device(self, state, divided):
+        return self.run
+
+    def run(self, state, given):
         params, old = state
+        check_axis(self.axis_name)
         for name, tree, like in (("0", params, self.shapes), ("1", old, self._state_shapes)):
             _check(f"state[{name}]", tree, like)
         minibatch = self._accumulated if isinstance(self.tx, AdamA) else self._direct
-        new, metrics = minibatch(params, old, batch)
+        new, metrics = minibatch(params, old, given)
         return jax.tree.map(lambda a, b: a.astype(b.dtype), new, state), metrics
 
     @property
@@ -181,7 +199,9 @@ class SegmentedStep:
     def _metrics(self, states: States, losses):
         count = len(self.loss.owned)
         layers = {k: jnp.stack([s[k] for s in states[:count]]) for k in TALLIES}
-        return metrics_of((states[count:], [layers]), losses, None, apart=False)
+        # AdamA folds the device's own gradients, a transformation takes the mean over devices.
+        apart = isinstance(self.tx, AdamA)
+        return metrics_of((states[count:], [layers]), losses, self.axis_name, apart=apart)
 
     def _direct(self, params, old, batch):
         """Updates each component by its gradient (LOMO)."""
@@ -196,7 +216,8 @@ class SegmentedStep:
             | self._tally()
             for c, own in zip(self.components, owned)
         ]
-        folds = [Fold(Update(alone, c, own, shared), self.clip) for c, own in zip(placed, owned)]
+        updates = [Update(alone, c, own, shared) for c, own in zip(placed, owned)]
+        folds = [Fold(use, self.clip, mean_over=self.axis_name) for use in updates]
         states, loss = self._backward(folds, leaves, states, batch)
         _, new = alone.updated({}, {}, shared, {})
         new = {s: returned(a, stored[s]) for s, a in new.items()}
@@ -224,22 +245,32 @@ class SegmentedStep:
         def updating(component) -> Callable:
             own = None if mask is None else [mask[places[i]] for i in component]
             masked = dataclasses.replace(rule, mask=own)
-            # The update reads the stored moments. If XLA fused the update with the fold, it would
-            # compute the moments once more.
-            ready = jax.lax.optimization_barrier
-            return lambda params, new, whole: masked.applied(params, ready(new), old.count)
+
+            def update(params, new, whole):
+                # The update reads the stored moments. If XLA fused the update with the fold, it
+                # would compute the moments once more.
+                new = rule.reduced(jax.lax.optimization_barrier(new), old.count)
+                return masked.applied(params, new, old.count)
+
+            return update
+
+        # The numbers of microbatches continue from device to device.
+        first = 0 if rule.axis_name is None else jax.lax.axis_index(rule.axis_name) * n
+        decayed = rule.decays
 
         def folds(i, *, last: bool) -> list[Fold]:
-            decays = (jnp.where(i == 0, rule.b1, 1.0), jnp.where(i == 0, rule.b2, 1.0))
+            b1, b2 = (jnp.where(i == first, b, 1.0) for b in decayed)
             update = updating if last else lambda component: None
-            use = lambda c: Accumulation(rule, old.count, decays, update(c), stacked=True, number=i)
+            use = lambda c: Accumulation(
+                rule, old.count, (b1, b2), update(c), stacked=True, number=i
+            )
             return [Fold(use(c), self.clip) for c in self.components]
 
         def one(states, indexed):
             i, part = indexed
             return self._backward(folds(i, last=False), leaves, states, part)
 
-        numbered = jnp.arange(n, dtype=jnp.int32), microbatches(batch, n)
+        numbered = first + jnp.arange(n, dtype=jnp.int32), microbatches(batch, n)
         before, final = (jax.tree.map(lambda a, s=s: a[s], numbered) for s in (slice(-1), -1))
         losses = None
         if n > 1:
@@ -276,7 +307,8 @@ class SegmentedStep:
         run = _Run(self.loss, self.components, leaves, self.leaves(batch))
         seed = jnp.ones_like(run.value)
         if self.clip.how == "norm":
-            square = lambda c, state, g: squared(g, folds[c].use.like(states[c]), None)
+            like = lambda c: folds[c].use.like(states[c])
+            square = lambda c, state, g: squared(g, like(c), folds[c].mean_over)
             squares = run.backward(seed, [{}] * len(states), square)
             squares = [s for s, c in zip(squares, self.components) if c]
             finite = [jnp.where(jnp.isfinite(s), s, jnp.zeros((), s.dtype)) for s in squares]

@@ -16,8 +16,11 @@ from jaxmem._model.states.places import DIVIDED
 from jaxmem._model.states.shards import placed, shards
 from jaxmem._optim.adama.eight_bits import is_quantized
 from jaxmem._optim.released import placement
+from jaxmem._optim.released.bound import BoundStep
 from jaxmem._optim.released.fold import Clip
 from jaxmem._optim.released.form import (
+    axis_in,
+    check_axis,
     check_clip,
     check_divided,
     check_new,
@@ -41,15 +44,12 @@ class Within:
     step: the wrapped function.
     get: `get(state)` returns the pair that the released step receives.
     put: `put(state, pair)` returns the state with `pair` in place of its own pair.
-    placed: `placed(state, where)` returns the state with the layers' frozen parameters moved as by
-      `split` with the arguments `where`; None joins their stacks.
     """
 
     released: Any
     step: Callable
     get: Callable[[Any], tuple[Any, Any]]
     put: Callable[[Any, tuple[Any, Any]], Any]
-    placed: Callable[[Any, dict[str, Any] | None], Any] = lambda state, where: state
 
     def __call__(self, state, *args, **named):
         return self.step(state, *args, **named)
@@ -63,7 +63,6 @@ class Within:
 
         Raises the errors of `ReleasedStep.split`.
         """
-        state = self.placed(state, {"persist": persist, **where})
         return self.put(state, self.released.split(self.get(state), persist, **where))
 
     def joined(self, state):
@@ -71,7 +70,6 @@ class Within:
 
         Raises the errors of `ReleasedStep.joined`.
         """
-        state = self.placed(state, None)
         return self.put(state, self.released.joined(self.get(state)))
 
 
@@ -145,7 +143,7 @@ class ReleasedStep:
         check_untraced("create", "outer", outer)
         divide = None
         if mesh is not None:
-            size = mesh.shape[self._axis("create", mesh)]
+            size = mesh.shape[axis_in("create", self.optimizer.axis_name, mesh)]
             divide = lambda params: self.specs(params, size, divided)
         elif divided != "nothing":
             raise OptimizerError(
@@ -272,10 +270,11 @@ class ReleasedStep:
 
     def __call__(self, state, batch, key=None):
         check_pair(self.model, state)
+        check_axis(self.optimizer.axis_name)
         if self.optimizer.axis_name is None:  # in `shard_map`, a device may have parts of arrays
             self._check(state)
         self._check_split(state)
-        return self._step(state[0], state, batch, key)
+        return self.part(state[0], state, batch, key)
 
     def _of_arrays(self, name: str, state):
         """Converts the leaves of the state to arrays, and checks the state. `name` is the method's
@@ -291,12 +290,19 @@ class ReleasedStep:
         check_pair(self.model, state)
         self.optimizer.check(self.model, *state)
 
+    def check(self, state) -> None:
+        """Raises OptimizerError unless the state is of this model and optimizer, and all its stacks
+        are split in the same way.
+        """
+        self._check(state)
+        self._check_split(state)
+
     def _check_split(self, state) -> None:
         """Raises OptimizerError unless all stacks of a state are split in the same way."""
         stacks, *_ = self.optimizer.opened(self.model, *state)
         check_split({"params": state[0][self.model.layers], **stacks})
 
-    def _step(self, like, state, batch, key=None, by_layer: bool = False):
+    def part(self, like, state, batch, key=None, by_layer: bool = False):
         """Runs one minibatch, on one device or inside `jax.shard_map` on each of several.
 
         `like` has the shapes of the whole parameters. A device may have parts of the arrays of
@@ -334,35 +340,22 @@ class ReleasedStep:
         Raises OptimizerError if the optimizer has no `axis_name`, or if the mesh does not have this
         axis.
         """
-        axis = self._axis("data_parallel", mesh)
+        axis = axis_in("data_parallel", self.optimizer.axis_name, mesh)
         everything, over = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(axis)
 
         def step(state, batch, key=None):
-            self._check(state)
-            self._check_split(state)
+            self.check(state)
             layout = self.specs(state[0], mesh.shape[axis], divided)
             like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state[0])
             by_layer = divided == "layers"
             keys = () if key is None else (key,)
-            call = lambda state, batch, key=None: self._step(like, state, batch, key, by_layer)
+            call = lambda state, batch, key=None: self.part(like, state, batch, key, by_layer)
             specs, out = (layout, over, *(everything for _ in keys)), (layout, everything)
             # Unchecked: otherwise the loops of a model would have to declare which carries vary.
             mapped = jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
             return mapped(*placed((state, batch, *keys), specs, mesh))
 
         return step
-
-    def _axis(self, method: str, mesh) -> str:
-        """Returns the optimizer's `axis_name`. Raises OptimizerError if `mesh` has no such axis."""
-        axis = self.optimizer.axis_name
-        if axis is None or axis not in mesh.shape:
-            raise OptimizerError(
-                f"{method}: the optimizer's `axis_name` is {axis!r}, and `mesh` has"
-                f" {', '.join(map(repr, mesh.shape))};"
-                " expected one of them: jaxmem.adama(..., axis_name=...), or of another optimizer's"
-                " step, released_step(..., axis_name=...)"
-            )
-        return axis
 
     def specs(self, params, devices: int, divided: str = "nothing"):
         """Returns the PartitionSpecs of a state for `data_parallel` with the same `divided`.
@@ -407,6 +400,8 @@ def released_of(step) -> tuple[Any, Callable[[Any], Any]]:
     """
     if isinstance(step, Within):
         return step.released, step.get
+    if isinstance(step, BoundStep):
+        return step.released, step.opened
     return step, lambda state: state
 
 

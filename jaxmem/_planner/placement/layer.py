@@ -39,6 +39,7 @@ class States:
       of compute.
     outside_stored: bytes of the parameters outside the layers, in the stored dtype.
     frozen: bytes of one layer's frozen parameters, which are read and never written back.
+    frozen_wire: bytes that an all-gather of one layer's frozen parameters moves.
     """
 
     layers: int
@@ -51,6 +52,7 @@ class States:
     outside_wire: int = 0
     outside_stored: int = 0
     frozen: int = 0
+    frozen_wire: int = 0
 
     @property
     def read(self) -> int:
@@ -178,7 +180,7 @@ class Sharding:
 
     def gathered(self, states: States) -> float:
         """Seconds of the all-gather of one layer's parameters, in each pass through the layer."""
-        return self.crossing(states.wire) if self.by_layer else 0.0
+        return self.crossing(states.wire + states.frozen_wire) if self.by_layer else 0.0
 
     def scattered(self, states: States) -> float:
         """Seconds to scatter or reduce one layer's gradient, in each backward."""

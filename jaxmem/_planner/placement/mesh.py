@@ -8,6 +8,8 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from jaxmem._optim.released.bound import BoundStep
+from jaxmem._optim.released.loss import LossStep
 from jaxmem._optim.released.step import ReleasedStep
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import StepError
@@ -33,17 +35,17 @@ class Divided:
         """
         return self.mesh.shape[self.axis]
 
-    def step(self, released: ReleasedStep):
+    def step(self, released: ReleasedStep | LossStep):
         """The step over the mesh."""
         return released.data_parallel(self.mesh, self.how)
 
-    def state(self, released: ReleasedStep, state):
+    def state(self, released: ReleasedStep | BoundStep, state):
         """The shapes of a state, divided over the mesh, all in device memory. The state may be in
         any form.
         """
         return jax.tree.map(self._placed, *self._specs(released, state), is_leaf=_is_spec)
 
-    def moved(self, released: ReleasedStep, state):
+    def moved(self, released: ReleasedStep | BoundStep, state):
         """A state's arrays, divided over the mesh. Each array remains in its memory. Arrays that
         move are donated, one after the other.
         """
@@ -58,7 +60,7 @@ class Divided:
         move_all = lambda spec, tree: jax.tree.map(lambda a: move(a, spec), tree)
         return jax.tree.map(move_all, *self._specs(released, state), is_leaf=_is_spec)
 
-    def _specs(self, released: ReleasedStep, state) -> tuple[Any, Any]:
+    def _specs(self, released: ReleasedStep | BoundStep, state) -> tuple[Any, Any]:
         """The partition specs of a state, and the state in the form with whole stacks."""
         state = released.joined(state)
         return released.specs(state[0], self.devices, self.how), state

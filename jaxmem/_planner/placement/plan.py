@@ -14,6 +14,7 @@ from jaxmem._cost.profile.doubt import MIN_GAIN_DEFAULT
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS
 from jaxmem._optim.released.direct import Direct
+from jaxmem._optim.released.loss import bound
 from jaxmem._optim.released.step import released_of
 from jaxmem._planner.advice import infeasible_placement
 from jaxmem._planner.outcome.placed import placed_plan
@@ -178,7 +179,7 @@ def placement_searches(
     if SHARDING not in decide:
         return [read_places(build, args, backend, limits, allowed, moments=moments)]
     target = backend.target
-    released, _ = released_of(build(None))
+    released, _ = released_of(bound(build(None), args))
     accumulates = not isinstance(getattr(released, "optimizer", None), Direct)
     # If XLA has estimates for the target, its schedule overlaps more of an all-gather.
     chip = target.chip

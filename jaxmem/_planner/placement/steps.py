@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,12 @@ from jaxmem._core.assignment import FLOAT, INT8, Assignment, in_8_bits
 from jaxmem._model.states.layout import masters_of
 from jaxmem._model.states.places import HOST, Places
 from jaxmem._optim.adama.eight_bits import is_quantized
+from jaxmem._optim.released.bound import BoundStep
 from jaxmem._optim.released.form import check_pair
 from jaxmem._optim.released.loss import bound
 from jaxmem._optim.released.segments import SegmentedStep
 from jaxmem._optim.released.step import ReleasedStep, released_of
-from jaxmem._planner.placement.layer import States
+from jaxmem._planner.placement.layer import LAYERS, States
 from jaxmem._planner.placement.mesh import Divided, mesh_of
 from jaxmem._planner.search.compile import CompiledStep, StepCompiler
 from jaxmem._result.plan.plan import Plan, other_model
@@ -79,13 +81,14 @@ class PlacedSteps:
         self._others = args[1:]
         if how is None:
             return
-        if self._step is not self._made:
+        made = self._made
+        if not isinstance(made, ReleasedStep | BoundStep):
             raise StepError(
                 "plan: `decide` has 'sharding', and `build` returned a step within which another is"
                 " called; expected what jaxmem.released_step returns, which is divided as a whole"
             )
         over = self._over = Divided(*mesh_of(self._step, args, backend.target), how)
-        self._state = over.state(self._step, self._state)
+        self._state = over.state(made, self._state)
         self._others = over.others(self._others)
         self.build = lambda plan: over.step(build(plan))
 
@@ -112,7 +115,7 @@ class PlacedSteps:
             return lambda state, *args, **where: self._made.split(
                 self._with_moments(state), *args, **where
             )
-        step = self._step
+        step: Any = self._made  # a step with `data_parallel`
 
         def move(state, persist: int, **where):
             state = self._with_moments(state)
@@ -169,6 +172,7 @@ class PlacedSteps:
         size = lambda tree: sum(shard_bytes(a) for a in jax.tree.leaves(tree)) // layers
         parameters, moments = map(size, (masters_of(params[model.layers]), stacks))
         frozen = (resident - streamed) // layers - parameters - moments
+        is_gathered = self._over is not None and self._over.how == LAYERS
         # Collectives between devices move arrays in the dtype of compute.
         wire_bytes = lambda a: a.size * jnp.dtype(model.dtype or a.dtype).itemsize
         wire = lambda tree: sum(map(wire_bytes, jax.tree.leaves(tree)))
@@ -185,6 +189,7 @@ class PlacedSteps:
                 a.size * a.dtype.itemsize for a in jax.tree.leaves(model.outer(params))
             ),
             frozen=frozen,
+            frozen_wire=self.devices * frozen if is_gathered else 0,
         )
 
     def estimate(self, assignment: Assignment, places: Places) -> int:

@@ -39,6 +39,21 @@ def test_four_devices_train_under_a_plan_as_one_does(budgets):
     assert tight["compiled"] <= min(one["compiled"] for one in four["found"].values())
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="XLA:CPU copies host stacks")
+@pytest.mark.parametrize("cases", [("LoRA",), slow(("LoRA", "full"))])
+def test_a_loss_trains_on_four_devices_under_a_plan_as_on_one(cases):
+    four = children.printed(children.with_cpus(4), "tests.programs.planned_loss", *cases)
+    assert four["devices"] == 4
+    for one in four["found"].values():
+        assert one["compiled"] == one["verified"] <= one["budget"]
+        assert one["compiled by jit"] <= one["budget"]
+        assert max(one["far"], one["far of jit"]) <= 1e-6 < one["moved"]
+        np.testing.assert_allclose(*one["losses"], rtol=1e-5)
+        assert one["divided"] == "layers"
+        assert all("data" in spec for spec in one["specs"])
+        assert "over devices: " in one["text"]
+
+
 def build(plan, axis_name="data", **other):
     tx = jaxmem.adama(1e-3, accumulation_steps=2, axis_name=axis_name)
     return tiny_lm.released(tx, plan=plan, dtype=jnp.bfloat16, **other)
