@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxmem._core.actions import AS_WRITTEN
 from jaxmem._core.bytes import parse_budget, show_bytes
@@ -25,6 +26,7 @@ from jaxmem._model.auto.auto import auto
 from jaxmem._optim.released.loss import LossStep, bound
 from jaxmem._optim.released.step import ReleasedStep
 from jaxmem._planner.explain.explain import explain
+from jaxmem._planner.placement.plan import STATES
 from jaxmem._planner.recall import plan_or_recall
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._result.memory.explanation import Explanation
@@ -391,10 +393,19 @@ class PlannedRelease(PlannedFunction):
         return super().__call__(state, batch, *(() if key is None else (key,)))
 
     def init(self, params, *batch):
-        """Makes the first state, in device memory: `init` of the released step, with its
-        arguments and errors.
+        """Makes the first state: `init` of the released step, with its arguments and errors. The
+        state is in device memory, unless the plan decides the places of states, and the parameters
+        of a whole loss are NumPy arrays. The step is then planned, and each layer's states are made
+        where the plan stores them, so that the state need not fit into the device's memory.
         """
-        return self._step.init(params, *batch)
+        in_host = [isinstance(a, np.ndarray) for a in jax.tree.leaves(params)]
+        places_states = STATES in self._planning.get("decide", ())
+        if not (isinstance(self._step, LossStep) and places_states and in_host and all(in_host)):
+            return self._step.init(params, *batch)
+        args = (jax.eval_shape(self._step.init, params, *batch), *batch)
+        key = self._signature.key(args, {})
+        self._last, self._last_key = self._compilation(args, {}, key), None
+        return self._decided()[1].create(params)
 
     def joined(self, state):
         """Joins the stacks of a state that a plan moved, as `ReleasedStep.joined`: a form for

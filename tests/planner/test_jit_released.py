@@ -72,6 +72,20 @@ def test_a_state_from_a_checkpoint_is_moved_again():
     close(jax.device_get(step.joined(again)), want, 1e-11)
 
 
+def test_a_state_of_arrays_in_the_hosts_memory_is_made_in_its_places():
+    """The first state is made under the plan: no array of it is whole on the device before."""
+    _, params, args, want, loss = gemma()
+    step = planned(**BOTH)
+    state = step.init(jax.tree.map(np.asarray, params), *args)
+    assert memories(state) == {"device", "pinned_host"}
+    run = step._last.run
+    for _ in range(3):
+        state, metrics = step(state, *args)
+    assert step._last.run is run, "the call compiles nothing again"
+    close(jax.device_get(step.joined(state)), want, 1e-11)
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-11)
+
+
 def test_a_later_process_searches_nothing(monkeypatch):
     _, params, args, want, _ = gemma()
     before, *_ = streamed()

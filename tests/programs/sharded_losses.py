@@ -108,6 +108,16 @@ def wanted(case: "Case"):
     return test_frozen.whole(trained, frozen), losses, aux
 
 
+def same(made, state) -> bool:
+    """Whether two states have equal arrays in equal places."""
+    equal = lambda a, b: (
+        a.sharding.is_equivalent_to(b.sharding, a.ndim)
+        and a.sharding.memory_kind == b.sharding.memory_kind
+        and np.array_equal(a, b)
+    )
+    return all(jax.tree.leaves(jax.tree.map(equal, made, state)))
+
+
 def got(case: "Case"):
     name, accumulates, divided, persist, options, kind, clip = case
     made, params, trainable = MODELS[name]()
@@ -124,6 +134,12 @@ def got(case: "Case"):
     state = jax.tree.map(lambda a, spec: meshes.placed(a, mesh, spec), state, specs)
     if persist is not None:
         state = bound.split(state, persist)
+    created = None
+    if "Python loop" not in name:
+        of_host = jax.tree.map(np.asarray, params)
+        where = {"persist": test_loss.LAYERS if persist is None else persist}
+        where |= {"mesh": mesh, "divided": divided}
+        created = same(step.create(of_host, rows(0), *key, **where), state)
     call = jax.jit(step.data_parallel(mesh, divided), donate_argnums=0)
     losses = []
     for seed in range(STEPS):
@@ -132,7 +148,7 @@ def got(case: "Case"):
     arrays = [a for a in jax.tree.leaves(state) if a.ndim >= 2]
     parts = sum(a.size > a.addressable_data(0).size for a in arrays) / len(arrays)
     places = sorted({a.sharding.memory_kind for a in arrays})
-    return bound.joined(state)[0], losses, metrics.get("aux"), parts, places
+    return bound.joined(state)[0], losses, metrics.get("aux"), parts, places, created
 
 
 class Case(NamedTuple):
@@ -191,12 +207,13 @@ def numbers(tree):
 def main(*which):
     found = []
     for case in QUICK if which else (*QUICK, *MORE):
-        params, losses, aux, divided, places = got(case)
+        params, losses, aux, divided, places, created = got(case)
         want = wanted(case)
         one = case._asdict() | {"kind": str(case.kind), "places": places, "parts": divided}
         one["params"] = relative(numbers(params), numbers(want[0]))
         one["losses"] = float(np.max(np.abs(np.subtract(losses, want[1]))))
         one["aux"] = relative(numbers(aux), numbers(want[2])) if case.model == "aux" else 0.0
+        one["created"] = created
         one["moved"] = farthest(numbers(params), numbers(MODELS[case.model]()[1]))
         found.append(one)
     return {"devices": jax.device_count(), "found": found}

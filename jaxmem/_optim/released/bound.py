@@ -48,6 +48,16 @@ class BoundStep:
         """
         raise NotImplementedError
 
+    def create(
+        self, params, persist: int = 0, *, mesh=None, divided: str = "nothing", **where
+    ) -> tuple[Any, Any]:
+        """Makes the first state one layer at a time, as `ReleasedStep.create` does.
+
+        params: the parameters, NumPy arrays.
+        persist, mesh, divided, where: the arguments of `ReleasedStep.create`.
+        """
+        raise NotImplementedError
+
     def joined(self, state) -> tuple[Any, Any]:
         """Joins the stacks of a split state, as `ReleasedStep.joined` does."""
         raise NotImplementedError

@@ -75,6 +75,22 @@ class LossStep:
         state = params, None
         return bound.put(state, bound.released.init(bound.opened(state)[0]))
 
+    def create(self, params, batch, key=None, *, persist: int = 0, **where) -> tuple[Any, Any]:
+        """Makes the first state one layer at a time, with each array where `split` would store it,
+        so that the parameters and moments need not fit into a device's memory.
+
+        params: the parameters, NumPy arrays. A layer is copied to the device when its states are
+          made.
+        batch, key: as for `init`.
+        persist: number of layers, the first ones, whose states are stored in device memory.
+        where: `copies`, `buffers`, `outer_moments`, `mesh` and `divided`, as for
+          `ReleasedStep.create`.
+
+        Raises the errors of `init` and of `ReleasedStep.create`, and OptimizerError if the layers
+        are a Python loop.
+        """
+        return self.of(params, batch, key).create(params, persist, **where)
+
     def with_plan(self, plan) -> "LossStep":
         """Returns the step under another plan."""
         return dataclasses.replace(self, plan=plan, tx=stored_under(plan, self.tx))

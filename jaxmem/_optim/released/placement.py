@@ -57,16 +57,37 @@ def created(
     stack_specs, other_specs, near_specs, _ = optimizer.opened(model, params, state_specs)
 
     devices: Mesh = mesh or _mesh_of(outer) or _mesh_of_one(outer)
-    stacked, put = functools.partial(_stacked, places, devices), functools.partial(_put, devices)
+    stacked, put_on = functools.partial(_stacked, places, devices), functools.partial(put, devices)
     of_a_layer = params[model.layers], *optimizer.opened(model, params, state)[0].values()
     _check_room(places, devices, of_a_layer, (specs[model.layers], *stack_specs.values()))
-    outer = put(outer, model.outer(specs), layout.DEVICE)
+    outer = put_on(outer, model.outer(specs), layout.DEVICE)
     made = optimizer.created(model, outer, layer, places.layers, stacked, state_specs)
     params = {**outer, model.layers: stacked(one, specs[model.layers], layer)}
     stacks, others, near, closed = optimizer.opened(model, params, made)
     params[model.layers] = layout.with_copies(params[model.layers], places, model.dtype)
-    others = put(others, other_specs, places.outer_moments)
-    return params, closed([*stacks.values()], others, put(near, near_specs, layout.DEVICE))
+    others = put_on(others, other_specs, places.outer_moments)
+    return params, closed([*stacks.values()], others, put_on(near, near_specs, layout.DEVICE))
+
+
+def from_host(stacked) -> Callable:
+    """Returns the function of a layer's index that fetches the layer from stacks in the host's
+    memory, as `created` takes it. Only this layer is copied to the device.
+    """
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), stacked)
+    fetch = lambda i: jax.tree.map(lambda a: np.asarray(a[int(i)]), stacked)
+    return lambda i: jax.pure_callback(fetch, shapes, i)
+
+
+def frozen_stacks(stacked, specs, places: Places, mesh: Mesh):
+    """Makes the stacks of the layers' frozen parameters where `places` stores them.
+
+    stacked: the stacks in the host's memory.
+    specs: their PartitionSpecs.
+    mesh: the devices.
+    """
+    one = layout.one_layer(jax.tree.map(_shape, stacked))
+    _check_room(places, mesh, jax.tree.map(lambda a: _shape(a, 1), one), specs)
+    return _stacked(places, mesh, one, specs, from_host(stacked), copied=layout.DEVICE)
 
 
 def split(model: Model, optimizer, state, places: Places):
@@ -136,15 +157,18 @@ def places_of(count: int, persist: int, copies: int, buffers: int, outer_moments
     return Places(int(count), int(persist), int(copies), int(buffers), outer_moments)
 
 
-def _stacked(places: Places, mesh: Mesh, one, specs, make: Callable | None):
+def _stacked(
+    places: Places, mesh: Mesh, one, specs, make: Callable | None, copied: str = layout.HOST
+):
     """Makes stacks of layers where `places` stores them: layer i is `make(i)`, or zeros if `make`
     is None.
 
     one: the shapes of a layer.
     specs: the PartitionSpecs of the stacks.
+    copied: the memory of layers with copies.
     """
     parts = []
-    for start, stop, kind in layout.bounds(places):
+    for start, stop, kind in layout.bounds(places, copied):
         shape = lambda a, spec, count=stop - start, kind=kind: jax.ShapeDtypeStruct(
             (count, *a.shape), a.dtype, sharding=NamedSharding(mesh, spec, memory_kind=kind)
         )
@@ -156,7 +180,7 @@ def _stacked(places: Places, mesh: Mesh, one, specs, make: Callable | None):
     return layout.together(places, parts)
 
 
-def _put(mesh: Mesh, tree, specs, kind: str):
+def put(mesh: Mesh, tree, specs, kind: str):
     """Moves arrays to the memory `kind`, and scalars, such as counters, to device memory."""
 
     def one(a, spec):

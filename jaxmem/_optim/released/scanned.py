@@ -119,11 +119,33 @@ class ScannedStep(BoundStep):
 
     def specs(self, params, devices, divided="nothing"):
         made = self.released.specs(self.form.inner(self.form.trained(params)), devices, divided)
+        return self.form.closed(made, self._frozen_specs(params, devices, divided))
+
+    def _frozen_specs(self, params, devices: int, divided: str) -> dict[str, Any]:
+        """The PartitionSpecs of the frozen parameters. Those outside the layers stay whole."""
         frozen = self.form.frozen(params)
         specs = jax.tree.map(lambda _: PartitionSpec(), frozen)
-        if divided == "layers":  # frozen parameters outside the layers stay whole
+        if divided == "layers":
             specs[LAYERS] = shards(frozen[LAYERS], devices, str(self.axis_name), first=1)
-        return self.form.closed(made, specs)
+        return specs
+
+    def create(self, params, persist=0, *, mesh=None, divided="nothing", **where):
+        trained, frozen = self.form.inner(self.form.trained(params)), self.form.frozen(params)
+        count = len(jax.tree.leaves(trained[LAYERS])[0])
+        fetched, over = placement.from_host(trained[LAYERS]), {"mesh": mesh, "divided": divided}
+        outer = {OUTER: trained[OUTER]}
+        pair = self.released.create(outer, fetched, count, persist, **over, **where)
+        if jax.tree.leaves(frozen):
+            devices: Any = jax.tree.leaves(pair[0])[0].sharding.mesh
+            over = 1 if mesh is None else mesh.shape[self.axis_name]
+            specs = self._frozen_specs(params, over, divided)
+            frozen[OUTER] = placement.put(devices, frozen[OUTER], specs[OUTER], layout.DEVICE)
+            if frozen[LAYERS]:
+                defaults = {"copies": 0, "buffers": 0, "outer_moments": layout.DEVICE}
+                places = placement.places_of(count, persist, **(defaults | where))
+                given = frozen[LAYERS], specs[LAYERS], places, devices
+                frozen[LAYERS] = placement.frozen_stacks(*given)
+        return self.form.closed(pair, frozen)
 
     def opened(self, state):
         return self.form.opened(state)

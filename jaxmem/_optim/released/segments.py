@@ -136,6 +136,12 @@ class SegmentedStep(BoundStep):
         layout.delete_unless_in(moved, shared)
         return structure.unflatten(moved[: len(leaves)]), of_state.unflatten(moved[len(leaves) :])
 
+    def create(self, params, persist=0, *, mesh=None, divided="nothing", **where):
+        raise OptimizerError(
+            "create: the layers of the loss are a Python loop; expected layers in a jax.lax.scan"
+            " over stacked parameters, or the first state by `init`, which is made as a whole"
+        )
+
     def joined(self, state):
         return state  # the arrays of layers in a Python loop are whole in any placement
 

@@ -137,18 +137,26 @@ class PlacedSteps:
         """Raises OptimizerError if the step's moments cannot be stored in 8 bits."""
         self._step.quantized_state(self._pair(self._state))
 
-    def create(self, outer, layer: Callable, count: int, persist: int, **where):
+    def create(self, params, layer: Callable | None, count: int, persist: int, **where):
         """Makes a state, as the released step's `create`. The state is divided if the step is.
-        Raises StepError if the step's state holds more than the released step's pair.
+        Raises StepError if the step's state holds more than the released step's pair, and for a
+        `layer` of a loss.
         """
+        if (over := self._over) is not None:
+            where |= {"mesh": over.mesh, "divided": over.how}
+        if isinstance(self._made, BoundStep) and layer is None:
+            return self._made.create(params, persist, **where)
+        if isinstance(self._made, BoundStep):
+            raise StepError(
+                "Plan.create: got `layer`, and the step is of a whole loss; expected all parameters"
+                " alone, a tree of NumPy arrays"
+            )
         if self._made is not self._step:
             raise StepError(
                 "Plan.create: the step's state holds more than the released step's pair; make that"
                 " by the released step's `create`, with **plan.places.split, and put it in"
             )
-        if (over := self._over) is not None:
-            where |= {"mesh": over.mesh, "divided": over.how}
-        return self._step.create(outer, layer, count, persist, **where)
+        return self._step.create(params, layer, count, persist, **where)
 
     @property
     def devices(self) -> int:

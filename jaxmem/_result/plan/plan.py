@@ -171,20 +171,22 @@ class Plan:
         """
         return self._placing("place", self._split)(state, **self._required_places("place").split)
 
-    def create(self, outer, layer):
+    def create(self, params, layer=None):
         """Makes the first state in the memories that the plan chose, one layer at a time.
 
         The model need not fit into any single memory.
 
-        outer: the parameters outside the layers, a dict.
-        layer: a function. `layer(i)` returns the parameters of layer i; i is a traced int32.
+        params: the parameters outside the layers, a dict. For the step of a whole loss, all
+          parameters, a tree of NumPy arrays.
+        layer: a function. `layer(i)` returns the parameters of layer i; i is a traced int32. None
+          for the step of a whole loss.
 
         Raises StepError if the plan places no states, if the plan was loaded and not verified, and
         if the step's state holds more than the pair of parameters and optimizer's state. Raises the
         errors of the released step's `create`.
         """
         where = self._required_places("create")
-        return self._placing("create", self._create)(outer, layer, where.layers, **where.split)
+        return self._placing("create", self._create)(params, layer, where.layers, **where.split)
 
     def _required_places(self, method: str) -> Places:
         """The places of the model states. Raises StepError if the plan places none."""
