@@ -101,7 +101,7 @@ def frontier(
     its own. Raises other errors as `jaxmem.plan` does.
     """
     target = Target.parse(target)
-    decided = check_decide(decide, target, None)
+    decided = check_decide(decide, target, None, args)
     batches = checked_sizes(batches, "frontier: `batches`")
     check_sized(args, f"frontier: `batches` is {batches}")
     if tokens is not None:

@@ -145,7 +145,9 @@ def plan(
     target = Target.parse(target)
     if measure is not None:
         check_measure(measure, target)
-    wanted = check_decide(decide, target, measure)
+    wanted = check_decide(decide, target, measure, args)
+    if STATES in wanted and SHARDING not in wanted:
+        target = dataclasses.replace(target, devices=1)  # other devices at hand are not used
     if MICROBATCHES in wanted and microbatches is None:
         microbatches = numbers_for(args, target.devices if SHARDING in wanted else 1)
     check_batch(batch, sizes, args)

@@ -40,6 +40,12 @@ def argument_bytes(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
     return total
 
 
+def are_on_several_devices(args: tuple) -> bool:
+    """Whether any argument has a sharding over several devices."""
+    shardings = [getattr(a, "sharding", None) for a in jax.tree.leaves(args)]
+    return any(s is not None and s.num_devices > 1 for s in shardings)
+
+
 def divisors(traced: jax.stages.Traced, args: tuple) -> list[int | None]:
     """Returns over how many devices each argument is divided; None where neither the argument, nor
     `jax.jit(in_shardings=)`, nor its type says so.

@@ -90,6 +90,10 @@ def main(*cases):
             jitted, _ = one(jitted, batch(seed))
         kinds = {str(a.sharding.spec) for a in jax.tree.leaves(state) if a.ndim > 2}
         loaded = jaxmem.Plan(**{**vars(plan), "_step": None, "_split": None})
+        # The other devices at hand are not used.
+        single = jaxmem.released_step(adam(), loss, trainable=mask)
+        single = jaxmem.jit(single, budget="4MB", decide=("actions", "states"))
+        of_one, _ = single(single.init(parameters(), batch(0)), batch(0))
         params, want = alone(mask)
         joined = build(None).of(parameters(), batch(0)).joined(state)[0]
         found[case] = {
@@ -102,6 +106,7 @@ def main(*cases):
             "compiled": plan.compiled_bytes,
             "compiled by jit": one.plan.compiled_bytes,
             "verified": jaxmem.verify(loaded, build, first(), batch(0)).compiled_bytes,
+            "devices of one": max(len(a.devices()) for a in jax.tree.leaves(of_one)),
             "specs": sorted(kinds),
             "text": str(plan),
         }

@@ -40,6 +40,7 @@ from jaxmem._planner.traced_step import read_step
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.target import Target
+from jaxmem._trace.arguments import are_on_several_devices
 from jaxmem.errors import BudgetError, OptimizerError, StepError, TargetError
 
 ACTIONS, STATES, SHARDING, MICROBATCHES = DECIDED = (
@@ -47,12 +48,15 @@ ACTIONS, STATES, SHARDING, MICROBATCHES = DECIDED = (
 )  # fmt: skip
 
 
-def check_decide(decide: Collection[str], target: Target, measure: float | None) -> frozenset[str]:
+def check_decide(
+    decide: Collection[str], target: Target, measure: float | None, args: tuple
+) -> frozenset[str]:
     """Returns the names of the plan's decisions, a subset of `DECIDED`. Raises StepError for an
-    invalid `decide`, and TargetError for a target for which `decide` is not possible.
+    invalid `decide`, and TargetError for a target, or for arguments on several devices at hand, for
+    which `decide` is not possible.
     """
-    several = isinstance(decide, Collection) and not isinstance(decide, str)
-    names = frozenset(map(str, decide)) if several else frozenset({str(decide)})
+    is_collection = isinstance(decide, Collection) and not isinstance(decide, str)
+    names = frozenset(map(str, decide)) if is_collection else frozenset({str(decide)})
     states, sharding = STATES in names, SHARDING in names
     if not names <= set(DECIDED) or ACTIONS not in names or (sharding and not states):
         raise StepError(
@@ -62,7 +66,8 @@ def check_decide(decide: Collection[str], target: Target, measure: float | None)
         )
     if not states:
         return names
-    if target.devices > 1 and not sharding:
+    several = not target.local or are_on_several_devices(args)
+    if target.devices > 1 and several and not sharding:
         raise TargetError(
             f"plan: `decide` has 'states', and `target` is {str(target)!r}; expected one device, or"
             " 'sharding' in `decide` too: it places states that are divided over several devices"

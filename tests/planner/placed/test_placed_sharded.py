@@ -52,6 +52,7 @@ def test_a_loss_trains_on_four_devices_under_a_plan_as_on_one(cases):
         assert one["divided"] == "layers"
         assert all("data" in spec for spec in one["specs"])
         assert "over devices: " in one["text"]
+        assert one["devices of one"] == 1
 
 
 def build(plan, axis_name="data", **other):
