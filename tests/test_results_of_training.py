@@ -109,6 +109,19 @@ def test_full_fine_tuning_of_a_llama():
         assert quotes(" ".join(page[name]), *sizes, row["seconds"]), name
 
 
+def test_fine_tuning_on_cards():
+    page, found = PAGE["Fine-tuning of a Llama on cards of 24 GB"], result("fine_tuning_cards")
+    assert page.keys() == found["results"].keys()
+    words = {"nothing": "the batch alone", "layers": "all states, by layer"}
+    for name, row in found["results"].items():
+        sizes = (row[key] / 1e9 for key in ("compiled", "everything kept"))
+        assert quotes(" ".join(page[name][1:]), *sizes, row["seconds"]), name
+        assert page[name][0] == words[row["divided"]], name
+        budget = 6e9 if name.endswith("6 GB") else 24e9
+        assert row["compiled"] <= budget, name
+        assert not row["host compiled"], name
+
+
 def test_predictions_beside_published_measurements():
     page, found = PAGE["Predictions beside published measurements"], result("published_steps")
     timed = {name: row for name, row in found["results"].items() if "ratio" in row}
