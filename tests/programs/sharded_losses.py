@@ -174,9 +174,16 @@ QUICK = (
     Case("counter", True, "layers", 1),
     Case("Python loop", True, "nothing"),
     Case("aux", True, "nothing"),
+    Case("LoRA in a Python loop", False, "layers", 1),
 )
 NORM, VALUE = ("norm", 0.1), ("value", 0.01)
 MORE = (
+    Case("Python loop", False, "layers"),
+    Case("Python loop", False, "layers", 1, clip=NORM),
+    Case("Python loop", True, "layers"),
+    Case("Python loop", True, "layers", 1, kind=AxisType.Explicit),
+    Case("LoRA in a Python loop", True, "layers", 1),
+    Case("LoRA in a Python loop", False, "layers"),
     Case("counter", False, "layers", clip=NORM),
     Case("LoRA", False, "layers", 1, clip=VALUE),
     Case("Python loop", False, "nothing", clip=NORM),

@@ -6,6 +6,9 @@ import optax
 import pytest
 
 import jaxmem
+from jaxmem._target.compile.backend import backend_for
+from jaxmem._target.devices.target import Target
+from jaxmem._trace.step import trace
 from jaxmem.errors import OptimizerError
 from tests.released import test_frozen, test_loss
 from tests.shared import children, meshes
@@ -15,7 +18,7 @@ pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
 PROGRAM = "tests.programs.sharded_losses"
 
 
-@pytest.mark.parametrize(("how", "count"), [(("some",), 6), slow((), 26)], ids=["some", "every"])
+@pytest.mark.parametrize(("how", "count"), [(("some",), 7), slow((), 33)], ids=["some", "every"])
 def test_four_devices_use_the_gradients_of_one(how, count):
     found = children.printed(children.with_cpus(4), PROGRAM, *how)
     assert found["devices"] == 4
@@ -72,13 +75,34 @@ def test_a_batch_that_devices_cannot_divide_is_refused():
         step.data_parallel(meshes.abstract(3))(state, test_loss.rows())
 
 
-def test_states_of_layers_in_a_python_loop_are_not_divided():
+def test_layers_of_a_python_loop_are_divided_one_at_a_time_alone():
     step, params = in_a_loop()
     bound = step.of(params, test_loss.rows())
-    for divided in ("states", "layers", "moments"):
+    for divided in ("states", "moments"):
         with pytest.raises(OptimizerError, match="Python loop"):
             bound.specs(params, 2, divided)
     assert {*jax.tree.leaves(bound.specs(params, 2))} == {meshes.WHOLE}
+    of_params, of_moments = bound.specs(params, 2, "layers")
+    assert all("data" in spec for spec in jax.tree.leaves(of_params))
+    assert of_moments[0].mu == of_params
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        jaxmem.adama(0.1, axis_name="data", moments="int8"),
+        jaxmem.adama(0.1, axis_name="data", second_moment="row"),
+        optax.lamb(0.1),
+        optax.adafactor(0.1),
+    ],
+    ids=["8 bits", "rows", "trust ratios", "factors"],
+)
+def test_an_update_that_needs_whole_arrays_is_not_divided(tx):
+    loss, params, _ = test_loss.converted_in_a_loop(None)
+    over = {} if hasattr(tx, "rule") else {"axis_name": "data"}
+    bound = jaxmem.released_step(tx, loss, **over).of(params, test_loss.rows())
+    with pytest.raises(OptimizerError, match="specs: "):
+        bound.specs(params, 2, "layers")
 
 
 def test_specs_of_frozen_parameters():
@@ -110,3 +134,33 @@ def test_one_device_alone_keeps_its_batch():
     step_of(loss).of(params, batch)
     step_of(loss).of(params, batch, devices=4)
     assert rows == [16, 4]
+
+
+@pytest.mark.jax_defaults
+def test_layers_of_a_python_loop_are_gathered_one_at_a_time_on_absent_gpus():
+    """XLA merges equal gathers of the forward and the backward unless they wait for other arrays,
+    and then holds all layers.
+    """
+    layers, width = 12, 256
+    one = {"up": (width, 4 * width), "down": (4 * width, width)}
+    shape = lambda size: jax.ShapeDtypeStruct(size, jnp.float32)
+    is_size = lambda a: isinstance(a, tuple)
+    params = {"layers": [jax.tree.map(shape, one, is_leaf=is_size) for _ in range(layers)]}
+
+    def loss(params, x):
+        for p in params["layers"]:
+            x = x + jnp.tanh(x @ p["up"]) @ p["down"]
+        return (x**2).mean()
+
+    mesh, step = meshes.abstract(8), step_of(loss)
+    x = meshes.shape(shape((64, width)), mesh, jax.sharding.PartitionSpec("data"))
+    state = jax.eval_shape(step.init, params, x)
+    specs = step.of(params, x).specs(params, 8, "layers")
+    state = jax.tree.map(lambda a, spec: meshes.shape(a, mesh, spec), state, specs)
+    divided = jax.jit(step.data_parallel(mesh, "layers"), donate_argnums=0)
+    with backend_for(Target.parse("h200:8"), workers=1) as backend:
+        stages = trace(lambda _: divided, None, (state, x))
+        found = backend.compile_fully(*stages).result()
+    a_layer = 2 * 4 * width * 4 * width
+    arguments = 3 * layers * a_layer // 8
+    assert arguments < found.total_bytes < arguments + 4 * a_layer

@@ -239,7 +239,7 @@ class Direct:
         if divided == "nothing":
             return jax.tree.unflatten(alone.structure, found)
         if alone.mixed is not None:
-            raise _mixing_error(alone.names[alone.mixed])
+            raise mixing_error(alone.names[alone.mixed])
         layers = masters_of(parts[model.layers])[0]
         is_spec = lambda a: isinstance(a, PartitionSpec)
         spec_of = jax.tree.leaves({**parts, model.layers: layers}, is_leaf=is_spec)
@@ -247,7 +247,7 @@ class Direct:
         for s, (a, owner) in enumerate(zip(jax.tree.leaves(states), alone.owners)):
             if owner is not None and a.ndim:
                 if a.shape != shapes[owner].shape:
-                    raise _mixing_error(alone.names[owner])
+                    raise mixing_error(alone.names[owner])
                 found[s] = spec_of[owner]
         return jax.tree.unflatten(alone.structure, found)
 
@@ -301,7 +301,7 @@ class Direct:
         return new, metrics_of(states, one_microbatch(loss), axis, apart=False)
 
 
-def _mixing_error(name: str) -> OptimizerError:
+def mixing_error(name: str) -> OptimizerError:
     """Returns the error for an update that mixes values of a divided array."""
     return OptimizerError(
         f"specs: `divided` is 'states', and the update of a value of `{name}` needs others of the"

@@ -103,14 +103,14 @@ class LossStep:
         """Returns the step over the devices of a mesh axis. The devices divide the batch, and the
         loss is traced for the microbatch of one device.
 
-        mesh, divided: as for `ReleasedStep.data_parallel`. Layers of a Python loop take
-          `divided="nothing"` alone.
+        mesh, divided: as for `ReleasedStep.data_parallel`. Layers of a Python loop take "nothing"
+          or "layers".
 
         With "layers", the devices also divide the frozen parameters of layers. Other frozen
-        parameters are stored whole on each device. With a key, microbatch i of device d
-        receives entry d·n + i of `jax.random.split(key, devices·n)`, where n is the number of
-        microbatches of a device. With `has_aux`, the arrays of `metrics["aux"]` have a leading axis
-        of the microbatches of all devices: for an optax transformation, a device has one.
+        parameters of a scanned loss are stored whole on each device. With a key, microbatch i of
+        device d receives entry d·n + i of `jax.random.split(key, devices·n)`, where n is the number
+        of microbatches of a device. With `has_aux`, the arrays of `metrics["aux"]` have a leading
+        axis of the microbatches of all devices: for an optax transformation, a device has one.
 
         Raises OptimizerError as `ReleasedStep.data_parallel` does. The step raises the errors of
         `init`.

@@ -4,11 +4,6 @@ the gradient of each parameter when the gradient is complete.
 A component is the parameters that one layer alone reads, or one other array. The gradient of an
 array that several segments read, such as tied embeddings, is the sum of their gradients. It is
 complete when the first of these segments has run backward.
-
-A segment saves tensors as a layer of a stack does (`_model/loop/layer.py`): parameters, and casts
-and views of parameters, are read again in the backward. So the parameters of a layer in host memory
-are on the device in the layer's forward and in its backward. A barrier lets a fetch begin when the
-segment before begins: otherwise XLA could fetch all layers first.
 """
 
 import dataclasses
@@ -22,23 +17,24 @@ import optax
 from jax.sharding import PartitionSpec
 
 from jaxmem._model.auto.segments import SegmentedLoss
-from jaxmem._model.loop.layer import Residuals, forward
-from jaxmem._model.loop.pullback import pulled
 from jaxmem._model.states import layout, room
-from jaxmem._model.states.store import brought, returned, streams
+from jaxmem._model.states.places import DIVIDED
+from jaxmem._model.states.shards import shards
+from jaxmem._model.states.store import brought, returned
 from jaxmem._optim.adama.eight_bits import is_coded
 from jaxmem._optim.adama.transform import AdamA
 from jaxmem._optim.released.accumulated import MOVED, microbatches, stacked_values
 from jaxmem._optim.released.bound import BoundStep
-from jaxmem._optim.released.direct import Update, proved
+from jaxmem._optim.released.direct import Update, mixing_error, proved
 from jaxmem._optim.released.fold import TALLIES, Accumulation, Clip, Fold, entries, squared
 from jaxmem._optim.released.form import check_axis, check_untraced
 from jaxmem._optim.released.model import metrics_of, one_microbatch, tally_of
 from jaxmem._optim.released.placement import places_of
+from jaxmem._optim.released.segmented_run import SegmentedRun
 from jaxmem._trace.alone import Alone
-from jaxmem._trace.vary import zeros
 from jaxmem.errors import OptimizerError
 
+LAYERS = DIVIDED[-1]  # layers are gathered one at a time
 States = list[dict[str, Any]]  # of the components, as `Fold` documents them
 
 
@@ -152,24 +148,64 @@ class SegmentedStep(BoundStep):
         return pair
 
     def specs(self, params, devices, divided="nothing"):
-        if divided != "nothing":
+        if divided not in ("nothing", LAYERS):
             raise OptimizerError(
                 f"specs: `divided` is {divided!r}, and the layers of the loss are a Python loop;"
-                " expected 'nothing', or layers in a jax.lax.scan over stacked parameters, whose"
-                " states devices divide"
+                f" expected 'nothing' or {LAYERS!r}, which gathers a layer at a time"
             )
-        return jax.tree.map(lambda _: PartitionSpec(), (params, self._state_shapes))
+        if divided == "nothing":
+            return jax.tree.map(lambda _: PartitionSpec(), (params, self._state_shapes))
+        self._check_divisible()
+        specs = shards(params, devices, str(self.axis_name))
+        of_leaves, shapes = jax.tree.leaves(specs), jax.tree.leaves(self.shapes)
+        state, structure = jax.tree.flatten(self._state_shapes)
+        of_state = [
+            PartitionSpec() if i is None or a.shape != shapes[i].shape else of_leaves[i]
+            for a, i in zip(state, self._owners(self._state_shapes))
+        ]
+        return specs, structure.unflatten(of_state)
+
+    def _check_divisible(self) -> None:
+        """Raises OptimizerError for an optimizer whose update cannot be computed from parts."""
+        if isinstance(self.tx, AdamA):
+            rule = self.tx.rule
+            if (rule.moments, rule.second_moment) != ("float", "squares"):
+                raise OptimizerError(
+                    f"specs: `divided` is {LAYERS!r}, the layers of the loss are a Python loop, and"
+                    f" AdamA has moments={rule.moments!r} and second_moment={rule.second_moment!r};"
+                    " expected 'float' and 'squares', or divided='nothing'"
+                )
+            return
+        alone = self._alone
+        shapes, state = jax.tree.leaves(self.trained), jax.tree.leaves(self._state_shapes)
+        owners = zip(state, alone.owners)
+        others = (i for a, i in owners if i is not None and a.shape not in ((), shapes[i].shape))
+        if (mixed := alone.mixed if alone.mixed is not None else next(others, None)) is not None:
+            raise mixing_error(alone.names[mixed])
 
     def run_of_device(self, state, divided):
-        return self.run
+        self._check(state)
+        return lambda state, given: self._minibatch(state, given, divided == LAYERS)
 
     def run(self, state, given):
-        params, old = state
         check_axis(self.axis_name)
-        for name, tree, like in (("0", params, self.shapes), ("1", old, self._state_shapes)):
-            _check(f"state[{name}]", tree, like)
+        self._check(state)
+        return self._minibatch(state, given, False)
+
+    def _check(self, state) -> None:
+        """Raises OptimizerError unless the state is of this loss and optimizer."""
+        for i, like in enumerate((self.shapes, self._state_shapes)):
+            _check(f"state[{i}]", state[i], like)
+
+    def _minibatch(self, state, given, divided: bool):
+        """Runs a minibatch, on one device or on each of several.
+
+        divided: whether a device may have parts of arrays. It gathers a layer when the layer runs,
+          and updates its own parts by the mean gradient.
+        """
         minibatch = self._accumulated if isinstance(self.tx, AdamA) else self._direct
-        new, metrics = minibatch(params, old, given)
+        params, old = state
+        new, metrics = minibatch(params, old, given, divided)
         return jax.tree.map(lambda a, b: a.astype(b.dtype), new, state), metrics
 
     @property
@@ -202,14 +238,12 @@ class SegmentedStep(BoundStep):
     def _tally(self) -> dict[str, Any]:
         return tally_of(jax.tree.leaves(self.trained))()
 
-    def _metrics(self, states: States, losses):
+    def _metrics(self, states: States, losses, apart: bool):
         count = len(self.loss.owned)
         layers = {k: jnp.stack([s[k] for s in states[:count]]) for k in TALLIES}
-        # AdamA folds the device's own gradients, a transformation takes the mean over devices.
-        apart = isinstance(self.tx, AdamA)
         return metrics_of((states[count:], [layers]), losses, self.axis_name, apart=apart)
 
-    def _direct(self, params, old, batch):
+    def _direct(self, params, old, batch, divided: bool):
         """Updates each component by its gradient (LOMO)."""
         alone, leaves = self._alone, jax.tree.leaves(params)
         stored, structure = jax.tree.flatten(old)
@@ -224,16 +258,16 @@ class SegmentedStep(BoundStep):
         ]
         updates = [Update(alone, c, own, shared) for c, own in zip(placed, owned)]
         folds = [Fold(use, self.clip, mean_over=self.axis_name) for use in updates]
-        states, loss = self._backward(folds, leaves, states, batch)
+        states, loss = self._backward(folds, leaves, states, batch, divided)
         _, new = alone.updated({}, {}, shared, {})
         new = {s: returned(a, stored[s]) for s, a in new.items()}
         for own, state in zip(owned, states):
             new |= dict(zip(own, state["optimizer"]))
         made = structure.unflatten([new[s] for s in range(len(stored))])
         new = self._params(states, leaves), made
-        return new, self._metrics(states, one_microbatch(loss))
+        return new, self._metrics(states, one_microbatch(loss), apart=False)
 
-    def _accumulated(self, params, old, batch):
+    def _accumulated(self, params, old, batch, divided: bool):
         """Folds each microbatch into AdamA's moments, and updates each component when the last
         microbatch is folded into it.
         """
@@ -255,26 +289,29 @@ class SegmentedStep(BoundStep):
             def update(params, new, whole):
                 # The update reads the stored moments. If XLA fused the update with the fold, it
                 # would compute the moments once more.
-                new = rule.reduced(jax.lax.optimization_barrier(new), old.count)
-                return masked.applied(params, new, old.count)
+                new = jax.lax.optimization_barrier(new)
+                if divided:  # the mean gradient over devices was folded
+                    return masked.applied(params, new, old.count, whole)
+                return masked.applied(params, rule.reduced(new, old.count), old.count)
 
             return update
 
         # The numbers of microbatches continue from device to device.
         first = 0 if rule.axis_name is None else jax.lax.axis_index(rule.axis_name) * n
-        decayed = rule.decays
+        decayed = (dataclasses.replace(rule, axis_name=None) if divided else rule).decays
+        mean_over = rule.axis_name if divided else None
 
         def folds(i, *, last: bool) -> list[Fold]:
             b1, b2 = (jnp.where(i == first, b, 1.0) for b in decayed)
             update = updating if last else lambda component: None
             use = lambda c: Accumulation(
-                rule, old.count, (b1, b2), update(c), stacked=True, number=i
+                rule, old.count, (b1, b2), update(c), mean_over, stacked=True, number=i
             )
-            return [Fold(use(c), self.clip) for c in self.components]
+            return [Fold(use(c), self.clip, mean_over=mean_over) for c in self.components]
 
         def one(states, indexed):
             i, part = indexed
-            return self._backward(folds(i, last=False), leaves, states, part)
+            return self._backward(folds(i, last=False), leaves, states, part, divided)
 
         numbered = first + jnp.arange(n, dtype=jnp.int32), microbatches(batch, n)
         before, final = (jax.tree.map(lambda a, s=s: a[s], numbered) for s in (slice(-1), -1))
@@ -283,12 +320,13 @@ class SegmentedStep(BoundStep):
             states, losses = jax.lax.scan(one, states, before)
         with_params = zip(states, self.components)
         states = [s | {"params": [leaves[i] for i in c]} for s, c in with_params]
-        states, loss = self._backward(folds(final[0], last=True), leaves, states, final[1])
+        folds_of_last = folds(final[0], last=True)
+        states, loss = self._backward(folds_of_last, leaves, states, final[1], divided)
         losses = stacked_values([loss], losses)
         made = {k: self._joined(states, k) for k in moments}
         made |= {"count": optax.safe_increment(old.count), "folded": jnp.zeros_like(old.folded)}
         new = self._params(states, leaves), old._replace(**made)
-        return new, self._metrics(states, losses)
+        return new, self._metrics(states, losses, apart=not divided)
 
     def _found(self, states: States, name: str) -> dict[int, Any]:
         """The entries `name` of the components' states, by the numbers of the parameters."""
@@ -306,15 +344,18 @@ class SegmentedStep(BoundStep):
         new = [found.get(i, a) for i, a in enumerate(leaves)]
         return jax.tree.structure(self.shapes).unflatten(new)
 
-    def _backward(self, folds: Sequence[Fold], leaves, states: States, batch):
+    def _backward(self, folds: Sequence[Fold], leaves, states: States, batch, divided: bool):
         """Runs one microbatch, and uses each gradient when it is complete. Returns the new states
         of the components, and the loss with its auxiliary values.
         """
-        run = _Run(self.loss, self.components, leaves, self.leaves(batch))
+        like = jax.tree.leaves(self.shapes) if divided else None
+        run = SegmentedRun(
+            self.loss, self.components, leaves, self.leaves(batch), like, self.axis_name
+        )
         seed = jnp.ones_like(run.value)
         if self.clip.how == "norm":
-            like = lambda c: folds[c].use.like(states[c])
-            square = lambda c, state, g: squared(g, like(c), folds[c].mean_over)
+            parts = lambda c: folds[c].use.like(states[c])
+            square = lambda c, state, g: squared(g, parts(c), folds[c].mean_over)
             squares = run.backward(seed, [{}] * len(states), square)
             squares = [s for s, c in zip(squares, self.components) if c]
             finite = [jnp.where(jnp.isfinite(s), s, jnp.zeros((), s.dtype)) for s in squares]
@@ -325,133 +366,6 @@ class SegmentedStep(BoundStep):
             seed, _ = jax.lax.optimization_barrier((seed, factor))
         used = run.backward(seed, states, lambda c, state, g: folds[c](state, g))
         return used, (run.value, run.reported)
-
-
-class _Run:
-    """A forward through the segments of a loss, and the backwards that read its saved tensors.
-
-    value: the loss.
-    reported: the arrays that the loss returns after the loss itself.
-    """
-
-    def __init__(self, loss: SegmentedLoss, components, leaves: list, arguments: Sequence):
-        """Runs the forward.
-
-        components: the numbers of the parameters of each component.
-        leaves: the parameters, in the memories where they are stored.
-        arguments: the other arrays that the loss reads.
-        """
-        self.segments, self.components, self.leaves = loss.segments, components, leaves
-        self.output, self.frozen = loss.output, loss.frozen
-        first = {i: k for k, s in reversed([*enumerate(loss.segments)]) for i in s.leaves}
-        # The components whose gradients are complete when a segment has run backward. The gradient
-        # of a parameter that no segment reads is zero.
-        self.complete: list[list[int]] = [[] for _ in loss.segments]
-        for c, numbers in enumerate(components):
-            if numbers:
-                self.complete[min(first.get(i, 0) for i in numbers)].append(c)
-        self.saved: list[tuple[list, Residuals, list]] = []
-        values = dict(zip(loss.inputs, arguments))
-        self.made: list[dict[int, Any]] = []
-        own = self._fetched(0, ())
-        for k, segment in enumerate(self.segments):
-            values |= segment.rest(own, values)
-            taken, others = ([values[v] for v in vs] for vs in (segment.takes, segment.others))
-            following = self._fetched(k + 1, taken)
-            trained, still = self._apart(own)
-
-            def call(own, x, _, segment=segment, names=(*trained, *still)):
-                arrays = [*own[0], *own[1]]
-                known = dict(zip(names, arrays))
-                leaves = [known[i] for i in segment.leaves]
-                return segment.call(leaves, x, arrays[len(names) :])
-
-            given = [*trained.values()], [*still.values(), *others]
-            made, saved, residuals = forward(call, given, taken, ((), ()), len(still))
-            values |= dict(zip(segment.makes, made))
-            self.saved.append((saved, residuals, others))
-            self.made.append({v: jax.typeof(a) for v, a in zip(segment.makes, made)})
-            own = following
-        self.value = values[self.output]
-        self.reported = loss.reported(leaves, values)
-
-    def backward(self, seed, states: list[dict], use: Callable) -> list:
-        """Runs the segments backward. Returns the results of `use` for the components.
-
-        seed: the cotangent of the loss.
-        states: the states of the components.
-        use: `use(c, state, gradient)` uses the gradient of component c, whose state is in device
-          memory.
-        """
-        used: list[Any] = [*states]
-        cotangents, gradients = {self.output: seed}, {}
-        last = len(self.segments) - 1
-        ready = self._ready(last, states, (seed,))
-        for k in range(last, -1, -1):
-            segment, (own, near) = self.segments[k], ready
-            made = self.made[k]
-            given = [
-                zeros(a) if v not in cotangents else cotangents.pop(v) for v, a in made.items()
-            ]
-            ready = self._ready(k - 1, states, given)
-            saved, residuals, others = self.saved[k]
-            trained, still = self._apart(own)
-            read = [*trained.values(), *still.values(), *others]
-            pull = residuals.closure(read, saved, residuals.shared([]))
-            # The pullbacks of layers are not read: their zeros are small.
-            back = pulled if segment.layer is None else lambda pull, given: pull(given)
-            d_own, d_taken, _ = back(pull, given)
-            for into, names, found in (
-                (gradients, trained, d_own),
-                (cotangents, segment.takes, d_taken),
-            ):
-                for name, d in zip(names, found):
-                    into[name] = into[name] + d if name in into else d
-            now = {}
-            for c, state in near.items():
-                numbers = self.components[c]
-                gradient = [gradients.pop(i) if i in gradients else self._zeros(i) for i in numbers]
-                gradient = jax.lax.optimization_barrier(gradient)
-                params = [own[i] if i in own else self.leaves[i] for i in numbers]
-                replaced = {"params": params} if "params" in states[c] else {}
-                now[c] = use(c, state | replaced, gradient)
-            # The barrier makes the next segment wait: these gradients are free before it runs.
-            waits = jax.lax.optimization_barrier((cotangents, gradients, now))
-            cotangents, gradients, now = waits
-            for c, new in now.items():
-                used[c] = returned(new, states[c]) if states[c] else new
-        return used
-
-    def _apart(self, own: dict[int, Any]) -> tuple[dict[int, Any], dict[int, Any]]:
-        """The trained and the frozen parameters of a segment, by number."""
-        of = lambda frozen: {i: a for i, a in own.items() if (i in self.frozen) == frozen}
-        return of(False), of(True)
-
-    def _fetched(self, k: int, after) -> dict[int, Any]:
-        """The parameters of segment k in device memory, by number. Parameters in host memory are
-        copied when the arrays `after` exist.
-        """
-        numbers = self.segments[k].leaves if 0 <= k < len(self.segments) else ()
-        return dict(zip(numbers, _brought([self.leaves[i] for i in numbers], after)))
-
-    def _ready(self, k: int, states: list[dict], after) -> tuple[dict, dict]:
-        """The arrays that the backward of segment k needs in device memory: its parameters, by
-        number, and the states of the components that it completes, without parameters.
-        """
-        complete = self.complete[k] if k >= 0 else []
-        near = {c: {n: a for n, a in states[c].items() if n != "params"} for c in complete}
-        return self._fetched(k, after), _brought(near, after)
-
-    def _zeros(self, i: int):
-        return zeros(jax.typeof(brought(self.leaves[i])))
-
-
-def _brought(tree, after):
-    """Copies arrays in host memory to the device when the arrays `after` exist."""
-    if not streams(tree):
-        return tree
-    tree, _ = jax.lax.optimization_barrier((tree, after))
-    return brought(tree)
 
 
 def _moved(a, kind: str, alone: bool):

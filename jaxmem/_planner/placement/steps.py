@@ -137,10 +137,10 @@ class PlacedSteps:
         """Raises OptimizerError if the step's moments cannot be stored in 8 bits."""
         self._step.quantized_state(self._pair(self._state))
 
-    def create(self, params, layer: Callable | None, count: int, persist: int, **where):
+    def create(self, params, layer: Any, count: int, persist: int, **where):
         """Makes a state, as the released step's `create`. The state is divided if the step is.
-        Raises StepError if the step's state holds more than the released step's pair, and for a
-        `layer` of a loss.
+        `layer` is None for the step of a whole loss. Raises StepError if the step's state holds
+        more than the released step's pair, and for a `layer` of a loss.
         """
         if (over := self._over) is not None:
             where |= {"mesh": over.mesh, "divided": over.how}
