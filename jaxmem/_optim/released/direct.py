@@ -304,7 +304,7 @@ class Direct:
 def mixing_error(name: str) -> OptimizerError:
     """Returns the error for an update that mixes values of a divided array."""
     return OptimizerError(
-        f"specs: `divided` is 'states', and the update of a value of `{name}` needs others of the"
+        f"specs: states are divided, and the update of a value of `{name}` needs others of the"
         " same array, of which a device has a part; expected 'nothing', or a `tx` that takes each"
         " value for itself, such as optax.adamw or optax.lion"
     )

@@ -195,7 +195,7 @@ class SegmentedStep(BoundStep):
     def _check(self, state) -> None:
         """Raises OptimizerError unless the state is of this loss and optimizer."""
         for i, like in enumerate((self.shapes, self._state_shapes)):
-            _check(f"state[{i}]", state[i], like)
+            _check_tree(f"state[{i}]", state[i], like)
 
     def _minibatch(self, state, given, divided: bool):
         """Runs a minibatch, on one device or on each of several.
@@ -348,10 +348,9 @@ class SegmentedStep(BoundStep):
         """Runs one microbatch, and uses each gradient when it is complete. Returns the new states
         of the components, and the loss with its auxiliary values.
         """
-        like = jax.tree.leaves(self.shapes) if divided else None
-        run = SegmentedRun(
-            self.loss, self.components, leaves, self.leaves(batch), like, self.axis_name
-        )
+        whole = jax.tree.leaves(self.shapes) if divided else None
+        arguments = self.components, leaves, self.leaves(batch), whole, self.axis_name
+        run = SegmentedRun(self.loss, *arguments)
         seed = jnp.ones_like(run.value)
         if self.clip.how == "norm":
             parts = lambda c: folds[c].use.like(states[c])
@@ -378,7 +377,7 @@ def _moved(a, kind: str, alone: bool):
     return new
 
 
-def _check(name: str, tree, like) -> None:
+def _check_tree(name: str, tree, like) -> None:
     """Raises OptimizerError unless a tree has the structure and the shapes of `like`."""
     shapes = lambda tree: [(*jnp.shape(a), jnp.result_type(a)) for a in jax.tree.leaves(tree)]
     if jax.tree.structure(tree) != jax.tree.structure(like):
