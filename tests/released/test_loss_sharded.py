@@ -37,6 +37,18 @@ def test_four_devices_use_the_gradients_of_one(how, count):
         assert case["divided"] != "nothing" or not case["parts"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("divided", ["nothing", "layers"])
+def test_losses_of_other_libraries_train_on_four_devices_as_on_one(divided):
+    found = children.printed(children.with_cpus(4), "tests.programs.foreign_over_mesh", divided)
+    assert found["devices"] == 4
+    assert found["found"].keys() == test_loss.MODELS.keys()
+    for name, case in found["found"].items():
+        # GPT-2 computes in float32, and one loss converts its stacks.
+        close = {"GPT-2": 1e-6, "converted stacks": 1e-8}.get(name, 1e-12)
+        assert case["far"] <= close < case["moved"], (name, case)
+
+
 def step_of(loss=test_loss.with_a_counter, **options):
     return jaxmem.released_step(optax.adamw(0.01), loss, axis_name="data", **options)
 
