@@ -83,7 +83,7 @@ def test_a_mesh_without_the_axis_is_refused(made):
 def test_a_batch_that_devices_cannot_divide_is_refused():
     step, params = in_a_scan()
     state = step.init(params, test_loss.rows())
-    with pytest.raises(OptimizerError, match=r"\(8, 16\).* 3 divides"):
+    with pytest.raises(OptimizerError, match=r"\(8, 16\).* 3 devices"):
         step.data_parallel(meshes.abstract(3))(state, test_loss.rows())
 
 

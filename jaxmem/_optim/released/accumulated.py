@@ -246,19 +246,20 @@ def _stored(model: Model, new, old):
     return jax.tree.map(lambda a, b: a.astype(b.dtype), (params, state), old)
 
 
-def microbatches(batch, n: int):
-    """Reshapes the batch's arrays to (microbatches, size of a microbatch, ...). Raises
-    OptimizerError if `n` does not divide the leading axis.
+def microbatches(batch, n: int, devices: int = 1):
+    """Reshapes the batch's arrays to (microbatches of all devices, size of a microbatch, ...).
+    Raises OptimizerError if `devices` times `n` does not divide the leading axis.
     """
+    count = n * devices
 
     def one(path, a):
-        if not jnp.ndim(a) or jnp.shape(a)[0] % n:
+        if not jnp.ndim(a) or jnp.shape(a)[0] % count:
+            over = f"{devices} devices times " if devices > 1 else ""
             raise OptimizerError(
                 f"released_step: `batch{jax.tree_util.keystr(path)}` has shape {jnp.shape(a)};"
-                " expected a leading axis that"
-                f" accumulation_steps = {n} divides"
+                f" expected a leading axis that {over}accumulation_steps = {n} divides"
             )
-        return a.reshape(n, a.shape[0] // n, *a.shape[1:])
+        return a.reshape(count, a.shape[0] // count, *a.shape[1:])
 
     return jax.tree.map_with_path(one, batch)
 

@@ -134,12 +134,11 @@ class LossStep:
         Raises the errors of `init`.
         """
         form = LossForm(params, isinstance(self.tx, AdamA), self.trainable)
-        count, one = devices, batch
-        if isinstance(self.tx, AdamA):
-            count *= self.tx.rule.accumulation_steps
+        n = self.tx.rule.accumulation_steps if isinstance(self.tx, AdamA) else 1
+        count, one = n * devices, batch
         if isinstance(self.tx, AdamA) or devices > 1:
             # One microbatch, without the leading axis of microbatches.
-            one = one_layer(jax.eval_shape(lambda batch: microbatches(batch, count), batch))
+            one = one_layer(jax.eval_shape(lambda batch: microbatches(batch, n, devices), batch))
         rest = one, *(() if key is None else (key,))
         divided, of_aux = self._divided(form, rest)
         leaves = lambda given: jax.tree.leaves((given[0], *(k[0] for k in given[1:])))
