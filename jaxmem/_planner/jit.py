@@ -398,7 +398,7 @@ class PlannedRelease(PlannedFunction):
         of a whole loss are NumPy arrays. The step is then planned, and each layer's states are made
         where the plan stores them, so that the state need not fit into the device's memory.
         """
-        in_host = [isinstance(a, np.ndarray) for a in jax.tree.leaves(params)]
+        in_host = [isinstance(a, np.ndarray | np.generic) for a in jax.tree.leaves(params)]
         places_states = STATES in self._planning.get("decide", ())
         if not (isinstance(self._step, LossStep) and places_states and in_host and all(in_host)):
             return self._step.init(params, *batch)

@@ -39,7 +39,15 @@ def reporting(params, x):
     return test_loss.with_a_counter(params, x), {"mean": x.mean(), "first": x[0]}
 
 
+def reporting_parameters(params, x):
+    """A loss in a Python loop that returns parameters, and views of parameters."""
+    up = params["layers"][0]["up"]
+    return in_a_loop(params, x), {"first": up, "cast": up.astype(jnp.float32).T, "x": x.mean()}
+
+
+in_a_loop, loop_parameters, _ = test_loss.converted_in_a_loop(None)
 MODELS = {
+    "aux in a Python loop": lambda: (reporting_parameters, loop_parameters, None),
     "keys": lambda: of_layers(test_loss.with_keys_and_rates),
     "counter": lambda: of_layers(test_loss.with_a_counter),
     "aux": lambda: of_layers(reporting),
@@ -69,7 +77,7 @@ def wanted(case: "Case"):
     devices = jax.device_count()
     n = N if accumulates else 1
     mask = jax.tree.map(lambda _: True, params) if trainable is None else trainable(params)
-    loss = made if name == "aux" else lambda *given: (made(*given), ())
+    loss = made if "aux" in name else lambda *given: (made(*given), ())
     # The mean gradient over devices is folded into divided moments.
     together = accumulates and divided != "nothing"
     parts = n * devices
@@ -125,7 +133,7 @@ def got(case: "Case"):
     tx = adama(N, "data", **dict(options)) if accumulates else ADAMW
     over = {} if accumulates else {"axis_name": "data"}
     step = jaxmem.released_step(
-        tx, made, trainable=trainable, has_aux=name == "aux", clip=clip, **over
+        tx, made, trainable=trainable, has_aux="aux" in name, clip=clip, **over
     )
     key = (jax.random.key(7),) if name == "keys" else ()
     state = step.init(params, rows(0), *key)
@@ -178,6 +186,8 @@ QUICK = (
 )
 NORM, VALUE = ("norm", 0.1), ("value", 0.01)
 MORE = (
+    Case("aux in a Python loop", False, "layers", 1),
+    Case("aux in a Python loop", True, "layers"),
     Case("Python loop", False, "layers"),
     Case("Python loop", False, "layers", 1, clip=NORM),
     Case("Python loop", True, "layers"),
@@ -219,7 +229,7 @@ def main(*which):
         one = case._asdict() | {"kind": str(case.kind), "places": places, "parts": divided}
         one["params"] = relative(numbers(params), numbers(want[0]))
         one["losses"] = float(np.max(np.abs(np.subtract(losses, want[1]))))
-        one["aux"] = relative(numbers(aux), numbers(want[2])) if case.model == "aux" else 0.0
+        one["aux"] = relative(numbers(aux), numbers(want[2])) if "aux" in case.model else 0.0
         one["created"] = created
         one["moved"] = farthest(numbers(params), numbers(MODELS[case.model]()[1]))
         found.append(one)

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.core, pytest.mark.standard_promotion]
 PROGRAM = "tests.programs.sharded_losses"
 
 
-@pytest.mark.parametrize(("how", "count"), [(("some",), 7), slow((), 33)], ids=["some", "every"])
+@pytest.mark.parametrize(("how", "count"), [(("some",), 7), slow((), 35)], ids=["some", "every"])
 def test_four_devices_use_the_gradients_of_one(how, count):
     found = children.printed(children.with_cpus(4), PROGRAM, *how)
     assert found["devices"] == 4
@@ -74,6 +74,8 @@ def test_a_call_without_a_mesh_is_refused(made):
 def test_a_mesh_without_the_axis_is_refused(made):
     step, params = made()
     mesh = jax.sharding.AbstractMesh((2,), ("model",))
+    with pytest.raises(OptimizerError, match="`mesh` is int; expected a jax.sharding.Mesh"):
+        step.data_parallel(4)
     with pytest.raises(OptimizerError, match="'data', and `mesh` has 'model'"):
         step.data_parallel(mesh)
     with pytest.raises(OptimizerError, match="'data', and `mesh` has 'model'"):

@@ -230,8 +230,9 @@ class Direct:
         """
         if divided == "moments":
             raise OptimizerError(
-                "specs: `divided` is 'moments' beside an optax transformation; expected 'nothing'"
-                " or 'states', where each device updates the parameters whose states it has"
+                "specs: `divided` is 'moments' beside an optax transformation; expected 'nothing',"
+                " or 'states' or 'layers', where each device updates the parameters whose states it"
+                " has"
             )
         one = model.one_layer(params)
         alone = Components.of(self.tx, model, one).alone

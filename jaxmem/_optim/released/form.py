@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxmem._model.loop.arguments import lengths_of
 from jaxmem._model.states.layout import is_split, joined_shapes, length, masters_of, parts_of
@@ -36,11 +37,17 @@ def check_is_pair(state) -> None:
 
 
 def axis_in(method: str, axis: str | None, mesh) -> str:
-    """Returns the mesh axis of data parallelism. Raises OptimizerError if `mesh` has no such axis.
+    """Returns the mesh axis of data parallelism. Raises OptimizerError if `mesh` is no mesh, or has
+    no such axis.
 
     method: the method that was called.
     axis: the optimizer's `axis_name`.
     """
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise OptimizerError(
+            f"{method}: `mesh` is {type(mesh).__name__}; expected a jax.sharding.Mesh, such as"
+            " jax.make_mesh((jax.device_count(),), ('data',))"
+        )
     if axis is None or axis not in mesh.shape:
         raise OptimizerError(
             f"{method}: the optimizer's `axis_name` is {axis!r}, and `mesh` has"

@@ -115,11 +115,11 @@ class LossStep:
         Raises OptimizerError as `ReleasedStep.data_parallel` does. The step raises the errors of
         `init`.
         """
-        devices = mesh.shape[axis_in("data_parallel", self.axis_name, mesh)]
+        axis = axis_in("data_parallel", self.axis_name, mesh)
 
         def step(state, batch, key=None):
             check_is_pair(state)
-            bound = self.of(state[0], batch, key, devices)
+            bound = self.of(state[0], batch, key, mesh.shape[axis])
             return bound.data_parallel(mesh, divided)(state, batch, key)
 
         return step

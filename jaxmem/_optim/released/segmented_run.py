@@ -77,7 +77,8 @@ class SegmentedRun:
             self.made.append({v: jax.typeof(a) for v, a in zip(segment.makes, made)})
             own = following
         self.value = values[self.output]
-        self.reported = loss.reported(leaves, values)
+        # XLA drops copies and gathers of parameters that no reported array reads.
+        self.reported = loss.reported([*map(self._at_hand, range(len(leaves)))], values)
 
     def backward(self, seed, states: list[dict], use: Callable) -> list:
         """Runs the segments backward. Returns the results of `use` for the components.
@@ -137,6 +138,11 @@ class SegmentedRun:
         """
         numbers = self.segments[k].leaves if 0 <= k < len(self.segments) else ()
         return dict(zip(numbers, _brought([self.leaves[i] for i in numbers], after)))
+
+    def _at_hand(self, i: int):
+        """A whole parameter in device memory."""
+        a = brought(self.leaves[i])
+        return a if self.whole is None else gathered(a, self.whole[i], str(self.axis))
 
     def _gathered(self, parts: dict[int, Any], after) -> dict[int, Any]:
         """The whole parameters of a segment, of which a device may have parts. They are gathered

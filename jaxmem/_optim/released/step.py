@@ -143,7 +143,8 @@ class ReleasedStep:
         check_untraced("create", "outer", outer)
         divide = None
         if mesh is not None:
-            size = mesh.shape[axis_in("create", self.optimizer.axis_name, mesh)]
+            axis = axis_in("create", self.optimizer.axis_name, mesh)
+            size = mesh.shape[axis]
             divide = lambda params: self.specs(params, size, divided)
         elif divided != "nothing":
             raise OptimizerError(
