@@ -20,7 +20,8 @@ FOLDERS = {
     " -experiments/data/test_text.py -experiments/test_sources.py planner/choices"
     " -planner/choices/test_outliers.py profile released -released/test_direct_sharded.py"
     " -released/test_frozen.py -released/test_openpi.py"
-    " -released/test_loss.py -released/test_loss_aux.py -released/test_loss_sharded.py"
+    " -released/test_loss.py -released/test_loss_aux.py -released/test_loss_created.py"
+    " -released/test_loss_sharded.py"
     " -released/test_released.py"
     " -released/test_released_sharded.py"
     " -released/test_zero3.py shapes states",

@@ -1,5 +1,6 @@
 """The released step of a loss for arguments of given shapes."""
 
+import abc
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from jaxmem._optim.adama.transform import AdamA
 from jaxmem._optim.released.form import axis_in
 
 
-class BoundStep:
+class BoundStep(abc.ABC):
     """A training step of a divided loss: `step(state, batch, key=None) -> (state, metrics)`.
 
     `state` and `metrics` are as `LossStep` documents them. A plan places the states of the layers:
@@ -32,22 +33,23 @@ class BoundStep:
     named: Callable[[dict[str, Any]], dict[str, Any]]
     released: Any
 
+    @abc.abstractmethod
     def opened(self, state) -> tuple[Any, Any]:
         """The pair that the released step receives."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def put(self, state, pair) -> tuple[Any, Any]:
         """The state with `pair` in place of its own pair."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def split(
         self, state, persist: int, *, copies=0, buffers=0, outer_moments=layout.DEVICE
     ) -> tuple[Any, Any]:
         """Moves the states of all layers but the first `persist` to pinned host memory, as
         `ReleasedStep.split` does.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def create(
         self, params, persist: int = 0, *, mesh=None, divided: str = "nothing", **where
     ) -> tuple[Any, Any]:
@@ -56,27 +58,26 @@ class BoundStep:
         params: the parameters, NumPy arrays.
         persist, mesh, divided, where: the arguments of `ReleasedStep.create`.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def joined(self, state) -> tuple[Any, Any]:
         """Joins the stacks of a split state, as `ReleasedStep.joined` does."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def specs(self, params, devices: int, divided: str = "nothing"):
         """Returns the PartitionSpecs of a state, as `ReleasedStep.specs` does."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def run(self, state, given: tuple) -> tuple[Any, dict[str, Any]]:
         """Runs a minibatch. `metrics["aux"]` is a list of the arrays that the loss returns after
         the loss itself.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def run_of_device(self, state, divided: str) -> Callable:
         """Returns `run` for each device inside `jax.shard_map`, which has a part of the batch and
         of the state. The arguments are the whole state, and `divided` of `data_parallel`.
         """
-        raise NotImplementedError
 
     def __call__(self, state, batch, key=None):
         new, metrics = self.run(state, self.given(batch, key))
@@ -103,8 +104,7 @@ class BoundStep:
             specs, out = (layout, over), (layout, everything, over)
             # Unchecked: otherwise the loops of a model would have to declare which carries vary.
             mapped = jax.shard_map(call, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
-            arguments = placed((state, self.given(batch, key)), specs, mesh)
-            new, metrics, aux = mapped(*arguments)
+            new, metrics, aux = mapped(*placed((state, self.given(batch, key)), specs, mesh))
             return new, self.named(metrics | {"aux": aux})
 
         return step

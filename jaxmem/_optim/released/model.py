@@ -30,7 +30,7 @@ class Model:
     frozen: for each stack of the layers, a tree of stacked arrays that are read and not trained.
       `block` then receives the pair of a layer's parameters and its frozen arrays. None means that
       all parameters are trained.
-    whole_frozen: gathers a layer's frozen arrays, of which a device may have parts.
+    whole_frozen: gathers a layer's frozen arrays, if a device has parts of the arrays.
     """
 
     embed: Callable

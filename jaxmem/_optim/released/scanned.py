@@ -90,7 +90,7 @@ class ScannedStep(BoundStep):
         return ReleasedStep(optimizer, model, self.clip)
 
     def _whole_frozen(self, layer):
-        """Gathers a layer's frozen parameters, of which a device may have parts."""
+        """Gathers a layer's frozen parameters, if a device has parts of the parameters."""
         of_axis = lambda a, like: gathered(a, like, str(self.axis_name))
         return jax.tree.map(of_axis, layer, one_layer(self._frozen_shapes[LAYERS]))
 

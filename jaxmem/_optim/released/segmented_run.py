@@ -145,7 +145,7 @@ class SegmentedRun:
         return a if self.whole is None else gathered(a, self.whole[i], str(self.axis))
 
     def _gathered(self, parts: dict[int, Any], after) -> dict[int, Any]:
-        """The whole parameters of a segment, of which a device may have parts. They are gathered
+        """The whole parameters of a segment. A device's parts are gathered
         when the arrays `after` exist. Otherwise XLA would find that the forward and the backward
         gather equal arrays, and store all of them.
         """
