@@ -364,6 +364,15 @@ def test_a_piece_needs_no_context_and_no_explicit_mesh(kind):
         assert jax.export.deserialize(bytearray(exported)).nr_devices == 8, (axes, check)
 
 
+def test_a_number_of_a_branch_keeps_its_dtype():
+    """`jnp.clip` has numbers of JAX's own type, whose values NumPy reads as int64."""
+    clipped = lambda x: jax.lax.cond(x[0] > 0, lambda h: jnp.clip(h, -1, 1), lambda h: 2 * h, x)
+    bare = without_shardings(jax.make_jaxpr(clipped)(jnp.ones(4, jnp.float32)))
+    for x in (jnp.full(4, 3.0, jnp.float32), jnp.full(4, -3.0, jnp.float32)):
+        (found,) = jax.jit(as_function(bare))(x)
+        np.testing.assert_array_equal(found, clipped(x))
+
+
 def test_a_mesh_loses_its_devices():
     """The piece is traced again where no mesh is set, the kernels inside too."""
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",), axis_types=(AxisType.Auto,))

@@ -95,7 +95,7 @@ class _Unsharded:
         """A variable or a literal, with a type that names no mesh axis."""
         if isinstance(v, Literal):
             # A number of JAX's own type remembers the mesh of the trace in which it was made.
-            number = np.asarray(v.val) if hasattr(v.val, "aval") else v.val
+            number = np.asarray(v.val, v.aval.dtype) if hasattr(v.val, "aval") else v.val
             return Literal(number, self._plain(v.aval))
         if v not in self._vars:
             aval = self._plain(v.aval)
