@@ -28,6 +28,11 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
             f"plan: `build` is {type(build).__name__}; expected a function of a plan (or None) that"
             " returns the training step"
         )
+    if hasattr(build, "trace"):
+        raise StepError(
+            "plan: `build` is a jitted function; expected a function of a plan (or None) that"
+            " returns the training step; a step is jitted inside: jaxmem.auto(jax.jit(step))"
+        )
     _check_takes_a_plan(build, plan)
     step = build(plan)
     if not (callable(step) or hasattr(step, "trace")):

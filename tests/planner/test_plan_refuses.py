@@ -53,6 +53,7 @@ def test_tags_that_auto_chose_are_not_told():
         ({"target": "h2000"}, jaxmem.errors.TargetError, "h200"),
         ({"target": 3}, jaxmem.errors.TargetError, "int"),
         ({"actions": ["keep", "forget"]}, jaxmem.errors.TagError, "forget"),
+        ({"actions": []}, jaxmem.errors.TagError, "at least one action"),
         ({"actions": [Action.OFFLOAD]}, jaxmem.errors.TargetError, "no host memory"),
         ({"codecs": "grouped_symetric()"}, jaxmem.errors.TagError, "grouped_symmetric"),
         ({"codecs": 5}, jaxmem.errors.TagError, "`codecs` is 5; expected a codec"),
@@ -96,6 +97,7 @@ def test_a_budget_beyond_the_machine_is_noted():
 @refused(
     jaxmem.errors.StepError,
     (3, "`build` is int"),
+    (jax.jit(lambda plan: plan), "`build` is a jitted function"),
     (lambda plan: None, "returned NoneType"),
     (lambda plan: lambda p: p, "cannot be traced"),
     (lambda plan: lambda p, x: (p, x), "no block"),

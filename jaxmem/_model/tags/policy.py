@@ -200,9 +200,9 @@ def decisions(plan) -> Decisions:
         return Assignment.everything()
     if not isinstance(plan, Decisions) or isinstance(plan, type):
         raise TagError(
-            f"remat_policy: `plan` is {_named(plan)}; expected a jaxmem.Plan, a"
-            " jaxmem.plans.Assignment or None (everything kept), or an object with their methods"
-            " choices_for(block) and groups(block)"
+            f"remat_policy: `plan` is {_named(plan)}; expected a jaxmem.Plan (jaxmem.Plan.load"
+            " reads a file), a jaxmem.plans.Assignment or None (everything kept), or an object with"
+            " their methods choices_for(block) and groups(block)"
         )
     return plan
 

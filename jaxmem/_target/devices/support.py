@@ -36,8 +36,8 @@ def allowed_actions(
     target: actions that the target cannot do are left out of "all" and "lossless"
       (`jaxmem.plans.LOSSLESS`).
 
-    Raises TagError for an unknown action, and TargetError for an action that was requested by name
-    and that the target cannot do.
+    Raises TagError for an unknown action and for no action, and TargetError for an action that was
+    requested by name and that the target cannot do.
     """
     # Whether `actions` is a named set. Actions that the target cannot do are then left out, and
     # raise no error. `is` and not `==`, since a user's own tuple of the same actions is not a named
@@ -49,6 +49,10 @@ def allowed_actions(
     else:
         words = tuple(actions) if isinstance(actions, Iterable) else (actions,)
     wanted = tuple(dict.fromkeys(_action(word, actions) for word in words))
+    if not wanted:
+        raise TagError(
+            f"plan: `actions` is {actions!r}; expected at least one action, such as 'recompute'"
+        )
     obstacle = offload_obstacle(target)
     if obstacle is None or not any(a.offloads for a in wanted):
         return wanted, ()
