@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxmem._trace.jaxpr import Literal, equations
 from jaxmem._trace.primitives import POINTWISE, POINTWISE_DEAR, RANDOM
@@ -102,6 +103,32 @@ class Alone:
         }
         new = _evaluated(self.flat, [*params, *(count + s for s in state)], given)
         return dict(zip(params, new)), dict(zip(state, new[len(params) :]))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Started:
+    """The trace of an optimizer's first state, whose arrays can be made one by one.
+
+    flat: the trace. Its inputs are the leaves of the parameters, and its outputs the leaves of the
+      state.
+    """
+
+    flat: Program
+
+    @staticmethod
+    def of(init: Callable, params) -> "Started":
+        """Traces `init(params) -> state` for shapes."""
+        return Started(flatten(jax.make_jaxpr(init)(params)))
+
+    def leaf(self, s: int, parameter: Callable[[int], Any]):
+        """Returns leaf `s` of the state. `parameter(i)` returns parameter i, and is called for the
+        parameters alone that the leaf depends on.
+        """
+        output = self.flat.outputs[s]
+        read = {v for e in leading_to(self.flat.nodes, [output]) for v in e.reads}
+        read |= set() if isinstance(output, Literal) else {output}
+        needed = [i for i, v in enumerate(self.flat.inputs) if v in read]
+        return _evaluated(self.flat, [s], {i: jnp.array(parameter(i)) for i in needed})[0]
 
 
 def _propagated(flat: Program, labels: Sequence[Labels]) -> dict[int, Labels]:

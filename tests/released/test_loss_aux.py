@@ -21,6 +21,7 @@ from tests.released.test_loss import (
     rows,
     trained,
     with_a_counter,
+    with_keys_and_rates,
 )
 from tests.shared.compare import close
 from tests.shared.refused import refused
@@ -198,6 +199,23 @@ def unrolled(params, x):
     return (x**2).mean()
 
 
+def towers(params, x):
+    """Two equal towers, each a scan over its layers."""
+    layer = lambda x, p: (feed_forward(x, p), None)
+    ends = [jax.lax.scan(layer, x, tower)[0] for tower in params["towers"]]
+    return ((ends[0] - params["scale"] * ends[1]) ** 2).mean()
+
+
+def test_layers_of_equal_towers_are_iterations_and_not_the_towers():
+    make = lambda factor: {k: factor * a for k, a in own(layer_parameters()).items()}
+    params = {"towers": [make(1.0), make(0.8)], "scale": jnp.float64(0.7)}
+    step = jaxmem.released_step(adam(), towers)
+    got, metrics = trained(step, step.init(jax.tree.map(jnp.copy, params), rows()), (rows(),), 3)
+    assert metrics["skipped_layers"].shape == (LAYERS,)
+    want, _ = trained(plain_step(adam(), towers), (params, adam().init(params)), (rows(),), 3)
+    close(got[0], want[0], 1e-10)
+
+
 def regularized(params, x):
     layer = lambda x, p: (feed_forward(x, p), None)
     return (jax.lax.scan(layer, x, own(params))[0] ** 2).mean() + (params["up"] ** 2).sum()
@@ -257,6 +275,18 @@ def test_a_loss_that_cannot_be_divided_is_refused(loss, says):
                 layer_parameters() | {"count": jnp.int32(0)}, rows()
             ),
             r"`params\['count'\]` is int32; expected floating-point",
+        ),
+        (
+            lambda: jaxmem.released_step(adam(), with_keys_and_rates).init(
+                layer_parameters(), rows()
+            ),
+            r"cannot be called as loss\(params, microbatch\): missing .*'key'",
+        ),
+        (
+            lambda: jaxmem.released_step(adam(), with_a_counter).init(
+                layer_parameters(), rows(), jax.random.key(0)
+            ),
+            r"cannot be called as loss\(params, microbatch, key\): too many",
         ),
     ],
 )

@@ -40,15 +40,20 @@ def test_a_state_of_numpy_arrays_is_made_in_its_places(model, tx, where):
     bound, where = step.of(params, test_frozen.batch()), WHERE[where]
     got = step.create(jax.tree.map(np.asarray, params), test_frozen.batch(), **where)
     want = bound.split(step.init(jax.tree.map(jnp.copy, params), test_frozen.batch()), **where)
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-        assert (a.dtype, a.sharding.memory_kind) == (b.dtype, b.sharding.memory_kind)
-        assert np.array_equal(a, b)
+    equal(got, want)
     after = (
         trained(step, got, (test_frozen.batch(),), 2)[0],
         trained(step, want, (test_frozen.batch(),), 2)[0],
     )
     close(*map(test_frozen.numbers, map(bound.joined, after)), 1e-12)
+
+
+def equal(got, want):
+    """Asserts that two states have equal values, dtypes and memories."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        assert (a.dtype, a.sharding.memory_kind) == (b.dtype, b.sharding.memory_kind)
+        assert np.array_equal(a, b)
 
 
 def without_codes(params, x):
@@ -57,8 +62,20 @@ def without_codes(params, x):
     return ((x @ params["head"]) ** 2).mean()
 
 
-def test_a_state_of_layers_in_a_python_loop_is_not_made_layer_by_layer():
+@pytest.mark.quick("streamed-8 bits", "on the device-a copy of the parameters")
+@pytest.mark.parametrize("tx", CREATED)
+@pytest.mark.parametrize("where", ["on the device", "streamed"])
+def test_a_state_of_layers_in_a_python_loop_is_made_in_its_places(tx, where):
+    loss, params, trainable = test_frozen.MODELS["a Python loop"]()
+    step = jaxmem.released_step(CREATED[tx](), loss, trainable=trainable)
+    where, on_host = WHERE[where], jax.tree.map(np.asarray, params)
+    got = step.create(on_host, test_frozen.batch(), **where)
+    first = step.init(jax.tree.map(jnp.copy, params), test_frozen.batch())
+    equal(got, step.of(params, test_frozen.batch()).split(first, **where))
+
+
+def test_layers_in_a_python_loop_have_no_copies():
     loss, params, trainable = test_frozen.MODELS["a Python loop"]()
     step = jaxmem.released_step(test_frozen.adam(), loss, trainable=trainable)
-    with pytest.raises(OptimizerError, match="Python loop"):
-        step.create(params, test_frozen.batch())
+    with pytest.raises(OptimizerError, match="create: `copies` is 1 .* Python loop"):
+        step.create(params, test_frozen.batch(), copies=1)

@@ -49,6 +49,7 @@ from jaxmem._trace.rewrite import Node, Program, flatten, leading_to
 # Applied to a value that is always in memory, these make values that are not saved: the backward
 # makes them again. A device gathers again the parameters of a layer if it has a part of them.
 FREELY = VIEWS | {"all_gather", "all_gather_invariant"}
+BARRIER = "optimization_barrier"
 MOST_INDICES = 4096  # elements up to which an array may be a loop's counters or its layers' keys
 
 
@@ -192,6 +193,9 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
             cheap = eqn.primitive.name in FREELY or (eqn.primitive.name in INDICES and _small(eqn))
             if cheap and all(here(v) == "free" for v in viewed):
                 origin.update(dict.fromkeys(eqn.outvars, "free"))
+            if eqn.primitive.name == BARRIER:  # each result is one of the operands
+                pairs = zip(eqn.invars, eqn.outvars)
+                origin.update({o: "free" for v, o in pairs if here(v) == "free"})
             if is_block(eqn):
                 if not eqn.params.get("differentiated"):  # a forward: its backward comes later
                     for policy in policies_of(eqn):
@@ -248,9 +252,11 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
                 for inner in subjaxprs(eqn):
                     # A call's operands are its body's inputs; a conditional has one more, first.
                     operands = eqn.invars[-len(inner.invars) :] if inner.invars else []
-                    # A while loop's trip count is not known: its frame counts one iteration.
+                    # A while loop's trip count is not known: its frame counts one iteration. It
+                    # has no derivative, so that it holds both passes of its blocks, and what it
+                    # carries is in memory in both.
                     loop = eqn.primitive.name == "while"
-                    kinds = ["carry" if loop else here(v) for v in operands]
+                    kinds = ["free" if loop else here(v) for v in operands]
                     known = dict(zip(inner.invars, kinds))
                     kinds = walk(
                         inner,
@@ -298,24 +304,30 @@ def _add(instances: list[Instance], new: Instance) -> int:
 def _repeated(jaxpr: Jaxpr, defined: dict[Var, int]) -> dict[int, int]:
     """The block equations that repeat the backward of an earlier one, by position: they read the
     same values, but for cotangents, which are the last inputs and are made after the earlier one.
+    A value behind a barrier, or copied to device memory, is the same value.
 
     defined: the position of the equation that makes each variable.
     """
     found: dict[int, int] = {}
+    same: dict[Var, Any] = {}
+    of = lambda v: v if isinstance(v, Literal) else same.get(v, v)
+    for e in jaxpr.eqns:
+        if e.primitive.name in (BARRIER, "device_put"):
+            same.update((o, of(v)) for v, o in zip(e.invars, e.outvars))
     blocks = [(i, e) for i, e in enumerate(jaxpr.eqns) if is_block(e)]
     first: dict[Any, list[tuple[int, JaxprEqn]]] = {}
     for i, e in blocks:
         if not e.params.get("differentiated") or isinstance(e.invars[0], Literal):
             continue
-        for j, earlier in first.setdefault((e.invars[0], len(e.invars)), []):
-            later = [v for v, w in zip(e.invars, earlier.invars) if v is not w]
+        for j, earlier in first.setdefault((of(e.invars[0]), len(e.invars)), []):
+            later = [v for v, w in zip(e.invars, earlier.invars) if of(v) is not of(w)]
             are_last = later == list(e.invars[len(e.invars) - len(later) :])
             is_late = lambda v, j=j: not isinstance(v, Literal) and defined.get(v, -1) > j
             if later and are_last and all(map(is_late, later)):
                 found[i] = j
                 break
         else:
-            first[e.invars[0], len(e.invars)].append((i, e))
+            first[of(e.invars[0]), len(e.invars)].append((i, e))
     return found
 
 

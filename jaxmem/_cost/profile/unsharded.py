@@ -95,8 +95,9 @@ class _Unsharded:
         """A variable or a literal, with a type that names no mesh axis."""
         if isinstance(v, Literal):
             # A number of JAX's own type remembers the mesh of the trace in which it was made.
-            number = np.asarray(v.val, v.aval.dtype) if hasattr(v.val, "aval") else v.val
-            return Literal(number, self._plain(v.aval))
+            aval: Any = v.aval
+            number = np.asarray(v.val, aval.dtype) if hasattr(v.val, "aval") else v.val
+            return Literal(number, self._plain(aval))
         if v not in self._vars:
             aval = self._plain(v.aval)
             self._vars[v] = v if aval is v.aval else type(v)(aval)

@@ -24,7 +24,7 @@ from jaxmem._model.auto.find import SHORTEST, between, part, read, repeats
 from jaxmem._model.layer.block import Layer, layers_of
 from jaxmem._model.layer.graph import flops, is_inexact
 from jaxmem._model.tags.policy import groups_of
-from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, line_of
+from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, as_scan, line_of
 from jaxmem._trace.primitives import REMAT, REPEATED
 from jaxmem._trace.rewrite import Node, Program, leading_to, program_of, run
 from jaxmem.errors import NoLayersError
@@ -64,6 +64,8 @@ class SegmentedLoss:
     reported: `reported(leaves, values)` returns the arrays that the loss returns after the loss
       itself. `leaves` are the parameters by number, and `values` the values of segments.
     owned: for each layer, the numbers of the parameters that it alone reads.
+    label: the label of the layers' block in a plan.
+    loops: the number of Python loops over layers.
     frozen: the numbers of the parameters that are not trained.
     """
 
@@ -72,6 +74,8 @@ class SegmentedLoss:
     output: int
     reported: Callable[[Sequence, dict], list]
     owned: tuple[tuple[int, ...], ...]
+    label: str
+    loops: int
     frozen: Collection[int] = ()
 
 
@@ -119,7 +123,25 @@ class PythonLoops:
         stretches = repeats(program, shortest)
         if not stretches or not isinstance(program.outputs[0], int):
             return None
-        return PythonLoops(program, views, count, stretches, frozen)
+        made = PythonLoops(program, views, count, stretches, frozen)
+        return None if made._holds_layers(is_view) else made
+
+    def _holds_layers(self, views: set[int]) -> bool:
+        """Whether scans over slices of parameters have most of the layers' FLOPs. Two equal towers,
+        each a scan over its layers, are two such stretches.
+
+        views: the casts and views of parameters.
+        """
+        parameters = views.union(self._program.inputs[: self._count])
+        inside = 0.0
+        for stretch in self._stretches:
+            for node in self._program.nodes[stretch.start : stretch.stop]:
+                scan = as_scan(node.eqn)
+                if scan is not None and not parameters.isdisjoint(
+                    v for v in node.inputs[scan.consts + scan.carry :] if isinstance(v, int)
+                ):
+                    inside += flops(node)
+        return inside > 0.5 * self.work
 
     def segmented(self, plan: Any, label: str) -> SegmentedLoss:
         """Cuts the loss at its layers.
@@ -145,9 +167,8 @@ class PythonLoops:
                 cutter.layer(stretch, call)
             done = bounds[-1][1]
         cutter.between(done, len(program.nodes))
-        return cutter.loss(
-            _place(program.nodes[self._stretches[0].start : self._stretches[0].stop])
-        )
+        place = _place(program.nodes[self._stretches[0].start : self._stretches[0].stop])
+        return cutter.loss(place, label, len(self._stretches))
 
 
 def _blocks(layers: Sequence[Layer], plan) -> list[Callable[[Sequence], list]]:
@@ -246,8 +267,13 @@ class _Cutter:
             Segment(layer, numbers, tuple(takes), tuple(others), tuple(makes), called, fixed)
         )
 
-    def loss(self, place: str) -> SegmentedLoss:
-        """Returns the loss. Raises NoLayersError if no layer alone reads a trained parameter."""
+    def loss(self, place: str, label: str, loops: int) -> SegmentedLoss:
+        """Returns the loss. Raises NoLayersError if no layer alone reads a trained parameter.
+
+        place: the user's file and line of the first loop.
+        label: the label of the first loop's layers.
+        loops: the number of loops.
+        """
         readers: dict[int, list[Segment]] = {}
         for segment in self.segments:
             for i in segment.leaves:
@@ -273,4 +299,5 @@ class _Cutter:
             known = run(views, self.program.constants | known, lambda node, x: node.run(x))
             return [v.val if isinstance(v, Literal) else known[v] for v in more]
 
-        return SegmentedLoss(tuple(self.segments), rest, output, reported, owned, self.frozen)
+        segments, of_loops = tuple(self.segments), (label, loops)
+        return SegmentedLoss(segments, rest, output, reported, owned, *of_loops, self.frozen)

@@ -342,7 +342,7 @@ def _streamed(
     else:
         and_update = lambda carried, last: one(carried[0], last, update)
         of_last = jax.tree.map(lambda a: a[-1], losses)
-        ((outer, layers), _), loss = _once(and_update, (carry, of_last), last)
+        ((outer, layers), _), loss = once(and_update, (carry, of_last), last)
         losses = stacked_values([loss], losses)
 
     stacks = as_layers(params[model.layers], [m["params"] for m in layers])
@@ -362,7 +362,7 @@ def _streamed(
     return (new, made), (outer, layers), losses
 
 
-def _once(body: Callable, carry, given):
+def once(body: Callable, carry, given):
     """Runs `body(carry, given)` in a loop of one iteration that XLA does not inline, since XLA does
     not know the number of iterations.
 

@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxmem._model.loop.arguments import lengths_of
 from jaxmem._model.states.layout import is_split, joined_shapes, length, masters_of, parts_of
 from jaxmem._model.states.store import streams
+from jaxmem._optim.adama.eight_bits import is_quantized
 from jaxmem._optim.released.fold import Clip, entries
 from jaxmem._optim.released.model import Model
 from jaxmem.errors import OptimizerError
@@ -217,3 +218,27 @@ def _keys(tree) -> str:
     """Returns the paths of a tree's arrays, in words."""
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
     return ", ".join(paths) or "no arrays"
+
+
+def like_in_8_bits(init: Callable, params, old) -> Any:
+    """Returns the shapes of an optimizer's state with its moments in 8 bits.
+
+    init: `init(params)` makes such a state.
+    params: the parameters, or their shapes.
+    old: the optimizer's state with float moments.
+
+    Raises OptimizerError if `old` has its moments in 8 bits already, or has no moments.
+    """
+    if is_quantized(old):
+        raise OptimizerError(
+            "quantized_state: the optimizer's state is stored in 8 bits already; expected float"
+            " moments: jaxmem.adama(..., moments='float'), or `tx` without jaxmem.quantized"
+        )
+    shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype)
+    like = jax.eval_shape(init, jax.tree.map(shape, params))
+    if not is_quantized(like):
+        raise OptimizerError(
+            "quantized_state: the optimizer's state has no floating-point array that 8 bits can"
+            " store; expected an optimizer with moments, such as jaxmem.adama or optax.adamw"
+        )
+    return like

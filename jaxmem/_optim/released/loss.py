@@ -7,6 +7,7 @@ rates by path would no longer fit the user's tree.
 """
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -162,6 +163,7 @@ class LossStep:
         the iterations of a scan, or the layers of Python loops. Returns the divided loss, and the
         structure of the auxiliary values.
         """
+        _check_takes(self.loss, form.shapes, *rest)
         with todays_checkpoint():
             closed, out = jax.make_jaxpr(self.loss, return_shape=True)(form.shapes, *rest)
         is_pair = isinstance(out, tuple) and len(out) == 2
@@ -182,6 +184,26 @@ class LossStep:
         label = self.label if planned else None
         divided = divided_loss(closed, form.paths, label, form.frozen_numbers)
         return divided, jax.tree.structure(aux)
+
+
+def _check_takes(loss: Callable, *args) -> None:
+    """Raises OptimizerError if `loss` cannot be called with these arguments: parameters, a
+    microbatch, and perhaps a key.
+    """
+    try:
+        signature = inspect.signature(loss)
+    except (TypeError, ValueError):  # a builtin, or an object without a signature
+        return
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        call = "loss(params, microbatch, key)" if len(args) > 2 else "loss(params, microbatch)"
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise OptimizerError(
+            f"released_step: `loss` is {name}{signature}, and cannot be called as {call}: {error};"
+            " expected a loss of these arguments; the key is the third argument of `init` and of"
+            " the step, and a step without a key passes none"
+        ) from None
 
 
 def stored_under(plan, tx) -> Any:

@@ -56,7 +56,7 @@ def created(
         specs, state_specs = divide({**outside, model.layers: stacks_of(places.layers)})
     stack_specs, other_specs, near_specs, _ = optimizer.opened(model, params, state_specs)
 
-    devices: Mesh = mesh or _mesh_of(outer) or _mesh_of_one(outer)
+    devices: Mesh = mesh or _mesh_of(outer) or mesh_of_one(outer)
     stacked, put_on = functools.partial(_stacked, places, devices), functools.partial(put, devices)
     of_a_layer = params[model.layers], *optimizer.opened(model, params, state)[0].values()
     _check_room(places, devices, of_a_layer, (specs[model.layers], *stack_specs.values()))
@@ -217,7 +217,7 @@ def _shape(a, *layers: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((*layers, *jnp.shape(a)), jnp.result_type(a))
 
 
-def _mesh_of_one(outer) -> Mesh:
+def mesh_of_one(outer) -> Mesh:
     """Returns the mesh of the device that stores `outer`, or of the default device."""
     arrays = [a for a in jax.tree.leaves(outer) if isinstance(a, jax.Array)]
     first: Any = layout.moved(arrays[0] if arrays else jnp.zeros(()), layout.DEVICE)

@@ -133,11 +133,13 @@ class SegmentedRun:
         return of(False), of(True)
 
     def _fetched(self, k: int, after) -> dict[int, Any]:
-        """The parameters of segment k in device memory, by number. Parameters in host memory are
-        copied when the arrays `after` exist.
+        """The parameters of segment k in device memory, by number, when the arrays `after` exist.
+        Otherwise XLA could cast the parameters of all segments first, and would find that the
+        forward and the backward cast equal parameters, and store all casts.
         """
         numbers = self.segments[k].leaves if 0 <= k < len(self.segments) else ()
-        return dict(zip(numbers, _brought([self.leaves[i] for i in numbers], after)))
+        ready, _ = jax.lax.optimization_barrier(([self.leaves[i] for i in numbers], after))
+        return dict(zip(numbers, brought(ready)))
 
     def _at_hand(self, i: int):
         """A whole parameter in device memory."""

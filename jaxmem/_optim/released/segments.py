@@ -14,24 +14,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmem._model.auto.segments import SegmentedLoss
 from jaxmem._model.states import layout, room
-from jaxmem._model.states.places import DIVIDED
+from jaxmem._model.states.places import DIVIDED, Places
 from jaxmem._model.states.shards import shards
 from jaxmem._model.states.store import brought, returned
-from jaxmem._optim.adama.eight_bits import is_coded
+from jaxmem._optim.adama.eight_bits import QuantizedState, is_coded, quantized, recoded_as
 from jaxmem._optim.adama.transform import AdamA
-from jaxmem._optim.released.accumulated import MOVED, microbatches, stacked_values
+from jaxmem._optim.released import placement
+from jaxmem._optim.released.accumulated import MOVED, microbatches, once, stacked_values
 from jaxmem._optim.released.bound import BoundStep
 from jaxmem._optim.released.direct import Update, mixing_error, proved
 from jaxmem._optim.released.fold import TALLIES, Accumulation, Clip, Fold, entries, squared
-from jaxmem._optim.released.form import check_axis, check_untraced
+from jaxmem._optim.released.form import axis_in, check_axis, check_untraced, like_in_8_bits
 from jaxmem._optim.released.model import metrics_of, one_microbatch, tally_of
 from jaxmem._optim.released.placement import places_of
 from jaxmem._optim.released.segmented_run import SegmentedRun
-from jaxmem._trace.alone import Alone
+from jaxmem._trace.alone import Alone, Started
+from jaxmem._trace.arguments import shard_bytes
 from jaxmem.errors import OptimizerError
 
 LAYERS = DIVIDED[-1]  # layers are gathered one at a time
@@ -65,6 +67,39 @@ class SegmentedStep(BoundStep):
         return self
 
     @property
+    def label(self) -> str:
+        """The label of the layers' block in a plan."""
+        return self.loss.label
+
+    @property
+    def dtype(self) -> None:
+        """None: the layers compute in the dtypes of the loss."""
+        return None
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether the step accumulates microbatches in AdamA's moments."""
+        return isinstance(self.tx, AdamA)
+
+    def count(self, params) -> int:
+        """The number of layers. Raises OptimizerError for parameters of another loss."""
+        _check_tree("state[0]", params, self.shapes)
+        return len(self.loss.owned)
+
+    def arrays(self, state) -> tuple[list, list, list]:
+        """Sorts the arrays of a state, as `ReleasedStep.arrays` does."""
+        params, owners = jax.tree.leaves(state[0]), self._owners(state[1])
+        layers = [params[i] for i in self.numbers if i in self._of_layers]
+        moments = zip(jax.tree.leaves(state[1]), owners)
+        outside = [params[i] for i in self.numbers if i not in self._of_layers]
+        return layers, [a for a, i in moments if i in self._of_layers], outside
+
+    @property
+    def _of_layers(self) -> set[int]:
+        """The numbers of the parameters that one layer alone reads."""
+        return {i for owned in self.loss.owned for i in owned}
+
+    @property
     def numbers(self) -> list[int]:
         """The numbers of the trained parameters, in the order of the optimizer's trees."""
         count = len(jax.tree.leaves(self.shapes))
@@ -75,7 +110,7 @@ class SegmentedStep(BoundStep):
         """The numbers of the trained parameters of each component: first the layers, then the
         others.
         """
-        of_layers = {i for owned in self.loss.owned for i in owned}
+        of_layers = self._of_layers
         layers = [tuple(i for i in own if i not in self.loss.frozen) for own in self.loss.owned]
         return [*layers, *((i,) for i in self.numbers if i not in of_layers)]
 
@@ -101,25 +136,9 @@ class SegmentedStep(BoundStep):
 
     def split(self, state, persist: int, *, copies=0, buffers=0, outer_moments=layout.DEVICE):
         check_untraced("split", "state", state)
-        places = places_of(len(self.loss.owned), persist, copies, buffers, outer_moments)
-        if copies or buffers:
-            raise OptimizerError(
-                f"split: `copies` is {copies} and `buffers` is {buffers}; expected 0 for layers of"
-                " a Python loop, whose parameters have a copy in no second memory"
-            )
-        streamed = {i for owned in self.loss.owned[places.persist :] for i in owned}
-        of_layers = {i for owned in self.loss.owned for i in owned}
-
-        def memory(owner: int | None, is_parameter: bool) -> str:
-            outside = not is_parameter and outer_moments == layout.HOST
-            is_far = owner in streamed or (outside and owner is not None and owner not in of_layers)
-            return layout.HOST if is_far else layout.DEVICE
-
-        leaves, structure = jax.tree.flatten(state[0])
-        params = [memory(i, True) for i in range(len(leaves))]
-        old, of_state = jax.tree.flatten(state[1])
-        states = [memory(i, False) for i in self._owners(state[1])]
-        pairs = [*zip(leaves, params), *zip(old, states)]
+        places = self._placed("split", persist, copies, buffers, outer_moments)
+        leaves, structure = jax.tree.flatten(state)
+        pairs = [*zip(leaves, self._memories(state[1], places))]
         device = room.device_of(state)
         far = [a for a, kind in pairs if kind == layout.HOST]
         room.check_pool(device, room.nbytes(far))
@@ -130,13 +149,80 @@ class SegmentedStep(BoundStep):
         shared = layout.sharing(state)
         moved = [_moved(a, kind, id(a) not in shared) for a, kind in pairs]
         layout.delete_unless_in(moved, shared)
-        return structure.unflatten(moved[: len(leaves)]), of_state.unflatten(moved[len(leaves) :])
+        return structure.unflatten(moved)
 
     def create(self, params, persist=0, *, mesh=None, divided="nothing", **where):
-        raise OptimizerError(
-            "create: the layers of the loss are a Python loop; expected layers in a jax.lax.scan"
-            " over stacked parameters, or the first state by `init`, which is made as a whole"
+        check_untraced("create", "params", params)
+        _check_tree("params", params, self.shapes)
+        places = self._placed("create", persist, **where)
+        devices = placement.mesh_of_one(()) if mesh is None else mesh
+        shapes = self.shapes, self._state_shapes
+        specs = jax.tree.map(lambda _: PartitionSpec(), shapes)
+        if mesh is not None:
+            specs = self.specs(params, mesh.shape[axis_in("create", self.axis_name, mesh)], divided)
+        memories = self._memories(shapes[1], places)
+        placed = [*zip(jax.tree.leaves(specs), memories)]
+        sizes = [
+            len(devices.local_devices) * shard_bytes(a, NamedSharding(devices, spec))
+            for a, (spec, _) in zip(jax.tree.leaves(shapes), placed)
+        ]
+        device, far = devices.devices.flat[0], [kind == layout.HOST for kind in memories]
+        hosted = sum(size for size, is_far in zip(sizes, far) if is_far)
+        room.check_pool(device, hosted)
+        room.check_free(hosted if room.has_host_memory(device) else sum(sizes))
+        leaves = jax.tree.leaves(params)
+        # One array at a time is in device memory as a whole.
+        store = lambda a, spec, kind: jax.block_until_ready(
+            layout.moved(placement.put(devices, a, spec, layout.DEVICE), kind)
         )
+        first = Started.of(self.tx.init, self.trained)
+        own = [leaves[i] for i in self.numbers]
+        states = (first.leaf(s, own.__getitem__) for s in range(len(memories) - len(leaves)))
+        made = [store(a, *where) for a, where in zip(itertools.chain(leaves, states), placed)]
+        return jax.tree.unflatten(jax.tree.structure(shapes), made)
+
+    def _placed(
+        self, method: str, persist: int, copies=0, buffers=0, outer_moments=layout.DEVICE
+    ) -> Places:
+        """The places of the layers' states. Raises OptimizerError for invalid arguments.
+
+        method: the method that was called.
+        """
+        if copies or buffers:
+            raise OptimizerError(
+                f"{method}: `copies` is {copies} and `buffers` is {buffers}; expected 0 for layers"
+                " of a Python loop, whose parameters have a copy in no second memory"
+            )
+        return places_of(len(self.loss.owned), persist, copies, buffers, outer_moments)
+
+    def _memories(self, state, places: Places) -> list[str]:
+        """The memory of each leaf of the pair of the parameters and the optimizer's `state`."""
+        streamed = {i for owned in self.loss.owned[places.persist :] for i in owned}
+        outside = {*range(len(jax.tree.leaves(self.shapes)))} - self._of_layers
+        far = streamed | (outside if places.outer_moments == layout.HOST else set())
+        memory = lambda is_far: layout.HOST if is_far else layout.DEVICE
+        params = range(len(jax.tree.leaves(self.shapes)))
+        states = self._owners(state)
+        return [*(memory(i in streamed) for i in params), *(memory(i in far) for i in states)]
+
+    def quantized_state(self, state) -> tuple[Any, Any]:
+        """Returns a state of this step with its moments in 8 bits, as
+        `ReleasedStep.quantized_state` does. Moments are coded one array at a time.
+        """
+        params, old = state
+        tx = self.tx.quantized() if isinstance(self.tx, AdamA) else quantized(self.tx)
+        like, kept = like_in_8_bits(tx.init, self.trained, old), layout.sharing(state)
+        numbered = itertools.count()
+        code = lambda a, b: recoded_as(a, b, next(numbered), False, kept)
+        coded = lambda like, tree: jax.tree.map(code, like, tree, is_leaf=is_coded)
+        if isinstance(self.tx, AdamA):
+            made = old._replace(**{k: coded(getattr(like, k), getattr(old, k)) for k in MOVED})
+        else:
+            shapes = any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves(old))
+            count = like.count if shapes else jnp.zeros((), jnp.int32)
+            made = QuantizedState(count, coded(like.inner, old))
+        layout.delete_unless_in((params, made), kept)
+        return params, made
 
     def joined(self, state):
         return state  # the arrays of layers in a Python loop are whole in any placement
@@ -315,13 +401,25 @@ class SegmentedStep(BoundStep):
 
         numbered = first + jnp.arange(n, dtype=jnp.int32), microbatches(batch, n)
         before, final = (jax.tree.map(lambda a, s=s: a[s], numbered) for s in (slice(-1), -1))
+
+        def updating_one(states, indexed):
+            i, part = indexed
+            # Parameters that the loop replaces are read from its carry: otherwise XLA would copy
+            # all that are in host memory.
+            own = jax.tree.leaves(self._params(states, leaves))
+            return self._backward(folds(i, last=True), own, states, part, divided)
+
         losses = None
         if n > 1:
             states, losses = jax.lax.scan(one, states, before)
         with_params = zip(states, self.components)
         states = [s | {"params": [leaves[i] for i in c]} for s, c in with_params]
-        folds_of_last = folds(final[0], last=True)
-        states, loss = self._backward(folds_of_last, leaves, states, final[1], divided)
+        if n > 1:
+            of_last = jax.tree.map(lambda a: a[-1], losses)
+            and_update = lambda carried, last: updating_one(carried[0], last)
+            states, loss = once(and_update, (states, of_last), final)
+        else:
+            states, loss = updating_one(states, final)
         losses = stacked_values([loss], losses)
         made = {k: self._joined(states, k) for k in moments}
         made |= {"count": optax.safe_increment(old.count), "folded": jnp.zeros_like(old.folded)}

@@ -4,6 +4,7 @@ The step runs on one device, or on each of several devices.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,12 @@ import jax.numpy as jnp
 
 from jaxmem._core.assignment import INT8, moments_of
 from jaxmem._model.states import layout
+from jaxmem._model.states.layout import masters_of
 from jaxmem._model.states.places import DIVIDED
 from jaxmem._model.states.shards import placed, shards
-from jaxmem._optim.adama.eight_bits import is_quantized
 from jaxmem._optim.released import placement
 from jaxmem._optim.released.bound import BoundStep
+from jaxmem._optim.released.direct import Direct
 from jaxmem._optim.released.fold import Clip
 from jaxmem._optim.released.form import (
     axis_in,
@@ -28,6 +30,7 @@ from jaxmem._optim.released.form import (
     check_split,
     check_stacks,
     check_untraced,
+    like_in_8_bits,
 )
 from jaxmem._optim.released.model import Model, Optimizer
 from jaxmem.errors import OptimizerError
@@ -98,6 +101,37 @@ class ReleasedStep:
     optimizer: Optimizer
     model: Model
     clip: Clip
+
+    @property
+    def label(self) -> str:
+        """The label of the layers' block in a plan."""
+        return self.model.label
+
+    @property
+    def axis_name(self) -> str | None:
+        """The mesh axis of data parallelism; None on one device."""
+        return self.optimizer.axis_name
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether the step accumulates microbatches in AdamA's moments."""
+        return not isinstance(self.optimizer, Direct)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of compute; None for the parameters' own dtypes."""
+        return self.model.dtype
+
+    def count(self, params) -> int:
+        """The number of layers. Raises OptimizerError for parameters of another model."""
+        return self.model.count(params)
+
+    def arrays(self, state) -> tuple[Any, Any, Any]:
+        """Sorts the arrays of a state: the layers' trained parameters, the layers' arrays in the
+        optimizer's state, and the trained parameters outside the layers.
+        """
+        stacks, *_ = self.optimizer.opened(self.model, *state)
+        return masters_of(state[0][self.model.layers]), stacks, self.model.outer(state[0])
 
     def init(self, params) -> tuple[Any, Any]:
         """Makes the first state: the pair of the parameters and the optimizer's state.
@@ -233,19 +267,8 @@ class ReleasedStep:
         `joined` does.
         """
         params, old = state = self.joined(state)
-        if is_quantized(old):
-            raise OptimizerError(
-                "quantized_state: the optimizer's state is stored in 8 bits already; expected float"
-                " moments: jaxmem.adama(..., moments='float'), or `tx` without jaxmem.quantized"
-            )
-        init = self.quantized().optimizer.init
-        shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype)
-        like = jax.eval_shape(lambda params: init(self.model, params), jax.tree.map(shape, params))
-        if not is_quantized(like):
-            raise OptimizerError(
-                "quantized_state: the optimizer's state has no floating-point array that 8 bits can"
-                " store; expected an optimizer with moments, such as jaxmem.adama or optax.adamw"
-            )
+        init = functools.partial(self.quantized().optimizer.init, self.model)
+        like = like_in_8_bits(init, params, old)
         kept = layout.sharing(state)
         made = params, self.optimizer.coded(self.model, params, like, old, kept)
         layout.delete_unless_in(made, kept)

@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxmem._optim.released.bound import BoundStep
 from jaxmem._optim.released.loss import LossStep
+from jaxmem._optim.released.segments import SegmentedStep
 from jaxmem._optim.released.step import ReleasedStep
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import StepError
@@ -92,14 +93,14 @@ def _is_spec(a) -> bool:
     return isinstance(a, PartitionSpec)
 
 
-def mesh_of(released: ReleasedStep, args: tuple, target: Target) -> tuple[Any, str]:
+def mesh_of(released: ReleasedStep | SegmentedStep, args: tuple, target: Target) -> tuple[Any, str]:
     """The mesh over which a step is divided, and the optimizer's axis. If the step's arguments are
     on a mesh of all devices with this axis, this mesh is returned; it may have other axes too.
     Otherwise the mesh has one axis of all devices of the target.
 
     Raises StepError if the optimizer has no axis.
     """
-    axis = released.optimizer.axis_name
+    axis = released.axis_name
     if axis is None:
         raise StepError(
             "plan: `decide` has 'sharding', and the optimizer's `axis_name` is None; expected the"

@@ -13,7 +13,6 @@ from jaxmem._core.progress import LOG
 from jaxmem._cost.profile.doubt import MIN_GAIN_DEFAULT
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS
-from jaxmem._optim.released.direct import Direct
 from jaxmem._optim.released.loss import bound
 from jaxmem._optim.released.step import released_of
 from jaxmem._planner.advice import infeasible_placement
@@ -25,7 +24,6 @@ from jaxmem._planner.placement.layer import (
     LESS_BESIDE,
     NOTHING,
     ONE_DEVICE,
-    PLACES,
     RESIDENT,
     Link,
     Sharding,
@@ -185,7 +183,7 @@ def placement_searches(
         return [read_places(build, args, backend, limits, allowed, moments=moments)]
     target = backend.target
     released, _ = released_of(bound(build(None), args))
-    accumulates = not isinstance(getattr(released, "optimizer", None), Direct)
+    accumulates = bool(getattr(released, "accumulates", True))
     # If XLA has estimates for the target, its schedule overlaps more of an all-gather.
     chip = target.chip
     beside = GATHERED_BESIDE if chip is not None and chip.has_xla_estimates else LESS_BESIDE
@@ -263,7 +261,7 @@ def read_places(
     states = steps.states()
     sharding = dataclasses.replace(sharding, devices=steps.devices)
     moves = sharding.by_layer or not several  # otherwise all states remain on their devices
-    places = PLACES if moves else (RESIDENT,)
+    places = steps.possible if moves else (RESIDENT,)
     step = read_step(steps.at(steps.resident), None, allowed)
     profile, block = step.profile, _stack_of(step.profile, steps)
     others = _others(profile, block)

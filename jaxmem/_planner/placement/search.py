@@ -10,7 +10,10 @@ and each group has at least two layers.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from jaxmem._core.actions import Actions, Choice
 from jaxmem._core.assignment import Assignment
@@ -67,7 +70,8 @@ class PlacementSearch:
     limits: the bytes that a plan may take.
     notes: sentences for the user.
     error: the bytes by which compiled steps are expected to exceed their liveness estimates, from
-      the trials.
+      the last trial.
+    is_safer: whether `error` is more than the error of any trial, since no trial fits.
     profile_seconds, solve_seconds: the time of tracing and profiling, and the time of the solver.
     trials: the solutions that were compiled.
     refused: the solutions that XLA did not compile.
@@ -81,6 +85,7 @@ class PlacementSearch:
     limits: Limits
     notes: tuple[str, ...] = ()
     error: int = 0
+    is_safer: bool = False
     profile_seconds: float = 0.0
     solve_seconds: float = 0.0
     trials: list[PlacedTrial] = dataclasses.field(default_factory=list)
@@ -134,7 +139,7 @@ class PlacementSearch:
         errors, and then the solution of least bytes.
         """
         errors = [t.total - self._estimated_of(t.solution) for t in self.trials]
-        self.error = 2 * max(errors) - min(errors)
+        self.error, self.is_safer = 2 * max(errors) - min(errors), True
         for find in (self.agreed, self.least):
             solution = find()
             if solution is None or self.fitting or self._is_tried(solution):
@@ -143,7 +148,8 @@ class PlacementSearch:
                 self.compile_solutions([solution])
 
     def _is_tried(self, solution: PlacementSolution) -> bool:
-        return any(solution.counts == t.solution.counts for t in self.trials)
+        key = lambda s: (s.counts, s.outer)
+        return any(key(solution) == key(t.solution) for t in self.trials)
 
     @property
     def fitting(self) -> list[PlacedTrial]:
@@ -156,6 +162,7 @@ class PlacementSearch:
         """
         room, best = self.limits.usable_bytes, None
         short = solvable = self.error  # `solvable`: the last `short` for which there was a solution
+        low, high = -math.inf, math.inf  # the last `short` whose solution did not fit, and did
         for _ in range(MOST_ESTIMATES):
             solution = self._solved(self.within(room, short))
             if solution is None:
@@ -171,13 +178,24 @@ class PlacementSearch:
             error = expected - solution.device_bytes
             if error == 0 or (expected <= room and error > -(1 - FULL_SHARE) * room):
                 break
+            low, high = (low, short) if expected <= room else (short, high)
             short += error
+            if -math.inf < low < high < math.inf and not low < short < high:
+                short = (low + high) // 2
         # No solution is expected to fit: the solution of least bytes may fit.
         return self.least() if best is None else best
 
     def expected(self, solution: PlacementSolution) -> int:
-        """The predicted device bytes of a compiled step under a solution."""
-        return self._estimated_of(solution) + self.error
+        """The predicted device bytes of a compiled step under a solution. Between the estimates of
+        two trials, errors are interpolated: the error grows with the number of resident layers if
+        XLA copies their states.
+        """
+        estimated = self._estimated_of(solution)
+        trials = sorted((self._estimated_of(t.solution), t.total) for t in self.trials)
+        if len(trials) < 2 or self.is_safer:
+            return estimated + self.error
+        errors = [total - of_trial for of_trial, total in trials]
+        return estimated + round(np.interp(estimated, [of for of, _ in trials], errors))
 
     def _estimated_of(self, solution: PlacementSolution) -> int:
         return self.steps.estimate(self.assignment(solution), solution.places)

@@ -13,15 +13,21 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from jaxmem._core.assignment import FLOAT, INT8, Assignment, in_8_bits
-from jaxmem._model.states.layout import masters_of
 from jaxmem._model.states.places import HOST, Places
 from jaxmem._optim.adama.eight_bits import is_quantized
 from jaxmem._optim.released.bound import BoundStep
-from jaxmem._optim.released.form import check_pair
+from jaxmem._optim.released.form import check_is_pair
 from jaxmem._optim.released.loss import bound
 from jaxmem._optim.released.segments import SegmentedStep
 from jaxmem._optim.released.step import ReleasedStep, released_of
-from jaxmem._planner.placement.layer import LAYERS, States
+from jaxmem._planner.placement.layer import (
+    COPIED,
+    LAYERS,
+    PLACES,
+    RESIDENT,
+    STREAMED,
+    States,
+)
 from jaxmem._planner.placement.mesh import Divided, mesh_of
 from jaxmem._planner.search.compile import CompiledStep, StepCompiler
 from jaxmem._result.plan.plan import Plan, other_model
@@ -50,7 +56,7 @@ class PlacedSteps:
     def __init__(
         self, build, args: tuple, backend: Backend, how: str | None = None, moments: str = FLOAT
     ):
-        exact, self.moments = bound(build(None), args), moments
+        exact, self.moments = _bound(build, args), moments
         if moments == INT8:
             exact_build = build
             build = lambda plan: exact_build(in_8_bits(plan))
@@ -60,7 +66,7 @@ class PlacedSteps:
         self.at = functools.lru_cache(maxsize=LATEST)(at)
         self._estimated: dict[tuple[str, Places], int] = {}
         self.compiles, self.seconds = 0, 0.0
-        self._made, self._over = bound(build(None), args) if moments == INT8 else exact, None
+        self._made, self._over = _bound(build, args) if moments == INT8 else exact, None
         self._step, self._pair = _released(self._made)
         self._exact = _released(exact)[0]
         if not args:
@@ -72,7 +78,8 @@ class PlacedSteps:
                 f"plan: `get` of the step's `within` raised {type(error).__name__} for the state:"
                 f" {error}; expected the pair of parameters and optimizer's state"
             ) from error
-        check_pair(self._step.model, pair)
+        check_is_pair(pair)
+        self._step.count(pair[0])
         # A step for the device at hand is compiled for concrete devices. Shapes need not have a
         # sharding; they get the sharding of the first device.
         here = SingleDeviceSharding(jax.local_devices()[0]) if backend.target.local else None
@@ -95,11 +102,16 @@ class PlacedSteps:
     @property
     def label(self) -> str:
         """The label of the layers' block."""
-        return self._step.model.label
+        return self._step.label
 
     @property
     def layers(self) -> int:
-        return self._step.model.count(self._pair(self._state)[0])
+        return self._step.count(self._pair(self._state)[0])
+
+    @property
+    def possible(self) -> tuple[str, ...]:
+        """The places in which the states of a layer may be stored."""
+        return PLACES if isinstance(self._step, ReleasedStep) else (RESIDENT, STREAMED)
 
     @property
     def resident(self) -> Places:
@@ -169,20 +181,20 @@ class PlacedSteps:
 
     def states(self) -> States:
         """The bytes of the step's states."""
-        model, layers = self._step.model, self.layers
-        params, state = self._pair(self._state)
-        stacks, *_ = self._step.optimizer.opened(model, params, state)
+        layers = self.layers
+        masters, stacks, outer = self._step.arrays(self._pair(self._state))
         bytes_at = lambda places: _bytes(self.args_at(places))
         resident, _ = bytes_at(self.resident)
         _, outside = bytes_at(dataclasses.replace(self.resident, outer_moments=HOST))
         streamed, _ = bytes_at(Places(layers, 0))
-        copied, _ = bytes_at(Places(layers, 0, copies=layers))
+        copies = layers if COPIED in self.possible else 0
+        copied, _ = bytes_at(Places(layers, 0, copies=copies))
         size = lambda tree: sum(shard_bytes(a) for a in jax.tree.leaves(tree)) // layers
-        parameters, moments = map(size, (masters_of(params[model.layers]), stacks))
+        parameters, moments = map(size, (masters, stacks))
         frozen = (resident - streamed) // layers - parameters - moments
         is_gathered = self._over is not None and self._over.how == LAYERS
         # Collectives between devices move arrays in the dtype of compute.
-        wire_bytes = lambda a: a.size * jnp.dtype(model.dtype or a.dtype).itemsize
+        wire_bytes = lambda a: a.size * jnp.dtype(self._step.dtype or a.dtype).itemsize
         wire = lambda tree: sum(map(wire_bytes, jax.tree.leaves(tree)))
         return States(
             layers=layers,
@@ -191,11 +203,9 @@ class PlacedSteps:
             copy=(copied - streamed) // layers,
             outside=outside,
             fixed=resident - outside - layers * (parameters + moments + frozen),
-            wire=wire(masters_of(params[model.layers])) // layers,
-            outside_wire=wire(model.outer(params)),
-            outside_stored=sum(
-                a.size * a.dtype.itemsize for a in jax.tree.leaves(model.outer(params))
-            ),
+            wire=wire(masters) // layers,
+            outside_wire=wire(outer),
+            outside_stored=sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(outer)),
             frozen=frozen,
             frozen_wire=self.devices * frozen if is_gathered else 0,
         )
@@ -234,20 +244,26 @@ def placed_steps(plan: Plan, build, args: tuple, backend: Backend, what: str) ->
     return steps
 
 
-def _released(made) -> tuple[ReleasedStep, Callable]:
+def _bound(build, args: tuple):
+    """Returns the step that `build` makes, for the step's arguments."""
+    made = bound(build(None), args)
+    # Under a plan, a layer of a Python loop may be less than a checkpoint that the user wrote.
+    return bound(build(Assignment.nothing()), args) if isinstance(made, SegmentedStep) else made
+
+
+def _released(made) -> tuple[ReleasedStep | SegmentedStep, Callable]:
     """The released step that `build` returned, or that is within the returned step, and the
     function that takes the released step's pair out of a state. Raises StepError if `build`
     returned no released step.
     """
     step, pair = released_of(made)
-    if isinstance(step, SegmentedStep):
+    if isinstance(step, SegmentedStep) and step.loss.loops > 1:
         raise StepError(
-            "plan: states are placed, and the layers of the loss are a Python loop; expected layers"
-            " in a jax.lax.scan over stacked parameters, whose states one loop copies to the device"
-            " and back; or plan without 'states' in `decide`, and move the states of layers to host"
-            " memory by step.of(params, batch).split(state, persist)"
+            f"plan: states are placed, and the loss has {step.loss.loops} Python loops over layers;"
+            " expected one loop; or plan without 'states' in `decide`, and move the layers' states"
+            " to host memory by step.of(params, batch).split(state, persist)"
         )
-    if not isinstance(step, ReleasedStep):
+    if not isinstance(step, ReleasedStep | SegmentedStep):
         raise StepError(
             f"plan: states are placed, and `build` returned {type(step).__name__}; expected what"
             " jaxmem.released_step returns, whose states can be split, or its `within` where a step"

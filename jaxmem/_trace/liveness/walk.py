@@ -74,8 +74,9 @@ def temporary_bytes(
     division = divide(flat, shardings, flat_of)
     walks = [_Walk(order, on_gpu, flat_of, shards) for order in ORDERS]
     least = min(walk.step(flat, donated, division, order) for walk, order in zip(walks, ORDERS))
-    # In a depth-first order, a step without a loop over its layers computes the weights' gradients
-    # last. The operands of these gradients stay alive until then.
+    # In a depth-first order, a program without a loop over its layers computes the weights'
+    # gradients last. The operands of these gradients stay alive until then. The program is the
+    # whole step, or the body of a loop over microbatches (`_inside`).
     written = min(walk.step(flat, donated, division, as_written) for walk in walks)
     return written if written < FAR_LESS * least else least
 
@@ -176,19 +177,27 @@ class _Walk:
             if loop is not None:
                 given = flat.inputs[loop.consts : loop.consts + loop.carry]
                 carried = {o: i for i, o in zip(given, body.outputs) if o is not None}
-            placed = _with_carried(body, self._in_place(body, carried))
             sizes = _Sizes(body, division, shards)
-            self._known[key] = self._most(body, placed, sizes, self._order)
+
+            def most(order: Order) -> int:
+                placed = _with_carried(body, self._in_place(body, carried, order))
+                return self._most(body, placed, sizes, order)
+
+            least = most(self._order)
+            unrolled = all(k.eqn is None or as_loop(k.eqn) is None for k in body.kernels)
+            written = most(as_written) if unrolled else least
+            self._known[key] = written if written < FAR_LESS * least else least
         return self._known[key]
 
-    def _in_place(self, body: Body, carried: dict[int, int]) -> set[int]:
+    def _in_place(self, body: Body, carried: dict[int, int], order_of: Order) -> set[int]:
         """The carried values that a loop updates in place.
 
         carried: by carried output, the input that it replaces. The output may reuse the input's
           buffer if it is made after the last read of the input.
+        order_of: the order of the kernels.
         """
         last: dict[int, int] = {}
-        order = self._positions(body, self._order, _Sizes(body, None, 1).of)
+        order = self._positions(body, order_of, _Sizes(body, None, 1).of)
         for k, i in enumerate(order):
             last |= dict.fromkeys(body.kernels[i].reads, k)
         found = {o for o in carried if o in body.inputs}
