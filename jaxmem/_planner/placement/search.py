@@ -10,7 +10,6 @@ and each group has at least two layers.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -162,7 +161,7 @@ class PlacementSearch:
         """
         room, best = self.limits.usable_bytes, None
         short = solvable = self.error  # `solvable`: the last `short` for which there was a solution
-        low, high = -math.inf, math.inf  # the last `short` whose solution did not fit, and did
+        low = high = None  # the last `short` whose solution did not fit, and did
         for _ in range(MOST_ESTIMATES):
             solution = self._solved(self.within(room, short))
             if solution is None:
@@ -180,7 +179,7 @@ class PlacementSearch:
                 break
             low, high = (low, short) if expected <= room else (short, high)
             short += error
-            if -math.inf < low < high < math.inf and not low < short < high:
+            if low is not None and high is not None and not low < short < high:
                 short = (low + high) // 2
         # No solution is expected to fit: the solution of least bytes may fit.
         return self.least() if best is None else best
