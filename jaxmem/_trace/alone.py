@@ -105,30 +105,25 @@ class Alone:
         return dict(zip(params, new)), dict(zip(state, new[len(params) :]))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Started:
-    """The trace of an optimizer's first state, whose arrays can be made one by one.
+def first_leaves(init: Callable, params) -> Callable[[int, Callable[[int], Any]], Any]:
+    """Returns a function that makes the leaves of an optimizer's first state one by one.
 
-    flat: the trace. Its inputs are the leaves of the parameters, and its outputs the leaves of the
-      state.
+    init: `init(params) -> state`.
+    params: shapes.
+
+    `leaf(s, parameter)` returns leaf `s`. `parameter(i)` returns parameter i, and is called for the
+    parameters alone that the leaf depends on.
     """
+    flat = flatten(jax.make_jaxpr(init)(params))
 
-    flat: Program
-
-    @staticmethod
-    def of(init: Callable, params) -> "Started":
-        """Traces `init(params) -> state` for shapes."""
-        return Started(flatten(jax.make_jaxpr(init)(params)))
-
-    def leaf(self, s: int, parameter: Callable[[int], Any]):
-        """Returns leaf `s` of the state. `parameter(i)` returns parameter i, and is called for the
-        parameters alone that the leaf depends on.
-        """
-        output = self.flat.outputs[s]
-        read = {v for e in leading_to(self.flat.nodes, [output]) for v in e.reads}
+    def leaf(s: int, parameter: Callable[[int], Any]):
+        output = flat.outputs[s]
+        read = {v for e in leading_to(flat.nodes, [output]) for v in e.reads}
         read |= set() if isinstance(output, Literal) else {output}
-        needed = [i for i, v in enumerate(self.flat.inputs) if v in read]
-        return _evaluated(self.flat, [s], {i: jnp.array(parameter(i)) for i in needed})[0]
+        needed = [i for i, v in enumerate(flat.inputs) if v in read]
+        return _evaluated(flat, [s], {i: jnp.array(parameter(i)) for i in needed})[0]
+
+    return leaf
 
 
 def _propagated(flat: Program, labels: Sequence[Labels]) -> dict[int, Labels]:

@@ -87,8 +87,8 @@ class LossStep:
         where: `copies`, `buffers`, `outer_moments`, `mesh` and `divided`, as for
           `ReleasedStep.create`.
 
-        Raises the errors of `init` and of `ReleasedStep.create`, and OptimizerError if the layers
-        are a Python loop.
+        Raises the errors of `init` and of `ReleasedStep.create`, and OptimizerError for copies and
+        buffers of layers in a Python loop.
         """
         return self.of(params, batch, key).create(params, persist, **where)
 

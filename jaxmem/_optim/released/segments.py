@@ -32,7 +32,7 @@ from jaxmem._optim.released.form import axis_in, check_axis, check_untraced, lik
 from jaxmem._optim.released.model import metrics_of, one_microbatch, tally_of
 from jaxmem._optim.released.placement import places_of
 from jaxmem._optim.released.segmented_run import SegmentedRun
-from jaxmem._trace.alone import Alone, Started
+from jaxmem._trace.alone import Alone, first_leaves
 from jaxmem._trace.arguments import shard_bytes
 from jaxmem.errors import OptimizerError
 
@@ -175,9 +175,9 @@ class SegmentedStep(BoundStep):
         store = lambda a, spec, kind: jax.block_until_ready(
             layout.moved(placement.put(devices, a, spec, layout.DEVICE), kind)
         )
-        first = Started.of(self.tx.init, self.trained)
+        first = first_leaves(self.tx.init, self.trained)
         own = [leaves[i] for i in self.numbers]
-        states = (first.leaf(s, own.__getitem__) for s in range(len(memories) - len(leaves)))
+        states = (first(s, own.__getitem__) for s in range(len(memories) - len(leaves)))
         made = [store(a, *where) for a, where in zip(itertools.chain(leaves, states), placed)]
         return jax.tree.unflatten(jax.tree.structure(shapes), made)
 

@@ -168,6 +168,7 @@ class PlacedSteps:
                 "Plan.create: the step's state holds more than the released step's pair; make that"
                 " by the released step's `create`, with **plan.places.split, and put it in"
             )
+        assert isinstance(self._step, ReleasedStep)
         return self._step.create(params, layer, count, persist, **where)
 
     @property

@@ -48,7 +48,7 @@ T = TypeVar("T")
 DEVICELESS_MARGIN = 0.04  # an H200's tuning chose matrix kernels that took up to 3.7 % more bytes
 PROGRAM_MARGIN = 0.01  # a TPU's memory also holds the program, which has no buffer
 LIBTPU_FLAGS = "LIBTPU_INIT_ARGS"
-READING = 14  # the version of the reader of XLA's estimates; stored times of others are ignored
+READING = 13  # the version of the reader of XLA's estimates; stored times of others are ignored
 
 
 class Local(Backend):

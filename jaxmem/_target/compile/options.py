@@ -29,13 +29,13 @@ def compiler_options(step, *args, target: str | Target = "local") -> dict[str, A
         options = jaxmem.plans.compiler_options(step, state, batch)
         jax.jit(step, donate_argnums=0, compiler_options=options)
 
-    The options request XLA's latency-hiding scheduler for a step whose loops copy arrays between
-    host memory and a GPU, such as a released step after `split`, or gather arrays between GPUs.
-    Without the options, GPUs before Hopper wait for each of these copies. For a step whose loops
-    copy to host memory, the options also keep the copies out of CUDA graphs, in which kernels wait
-    for each copy. The dict is empty for other steps, and for CPUs and TPUs. JAX reads the options
-    of the outermost `jax.jit` only. The step of a plan has the same options as
-    `Plan.compiler_options`.
+    The options request XLA's latency-hiding scheduler for a step with arguments in host memory,
+    such as a released step after `split`, for a step whose loops copy arrays between host memory
+    and a GPU, and for a step whose loops gather arrays between GPUs. Without the options, GPUs
+    before Hopper wait for each of these copies. For a step that copies to host memory, the options
+    also keep the copies out of CUDA graphs, in which kernels wait for each copy. The dict is empty
+    for other steps, and for CPUs and TPUs. JAX reads the options of the outermost `jax.jit` only.
+    The step of a plan has the same options as `Plan.compiler_options`.
 
     step: the training step, a function or a `jax.jit` of one; it is traced and not compiled.
     args: the step's arguments: arrays, modules or `jax.ShapeDtypeStruct`s, where they will be
@@ -54,13 +54,15 @@ def compiler_options(step, *args, target: str | Target = "local") -> dict[str, A
 
 
 def options_of(platform: str, traced: jax.stages.Traced) -> dict[str, Any]:
-    """XLA's compile options for a step: its scheduler that hides latencies, where loops copy to
-    host memory or from it, or gather between devices what they multiply.
+    """XLA's compile options for a step: its scheduler that hides latencies, where arguments are in
+    host memory, where loops copy to host memory or from it, or gather between devices what they
+    multiply.
 
     By default XLA uses this scheduler for GPUs with a table of prices (Hopper and later), and waits
     for each copy on other GPUs. The scheduler needs more bytes for temporaries, so that it is
-    requested only if a loop transfers arrays. Copies outside of loops do not count: layers that
-    follow each other without a loop would then keep their offloaded tensors on the device.
+    requested only if arguments are in host memory, or a loop transfers arrays. Other copies
+    outside of loops do not count: layers that follow each other without a loop would then keep
+    their offloaded tensors on the device.
 
     XLA records kernels and copies as CUDA graphs. On an H200, a graph ran copies and kernels one
     after the other, so that copies of slices are left out of the graphs, unless `XLA_FLAGS` says
@@ -69,7 +71,7 @@ def options_of(platform: str, traced: jax.stages.Traced) -> dict[str, Any]:
     if platform != "cuda":
         return {}
     jaxpr = traced.jaxpr.jaxpr
-    if _copies(jaxpr):
+    if _copies(jaxpr) or any(map(on_host, traced.jaxpr.in_avals)):
         chosen = GRAPHED in os.environ.get("XLA_FLAGS", "")  # by the user
         return {HIDING: True} | ({} if chosen else {GRAPHED: WITHOUT_COPIES})
     return {HIDING: True} if _gathers(jaxpr) else {}

@@ -17,7 +17,6 @@ from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem._target.compile.backend import backend_for
 from jaxmem.errors import BudgetError, StepError
 from jaxmem.plans import Target
-from tests.shared.marks import slow
 from tests.shared.streamed import host_bytes
 
 pytestmark = [pytest.mark.jax_defaults, pytest.mark.usefixtures("own_database")]
@@ -176,6 +175,22 @@ def test_several_loops_are_refused():
         jaxmem.plan(build, state, batch(), budget="1GiB", decide=BOTH)
 
 
+@pytest.mark.core
+def test_microbatches_are_estimated_as_one():
+    """The body of the loop over microbatches is estimated in the order of the program too."""
+
+    def estimated(microbatches):
+        build = build_of(jaxmem.adama(1e-2, accumulation_steps=microbatches))
+        tokens = batch(rows=ROWS * microbatches)
+        state = build(None).init(parameters(), tokens)
+        with backend_for(Target.parse("local")) as backend:
+            steps = PlacedSteps(build, (state, tokens), backend)
+            return steps.estimate(Assignment.nothing(), Places(LAYERS, 0))
+
+    one, several = map(estimated, (1, 3))
+    assert several < 1.5 * one
+
+
 def total(h200, build, layers, width=512):
     """The temporary bytes of a step for an H200, everything recomputed."""
     shapes = jax.eval_shape(lambda: parameters(layers, width))
@@ -195,7 +210,7 @@ def test_no_cast_of_a_parameter_outlives_its_layer():
     assert more - few < 6 * a_layer // 4
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.skipif(not STREAMS, reason="jaxlib's loops over host memory are wrong on GPUs")
 @pytest.mark.parametrize("tx", OPTIMIZERS)
 def test_a_plan_for_an_absent_gpu_fits(tx):
@@ -204,10 +219,30 @@ def test_a_plan_for_an_absent_gpu_fits(tx):
     tokens = jax.ShapeDtypeStruct((8 * ROWS, SEQUENCE + 1), jnp.int32)
     state = jax.eval_shape(build(None).init, shapes, jnp.zeros(tokens.shape, tokens.dtype))
     budget = int(0.7 * nbytes(state))
-    plan = jaxmem.plan(build, state, tokens, budget=budget, target="h200", decide=BOTH)
+    actions = ["keep", "recompute", "compress"]
+    options = {"target": "h200", "decide": BOTH, "actions": actions}
+    plan = jaxmem.plan(build, state, tokens, budget=budget, **options)
     assert plan.compiled_bytes <= budget
     assert 0 < plan.places.persist < 12
     assert plan.compiled_bytes > 0.85 * budget
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not STREAMS, reason="jaxlib's loops over host memory are wrong on GPUs")
+@pytest.mark.parametrize(("target", "least"), [("h200", 0.6), ("a100-80gb", 0.4)])
+def test_most_copies_to_the_device_run_beside_products(target, least):
+    """Without the options of `options_of`, an A100 waits for all copies."""
+    build = build_of(OPTIMIZERS["AdamW"](), in_bfloat16)
+    shapes = jax.eval_shape(lambda: parameters(12, 2048))
+    tokens = jax.ShapeDtypeStruct((2048, SEQUENCE + 1), jnp.int32)
+    state = jax.eval_shape(build(None).init, shapes, jnp.zeros(tokens.shape, tokens.dtype))
+    with backend_for(Target.parse(target)) as backend:
+        steps = PlacedSteps(build, (state, tokens), backend)
+        found = steps.compile_fully(Assignment.nothing(), Places(12, 0)).compiled.transfers
+    copies = [t for t in found if not t.to_host and t.nbytes > 2**20]
+    size = lambda chosen: sum(t.nbytes * t.runs for t in chosen)
+    assert all(t.how == "dma" for t in copies)
+    assert size(t for t in copies if t.products) > least * size(copies)
 
 
 def test_errors_of_two_trials_are_interpolated():
