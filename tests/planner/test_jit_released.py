@@ -148,7 +148,17 @@ def test_wrong_arguments(wrong):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:jaxmem. no block's backward reads the tags 'mlpwo'")
 @pytest.mark.parametrize(
-    ("name", "share"), [("MaxText's decoder", 0.8), ("NNX, a scan", 0.7), ("Linen, nn.scan", 0.7)]
+    ("name", "share"),
+    [
+        ("MaxText's decoder", 0.8),
+        ("NNX, a scan", 0.7),
+        ("Linen, nn.scan", 0.7),
+        ("gemma, a loop", 0.5),
+        ("Linen, a loop", 0.55),
+        ("Equinox, a loop", 0.5),
+        ("NNX, a list", 0.5),
+        ("GPT-2", 0.5),
+    ],
 )
 def test_other_models_train_within_less_memory_than_the_plain_step(name, share):
     loss, params, args = model(name)
@@ -162,4 +172,5 @@ def test_other_models_train_within_less_memory_than_the_plain_step(name, share):
     want, _ = trained(plain_step(adam(), loss), state, args, 3)
     assert step.plan.compiled_bytes <= budget
     assert step.plan.places.persist < step.plan.places.layers
-    close(jax.device_get(step.joined(got)), jax.device_get(want), 1e-11)
+    rtol = 1e-6 if name == "GPT-2" else 1e-11  # GPT-2 computes in float32
+    close(jax.device_get(step.joined(got)), jax.device_get(want), rtol)

@@ -263,7 +263,7 @@ def read_places(
     moves = sharding.by_layer or not several  # otherwise all states remain on their devices
     places = steps.possible if moves else (RESIDENT,)
     step = read_step(steps.at(steps.resident), None, allowed)
-    profile, block = step.profile, _stack_of(step.profile, steps)
+    profile, block = _with_stack(step.profile, steps)
     others = _others(profile, block)
     others |= {label: {} for label in profile.idle_blocks}
     target = backend.target
@@ -284,19 +284,29 @@ def read_places(
     )
 
 
-def _stack_of(profile: Profile, steps: PlacedSteps) -> BlockClass:
-    """The block of the layers whose states are placed. Raises StepError unless the layers are all
-    layers of one block.
+def _with_stack(profile: Profile, steps: PlacedSteps) -> tuple[Profile, BlockClass]:
+    """The profile with one block for the layers whose states are placed, and this block. Raises
+    StepError unless the layers are all layers of one block.
     """
     stacks = [b for b in profile.blocks if b.name == steps.label]
-    if len(stacks) != 1 or stacks[0].layers != steps.layers:
+    count = sum(b.layers for b in stacks)
+    tags = {tuple((t.name, b.values[t.value]) for t in b.tags) for b in stacks}
+    if len(tags) != 1 or count != steps.layers:
         known = ", ".join(f"{b.name!r} of {b.layers}" for b in profile.blocks)
         raise StepError(
             f"plan: the step has {steps.layers} layers of states, of the block {steps.label!r}, and"
             f" its blocks are {known}; expected one block of this label, with as many layers: give"
             " `plan` to released_step, and other blocks other labels"
         )
-    return stacks[0]
+    if len(stacks) == 1:
+        return profile, stacks[0]
+    # The first layer of a Python loop may read an argument of the step, which is always in memory.
+    # It is counted like the other layers.
+    runs = sum(b.runs for b in stacks)
+    most = max(stacks, key=lambda b: b.layers)
+    block = dataclasses.replace(most, layers=count, runs=runs, divisible=count)
+    others = (b for b in profile.blocks if b not in stacks)
+    return dataclasses.replace(profile, blocks=(block, *others)), block
 
 
 def _others(profile: Profile, block: BlockClass) -> Actions:

@@ -193,8 +193,9 @@ class PlacementSearch:
         trials = sorted((self._estimated_of(t.solution), t.total) for t in self.trials)
         if len(trials) < 2 or self.is_safer:
             return estimated + self.error
+        known = [of_trial for of_trial, _ in trials]
         errors = [total - of_trial for of_trial, total in trials]
-        return estimated + round(np.interp(estimated, [of for of, _ in trials], errors))
+        return estimated + round(np.interp(estimated, known, errors))
 
     def _estimated_of(self, solution: PlacementSolution) -> int:
         return self.steps.estimate(self.assignment(solution), solution.places)
