@@ -79,3 +79,5 @@ def test_layers_in_a_python_loop_have_no_copies():
     step = jaxmem.released_step(test_frozen.adam(), loss, trainable=trainable)
     with pytest.raises(OptimizerError, match="create: `copies` is 1 .* Python loop"):
         step.create(params, test_frozen.batch(), copies=1)
+    with pytest.raises(OptimizerError, match="`mesh` is None"):
+        step.create(params, test_frozen.batch(), divided="layers")

@@ -220,6 +220,15 @@ def _keys(tree) -> str:
     return ", ".join(paths) or "no arrays"
 
 
+def check_has_mesh(mesh, divided: str) -> None:
+    """Raises OptimizerError if `create` is to divide a state over no mesh."""
+    if mesh is None and divided != "nothing":
+        raise OptimizerError(
+            f"create: `divided` is {divided!r}, and `mesh` is None; expected the mesh over whose"
+            " devices data_parallel divides the state"
+        )
+
+
 def like_in_8_bits(init: Callable, params, old) -> Any:
     """Returns the shapes of an optimizer's state with its moments in 8 bits.
 

@@ -28,7 +28,13 @@ from jaxmem._optim.released.accumulated import MOVED, microbatches, once, stacke
 from jaxmem._optim.released.bound import BoundStep
 from jaxmem._optim.released.direct import Update, mixing_error, proved
 from jaxmem._optim.released.fold import TALLIES, Accumulation, Clip, Fold, entries, squared
-from jaxmem._optim.released.form import axis_in, check_axis, check_untraced, like_in_8_bits
+from jaxmem._optim.released.form import (
+    axis_in,
+    check_axis,
+    check_has_mesh,
+    check_untraced,
+    like_in_8_bits,
+)
 from jaxmem._optim.released.model import metrics_of, one_microbatch, tally_of
 from jaxmem._optim.released.placement import places_of
 from jaxmem._optim.released.segmented_run import SegmentedRun
@@ -88,11 +94,11 @@ class SegmentedStep(BoundStep):
 
     def arrays(self, state) -> tuple[list, list, list]:
         """Sorts the arrays of a state, as `ReleasedStep.arrays` does."""
-        params, owners = jax.tree.leaves(state[0]), self._owners(state[1])
-        layers = [params[i] for i in self.numbers if i in self._of_layers]
-        moments = zip(jax.tree.leaves(state[1]), owners)
-        outside = [params[i] for i in self.numbers if i not in self._of_layers]
-        return layers, [a for a, i in moments if i in self._of_layers], outside
+        params, of_layers = jax.tree.leaves(state[0]), self._of_layers
+        layers = [params[i] for i in self.numbers if i in of_layers]
+        outside = [params[i] for i in self.numbers if i not in of_layers]
+        moments = zip(jax.tree.leaves(state[1]), self._owners(state[1]))
+        return layers, [a for a, i in moments if i in of_layers], outside
 
     @property
     def _of_layers(self) -> set[int]:
@@ -153,6 +159,7 @@ class SegmentedStep(BoundStep):
 
     def create(self, params, persist=0, *, mesh=None, divided="nothing", **where):
         check_untraced("create", "params", params)
+        check_has_mesh(mesh, divided)
         _check_tree("params", params, self.shapes)
         places = self._placed("create", persist, **where)
         devices = placement.mesh_of_one(()) if mesh is None else mesh

@@ -25,6 +25,7 @@ from jaxmem._optim.released.form import (
     check_axis,
     check_clip,
     check_divided,
+    check_has_mesh,
     check_new,
     check_pair,
     check_split,
@@ -175,16 +176,12 @@ class ReleasedStep:
         Raises OptimizerError and TargetError as `init`, `split` and `data_parallel` do.
         """
         check_untraced("create", "outer", outer)
+        check_has_mesh(mesh, divided)
         divide = None
         if mesh is not None:
             axis = axis_in("create", self.optimizer.axis_name, mesh)
             size = mesh.shape[axis]
             divide = lambda params: self.specs(params, size, divided)
-        elif divided != "nothing":
-            raise OptimizerError(
-                f"create: `divided` is {divided!r}, and `mesh` is None; expected the mesh over"
-                " whose devices data_parallel divides the state"
-            )
         places = placement.places_of(count, persist, copies, buffers, outer_moments)
         arguments = outer, layer, places, mesh, divide
         return placement.created(self.model, self.optimizer, *arguments)
