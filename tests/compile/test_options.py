@@ -1,5 +1,5 @@
-"""Options that XLA is asked with: copies of loops run beside work, on every kind of GPU. Options of
-a released step that is divided over devices, without a plan.
+"""Options that XLA is asked with: copies of loops and of arguments run beside work, on every kind
+of GPU. Options of a released step that is divided over devices, without a plan.
 """
 
 import jax
@@ -38,7 +38,7 @@ def traced(function, *args):
     return jax.jit(function).trace(*args)
 
 
-def test_copies_in_loops_alone_ask_for_the_scheduler_that_hides_them(monkeypatch):
+def test_copies_in_loops_and_of_arguments_ask_for_the_scheduler_that_hides_them(monkeypatch):
     x, near = shape(WIDTH, WIDTH), shape(LAYERS, WIDTH, WIDTH)
     far = shape(LAYERS, WIDTH, WIDTH, kind="pinned_host")
     asked = traced(through, far, x)
@@ -49,7 +49,10 @@ def test_copies_in_loops_alone_ask_for_the_scheduler_that_hides_them(monkeypatch
     assert options_of("cpu", asked) == {}
     assert options_of("cuda", traced(through, near, x)) == {}
     once = lambda w, x: x @ jax.device_put(w, jax.memory.Space.Device)
-    assert options_of("cuda", traced(once, shape(WIDTH, WIDTH, kind="pinned_host"), x)) == {}
+    assert options_of("cuda", traced(once, shape(WIDTH, WIDTH, kind="pinned_host"), x)) == COPIES
+    # With the scheduler, XLA would keep such a tensor of an unrolled layer on the device.
+    offloaded = lambda x: jax.device_put(jax.device_put(x, HOST), jax.memory.Space.Device) @ x
+    assert options_of("cuda", traced(offloaded, x)) == {}
 
 
 def test_loops_that_gather_what_they_multiply_ask_for_it_too():

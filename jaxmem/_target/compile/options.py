@@ -1,5 +1,5 @@
-"""XLA's compile options for a step: the scheduler that overlaps copies and collectives of its loops
-with compute.
+"""XLA's compile options for a step: the scheduler that overlaps copies of its arguments, and copies
+and collectives of its loops, with compute.
 """
 
 import os
