@@ -15,7 +15,7 @@ from jaxmem._model.states.places import Places
 from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch
 from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem._target.compile.backend import backend_for
-from jaxmem.errors import BudgetError, StepError
+from jaxmem.errors import BudgetError
 from jaxmem.plans import Target
 from tests.shared.streamed import host_bytes
 
@@ -53,16 +53,6 @@ def loss(params, tokens, dtype=jnp.float32):
 
 def in_bfloat16(params, tokens):
     return loss(params, tokens, jnp.bfloat16)
-
-
-def two_loops(params, tokens):
-    """A second loop, over layers of another form."""
-    x = params["embedding"][tokens[:, :-1]]
-    for p in params["layers"]:
-        x = x + jnp.tanh(x @ p["up"]) @ p["down"]
-    for p in params["layers"]:
-        x = x * (1 + jnp.sin(x @ p["gate"]) @ p["gate"].T)
-    return (x @ params["embedding"].T).mean() ** 2
 
 
 OPTIMIZERS = {
@@ -161,18 +151,6 @@ def test_moments_in_8_bits_where_no_plan_with_float_moments_fits():
     found = plan.step(plan.place(state), batch())[1]
     wanted = jax.jit(build(None))(first(build), batch())[1]
     np.testing.assert_allclose(found["loss"], wanted["loss"], rtol=1e-4)
-
-
-@pytest.mark.core
-def test_several_loops_are_refused():
-    rng = np.random.default_rng(0)
-    params = parameters()
-    for p in params["layers"]:
-        p["gate"] = jnp.asarray(rng.standard_normal((WIDTH, WIDTH)), jnp.float32)
-    build = build_of(OPTIMIZERS["AdamW"](), two_loops)
-    state = build(None).init(params, batch())
-    with pytest.raises(StepError, match="2 Python loops"):
-        jaxmem.plan(build, state, batch(), budget="1GiB", decide=BOTH)
 
 
 @pytest.mark.core
