@@ -105,6 +105,9 @@ def runs_references(jaxpr) -> bool:
 # If the program's own order takes less than this share of a depth-first order's bytes, XLA takes an
 # order like the program's. The estimate cannot tell closer orders apart.
 FAR_LESS = 0.75
+# Kernels of a loop's body without inner loops, above which the body is taken for several layers
+# with their backward. Bodies of one layer had at most 60, and of six small layers 276.
+SEVERAL_LAYERS = 150
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +187,10 @@ class _Walk:
                 return self._most(body, placed, sizes, order)
 
             least = most(self._order)
-            unrolled = all(k.eqn is None or as_loop(k.eqn) is None for k in body.kernels)
+            # Layers, whose bodies are short, keep the depth-first order.
+            unrolled = len(body.kernels) > SEVERAL_LAYERS and all(
+                k.eqn is None or as_loop(k.eqn) is None for k in body.kernels
+            )
             written = most(as_written) if unrolled else least
             self._known[key] = written if written < FAR_LESS * least else least
         return self._known[key]
