@@ -29,11 +29,19 @@ from jaxmem._planner.placement.layer import (
 from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, solve_placement
 from jaxmem._planner.placement.search import PlacementSearch
 from jaxmem._planner.search.trial import Limits
+from jaxmem._planner.solve.cost import Cost
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem.errors import StepError
 
 MB = 1_000_000
 sizes = st.integers(0, 40)
 seconds = st.integers(1, 50).map(lambda n: n * 1e-3)
+
+
+def other_blocks(megabytes: int, hosted: int, seconds: float) -> ActionSolution:
+    """An assignment of the blocks outside the layers, and its price."""
+    cost = Cost(megabytes * MB, hosted * MB, seconds, 0.0, seconds / 8, ())
+    return ActionSolution({}, cost, 0)
 
 
 @st.composite
@@ -63,6 +71,8 @@ def problems(draw):
         outside_wire=draw(sizes) * MB,
         outside_stored=draw(sizes) * MB,
     )
+    count = draw(st.integers(1, 3))
+    others = [other_blocks(draw(sizes), draw(sizes), draw(seconds)) for _ in range(count)]
     divided = draw(st.sampled_from(DIVIDED))
     many = Sharding(divided, draw(st.sampled_from([2, 8])), 1e9)
     return PlacementProblem(
@@ -70,6 +80,7 @@ def problems(draw):
         policies,
         Link(draw(st.sampled_from([1e9, 20e9])), 5e9),
         draw(st.integers(1, 3)),
+        others,
         room=draw(st.integers(0, 500)) * MB + MB // 2,
         host_room=draw(st.sampled_from([0, 100, 10_000])) * MB + MB // 2,
         most_groups=draw(st.integers(1, 3)),
@@ -86,15 +97,16 @@ def all_solutions(problem):
         counts = {groups[k]: chosen.count(k) for k in dict.fromkeys(chosen)}
         if len(counts) > problem.most_groups or (layers > 1 and 1 in counts.values()):
             continue
-        for outer in outers:
-            found = PlacementSolution.of(problem, counts, outer)
+        for outer, others in itertools.product(outers, problem.others):
+            found = PlacementSolution.of(problem, counts, outer, others)
             if found.device_bytes <= problem.room and found.host_bytes <= problem.host_room:
-                yield found.seconds + doubt_of(problem, counts), found
+                yield found.seconds + doubt_of(problem, found), found
 
 
-def doubt_of(problem, counts) -> float:
+def doubt_of(problem, found) -> float:
     policies, times = problem.policies, problem.microbatches
-    return sum(n * times * policies[k.policy].doubt_seconds for k, n in counts.items())
+    layers = sum(n * times * policies[k.policy].doubt_seconds for k, n in found.counts.items())
+    return layers + found.others.cost.doubt_seconds
 
 
 @settings(max_examples=60, deadline=None)
@@ -107,7 +119,7 @@ def test_the_fastest_counts_are_found(problem):
     assert found.device_bytes <= problem.room
     assert found.host_bytes <= problem.host_room
     assert found.risk_adjusted_seconds == pytest.approx(min(known), rel=1e-6)
-    doubt = doubt_of(problem, found.counts)
+    doubt = doubt_of(problem, found)
     assert found.risk_adjusted_seconds == pytest.approx(found.seconds + doubt, rel=1e-9)
     assert sum(found.counts.values()) == problem.states.layers == found.places.layers
     stops = [stop for _, stop, _ in found.ranges]
@@ -272,7 +284,7 @@ POLICIES = (
     LayerPolicy({"up": "keep"}, 90 * MB, 0, 2e-3, 4e-3, working={False: 20 * MB, True: 60 * MB}),
 )
 
-NO_PROFILE: Any = None
+NO_PROFILE: Any = types.SimpleNamespace(idle_blocks=())
 
 
 class Steps:
@@ -298,7 +310,7 @@ def search(room, told, **steps):
     block: Any = types.SimpleNamespace(name="block")
     most = 10**15 if room is None else room
     limits = Limits(most, most, 10**15)
-    return PlacementSearch(Steps(told, **steps), NO_PROFILE, block, {}, problem, limits)
+    return PlacementSearch(Steps(told, **steps), NO_PROFILE, block, problem, limits)
 
 
 def sums(assignment, places):

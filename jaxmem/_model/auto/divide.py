@@ -12,15 +12,20 @@ constant, and a carry that the body does not change, is shared by all layers. A 
 value and the layer's number. A floating-point carry is what one layer passes to the next. The
 layer's number is passed from layer to layer as a floating-point array, because arrays that layers
 pass on have gradients.
+
+Under a plan, loops before and after this loop, such as an encoder or the chunks of a loss, become
+blocks as in `jaxmem.auto`.
 """
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxmem._model.auto.find import is_loop, read, turn
+from jaxmem._core.groups import is_auto
+from jaxmem._model.auto.find import Finder, is_loop, read, turn
 from jaxmem._model.layer.block import layer_of
 from jaxmem._model.layer.graph import LayerGraph, flops, through
 from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, Scan, as_closed, as_scan, inside, line_of
@@ -52,7 +57,8 @@ class DividedLoss:
 def divided_loss(
     closed: ClosedJaxpr,
     paths: Sequence[str],
-    label: str | None = None,
+    label: str,
+    plan: Any = None,
     frozen: Collection[int] = (),
 ) -> DividedLoss:
     """Divides the trace of a loss.
@@ -60,8 +66,9 @@ def divided_loss(
     closed: the trace. Its first inputs are the leaves of the parameters, and its first output is
       the loss.
     paths: the path of each leaf of the parameters, for errors.
-    label: the label under which a plan decides the layers: their tensors then get tags. None
-      leaves the loop's body as it is, with its own checkpoints.
+    label: the label under which a plan decides the layers.
+    plan: the plan: the layers' tensors get tags, and the layers of other loops become blocks. None
+      leaves the loss as it is, with its own checkpoints.
     frozen: the numbers of the leaves that are not trained. The layers of the loop have at least one
       trained leaf.
 
@@ -74,7 +81,7 @@ def divided_loss(
     found = [loop for loop in loops if loop is not None and loop.trains]
     if not found:
         raise NoLayersError(_no_loop(program, own))
-    return max(found, key=lambda loop: flops(loop.node)).divided(paths, label)
+    return max(found, key=lambda loop: flops(loop.node)).divided(paths, label, plan)
 
 
 def holds_loop(eqn) -> bool:
@@ -124,7 +131,7 @@ class _Loop:
         """Whether a sliced array is a parameter that is not trained."""
         return leaf is not None and self.own[leaf[0]] in self.frozen
 
-    def divided(self, paths: Sequence[str], label: str | None) -> DividedLoss:
+    def divided(self, paths: Sequence[str], label: str, plan: Any) -> DividedLoss:
         program, node = self.program, self.node
         layers = list(dict.fromkeys(leaf[0] for leaf in self.leaves if leaf is not None))
         outer = [v for v in self.own if v not in layers]
@@ -138,23 +145,33 @@ class _Loop:
         fixed = [v for v, kind in zip(first, kinds) if kind != "passed"]
         others = [n for n in program.nodes if n is not node]
         before, after = [*passed, *consts, *fixed, *whole], [*program.outputs]
-        for wanted in (before, after):
-            self._check_alone(leading_to(others, wanted), wanted, layers, paths)
+        finder = Finder(plan, first=int(is_auto(label)))
 
-        def values(wanted, known: dict) -> list:
-            results_of = lambda node, operands: node.run(operands)
-            found = run(leading_to(others, wanted), program.constants | known, results_of)
-            return [v.val if isinstance(v, Literal) else found[v] for v in wanted]
+        def values_of(wanted) -> Callable[[dict], list]:
+            """A function that computes values from those of the leaves and of the loop."""
+            nodes = tuple(leading_to(others, wanted))
+            self._check_alone(nodes, wanted, layers, paths)
+            if plan is not None:
+                nodes = finder.with_blocks(dataclasses.replace(program, nodes=nodes)).nodes
+
+            def values(known: dict) -> list:
+                results_of = lambda node, operands: node.run(operands)
+                found = run(nodes, program.constants | known, results_of)
+                return [v.val if isinstance(v, Literal) else found[v] for v in wanted]
+
+            return values
+
+        values_before, values_fixed, values_after = map(values_of, (before, fixed, after))
 
         def known(leaves, arguments) -> dict:
             return dict(zip(outer, leaves)) | dict(zip(rest, arguments))
 
         def embed(leaves, arguments):
-            found = values(before, known(leaves, arguments))
+            found = values_before(known(leaves, arguments))
             x, shared = found[: len(passed)], found[len(passed) :]
             return (x, jnp.zeros((), jnp.float32)), *shared
 
-        body = self._body(label)
+        body = self._body(None if plan is None else label)
 
         def block(layer, x, *shared):
             carried, number = x
@@ -179,11 +196,11 @@ class _Loop:
             carried = iter(x[0])
             start = known(leaves, arguments)
             turns = node.eqn.params["length"]
-            ends = values(fixed, start)
+            ends = values_fixed(start)
             last = (_at(a, turns, k) for a, k in zip(ends, (k for k in kinds if k != "passed")))
             out = [next(carried) if kind == "passed" else next(last) for kind in kinds]
             results = dict(zip(node.outputs, [*out, *stacked]))
-            loss, *reported = values(after, start | results)
+            loss, *reported = values_after(start | results)
             return loss, reported
 
         return DividedLoss(tuple(self.own[v] for v in layers), embed, block, head)

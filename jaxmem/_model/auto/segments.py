@@ -16,15 +16,16 @@ cotangent.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from jaxmem._core.groups import is_auto
 from jaxmem._model.auto.divide import holds_loop
-from jaxmem._model.auto.find import SHORTEST, between, part, read, repeats
+from jaxmem._model.auto.find import SHORTEST, Finder, between, part, read, repeats
 from jaxmem._model.layer.block import Layer, layers_of
 from jaxmem._model.layer.graph import flops, is_inexact
 from jaxmem._model.tags.policy import groups_of
-from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, as_scan, line_of
+from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, as_scan, line_of, nbytes
 from jaxmem._trace.primitives import REMAT, REPEATED
 from jaxmem._trace.rewrite import Node, Program, leading_to, program_of, run
 from jaxmem.errors import NoLayersError
@@ -64,8 +65,9 @@ class SegmentedLoss:
     reported: `reported(leaves, values)` returns the arrays that the loss returns after the loss
       itself. `leaves` are the parameters by number, and `values` the values of segments.
     owned: for each layer, the numbers of the parameters that it alone reads.
-    label: the label of the layers' block in a plan.
-    loops: the number of Python loops over layers.
+    placed: the numbers of the layers whose states may lie in host memory: the layers of the Python
+      loop that has most bytes of parameters.
+    label: the label of the block of these layers in a plan.
     frozen: the numbers of the parameters that are not trained.
     """
 
@@ -74,8 +76,8 @@ class SegmentedLoss:
     output: int
     reported: Callable[[Sequence, dict], list]
     owned: tuple[tuple[int, ...], ...]
+    placed: range
     label: str
-    loops: int
     frozen: Collection[int] = ()
 
 
@@ -148,19 +150,23 @@ class PythonLoops:
 
         plan: the plan that decides the layers, or None.
         label: the label under which the plan decides the layers of the first loop. Further loops
-          have the labels `label_2`, `label_3`, and so on.
+          have the labels `label_2`, `label_3`, and so on. The layers of scans between them become
+          blocks as in `jaxmem.auto`.
 
         Raises NoLayersError if no layer has trained parameters that it alone reads.
         """
         program = self._program
-        cutter, done = _Cutter(program, self._views, self._count, self._frozen), 0
+        finder = None if plan is None else Finder(plan, first=int(is_auto(label)))
+        cutter, done = _Cutter(program, self._views, self._count, self._frozen, finder), 0
+        loops: dict[str, range] = {}  # the numbers of each loop's layers, by label
         for number, stretch in enumerate(self._stretches, 1):
             cutter.between(done, stretch.start)
             bounds = [(low, low + stretch.step) for low in stretch]
             parts = [part(program, low, high) for low, high in bounds]
             calls = [p.run for p in parts]
+            own = label if number == 1 else f"{label}_{number}"
+            loops[own] = range(cutter.layers, cutter.layers + len(parts))
             if plan is not None:
-                own = label if number == 1 else f"{label}_{number}"
                 layers = layers_of(parts, between(program, bounds), own, cutter.still)
                 calls = _blocks(layers, plan)
             for stretch, call in zip(parts, calls):
@@ -168,7 +174,7 @@ class PythonLoops:
             done = bounds[-1][1]
         cutter.between(done, len(program.nodes))
         place = _place(program.nodes[self._stretches[0].start : self._stretches[0].stop])
-        return cutter.loss(place, label, len(self._stretches))
+        return cutter.loss(place, loops)
 
 
 def _blocks(layers: Sequence[Layer], plan) -> list[Callable[[Sequence], list]]:
@@ -207,12 +213,18 @@ class _Cutter:
     views: the casts and views of parameters, which each segment computes for itself.
     count: number of the parameters.
     frozen: the numbers of the parameters that are not trained.
+    finder: makes blocks of scans between layers; None without a plan.
     """
 
     def __init__(
-        self, program: Program, views: Sequence[Node], count: int, frozen: Collection[int]
+        self,
+        program: Program,
+        views: Sequence[Node],
+        count: int,
+        frozen: Collection[int],
+        finder: Finder | None,
     ):
-        self.program, self.views, self.frozen = program, views, frozen
+        self.program, self.views, self.frozen, self.finder = program, views, frozen, finder
         self.numbers = {v: i for i, v in enumerate(program.inputs[:count])}
         self.segments: list[Segment] = []
         self.layers = 0
@@ -229,7 +241,8 @@ class _Cutter:
         """Adds the segment of the nodes between two loops over layers."""
         if low < high:
             stretch = part(self.program, low, high)
-            self._add(stretch, stretch.run, None)
+            planned = self.finder.with_blocks(stretch) if self.finder else stretch
+            self._add(stretch, planned.run, None)
 
     def layer(self, stretch: Program, call: Callable) -> None:
         """Adds the segment of a layer. `call` returns the outputs of `stretch` for its inputs."""
@@ -267,12 +280,11 @@ class _Cutter:
             Segment(layer, numbers, tuple(takes), tuple(others), tuple(makes), called, fixed)
         )
 
-    def loss(self, place: str, label: str, loops: int) -> SegmentedLoss:
+    def loss(self, place: str, loops: Mapping[str, range]) -> SegmentedLoss:
         """Returns the loss. Raises NoLayersError if no layer alone reads a trained parameter.
 
         place: the user's file and line of the first loop.
-        label: the label of the first loop's layers.
-        loops: the number of loops.
+        loops: the numbers of the layers of each loop, by the loop's label.
         """
         readers: dict[int, list[Segment]] = {}
         for segment in self.segments:
@@ -299,5 +311,8 @@ class _Cutter:
             known = run(views, self.program.constants | known, lambda node, x: node.run(x))
             return [v.val if isinstance(v, Literal) else known[v] for v in more]
 
-        segments, of_loops = tuple(self.segments), (label, loops)
-        return SegmentedLoss(segments, rest, output, reported, owned, *of_loops, self.frozen)
+        size = lambda i: nbytes(self.program.avals[self.program.inputs[i]])
+        most = lambda label: sum(size(i) for layer in loops[label] for i in owned[layer])
+        label = max(loops, key=most)
+        segments, of_placed = tuple(self.segments), (loops[label], label)
+        return SegmentedLoss(segments, rest, output, reported, owned, *of_placed, self.frozen)

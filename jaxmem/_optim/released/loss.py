@@ -181,8 +181,8 @@ class LossStep:
         loops = PythonLoops.of(closed, len(form.paths), planned, form.frozen_numbers)
         if loops is not None and loops.work > loops.scanned:
             return loops.segmented(self.plan, self.label), jax.tree.structure(aux)
-        label = self.label if planned else None
-        divided = divided_loss(closed, form.paths, label, form.frozen_numbers)
+        of_plan = self.label, self.plan
+        divided = divided_loss(closed, form.paths, *of_plan, form.frozen_numbers)
         return divided, jax.tree.structure(aux)
 
 

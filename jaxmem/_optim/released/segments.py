@@ -74,7 +74,7 @@ class SegmentedStep(BoundStep):
 
     @property
     def label(self) -> str:
-        """The label of the layers' block in a plan."""
+        """The label of the placed layers' block in a plan."""
         return self.loss.label
 
     @property
@@ -88,22 +88,25 @@ class SegmentedStep(BoundStep):
         return isinstance(self.tx, AdamA)
 
     def count(self, params) -> int:
-        """The number of layers. Raises OptimizerError for parameters of another loss."""
+        """The number of layers whose states have places. Raises OptimizerError for parameters of
+        another loss.
+        """
         _check_tree("state[0]", params, self.shapes)
-        return len(self.loss.owned)
+        return len(self.loss.placed)
 
     def arrays(self, state) -> tuple[list, list, list]:
         """Sorts the arrays of a state, as `ReleasedStep.arrays` does."""
-        params, of_layers = jax.tree.leaves(state[0]), self._of_layers
-        layers = [params[i] for i in self.numbers if i in of_layers]
-        outside = [params[i] for i in self.numbers if i not in of_layers]
+        params, placed = jax.tree.leaves(state[0]), self._owned_from(0)
+        layers = [params[i] for i in self.numbers if i in placed]
+        outside = [params[i] for i in self.numbers if i not in placed]
         moments = zip(jax.tree.leaves(state[1]), self._owners(state[1]))
-        return layers, [a for a, i in moments if i in of_layers], outside
+        return layers, [a for a, i in moments if i in placed], outside
 
-    @property
-    def _of_layers(self) -> set[int]:
-        """The numbers of the parameters that one layer alone reads."""
-        return {i for owned in self.loss.owned for i in owned}
+    def _owned_from(self, first: int) -> set[int]:
+        """The numbers of the parameters that one of the placed layers alone reads, from the layer
+        `first` of them on.
+        """
+        return {i for layer in self.loss.placed[first:] for i in self.loss.owned[layer]}
 
     @property
     def numbers(self) -> list[int]:
@@ -116,7 +119,7 @@ class SegmentedStep(BoundStep):
         """The numbers of the trained parameters of each component: first the layers, then the
         others.
         """
-        of_layers = self._of_layers
+        of_layers = {i for own in self.loss.owned for i in own}
         layers = [tuple(i for i in own if i not in self.loss.frozen) for own in self.loss.owned]
         return [*layers, *((i,) for i in self.numbers if i not in of_layers)]
 
@@ -200,15 +203,14 @@ class SegmentedStep(BoundStep):
                 f"{method}: `copies` is {copies} and `buffers` is {buffers}; expected 0 for layers"
                 " of a Python loop, whose parameters have a copy in no second memory"
             )
-        return places_of(len(self.loss.owned), persist, copies, buffers, outer_moments)
+        return places_of(len(self.loss.placed), persist, copies, buffers, outer_moments)
 
     def _memories(self, state, places: Places) -> list[str]:
         """The memory of each leaf of the pair of the parameters and the optimizer's `state`."""
-        streamed = {i for owned in self.loss.owned[places.persist :] for i in owned}
-        outside = {*range(len(jax.tree.leaves(self.shapes)))} - self._of_layers
+        params = range(len(jax.tree.leaves(self.shapes)))
+        streamed, outside = self._owned_from(places.persist), {*params} - self._owned_from(0)
         far = streamed | (outside if places.outer_moments == layout.HOST else set())
         memory = lambda is_far: layout.HOST if is_far else layout.DEVICE
-        params = range(len(jax.tree.leaves(self.shapes)))
         states = self._owners(state)
         return [*(memory(i in streamed) for i in params), *(memory(i in far) for i in states)]
 

@@ -98,17 +98,21 @@ def _all_kept(problem: PlacementProblem, kept: LayerPolicy) -> float:
 
 
 def _seconds_outside(search: PlacementSearch, best: PlacedTrial) -> float:
-    """Seconds of a step outside the stack's layers: XLA's estimate of the compiled step, which
-    leaves out copies to host memory, less the seconds of the layers. Without an estimate of XLA,
-    the seconds follow from the step's matrix products and its arguments.
+    """Seconds of a step outside the stack's layers, without the seconds that the assignment of the
+    other blocks adds: XLA's estimate of the compiled step, which leaves out copies to host memory,
+    less the seconds of the layers. Without an estimate of XLA, the seconds follow from the
+    profile's times of the other blocks, from the matrix products outside the blocks, and from the
+    step's arguments.
     """
-    problem, compiled = search.problem, best.step.compiled
+    problem, profile, compiled = search.problem, search.profile, best.step.compiled
     counts, times = best.solution.counts.items(), problem.microbatches
     layers = sum(n * times * problem.policies[g.policy].seconds for g, n in counts)
     if compiled.xla_seconds is not None:
-        return max(0.0, compiled.xla_seconds - layers)
+        return max(0.0, compiled.xla_seconds - layers - best.solution.others.seconds)
     states, target = problem.states.resident, search.steps.backend.target
-    return outside_blocks(search.profile, compiled.matmul_flops, states, target)
+    blocks = (b for b in profile.blocks if b is not search.block)
+    others = sum(b.runs * (b.forward_seconds + b.backward_seconds) for b in blocks)
+    return others + outside_blocks(profile, compiled.matmul_flops, states, target)
 
 
 def _curve(search: PlacementSearch, outside: float) -> tuple[Point, ...]:
@@ -142,8 +146,9 @@ def timeline_of(problem: PlacementProblem, found: PlacementSolution, outside: fl
     return Timeline(
         microbatches=problem.microbatches,
         groups=tuple(groups),
-        alone_seconds=max(0.0, found.seconds - layers),  # a difference of sums, which is rounded
-        outside_seconds=outside,
+        # A difference of sums, which is rounded.
+        alone_seconds=max(0.0, found.seconds - found.others.seconds - layers),
+        outside_seconds=outside + found.others.seconds,
         outer_device_bytes=0 if hosted else states.outside,
         outer_host_bytes=states.outside if hosted else 0,
     )

@@ -1,19 +1,24 @@
-"""The policies for the tensors of one layer that are on the Pareto front of device bytes, host
-bytes and seconds.
+"""The policies for the tensors of one layer, and the assignments of all other blocks, that are on
+the Pareto front of device bytes, host bytes and seconds.
 """
 
 import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from jaxmem._core.actions import KEEP, UNTAGGED, Choice
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._planner.placement.layer import LayerPolicy
+from jaxmem._planner.search.candidates import settled
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._planner.solve.solve import least_bytes, solve
 
 SOLVES = 6  # intervals between the least and the most bytes; the solver is run for each boundary
 # The number of policies that remain. Most of them offload nothing, and leave the link to states.
 MOST_ON_DEVICE, MOST_OFFLOADED = 5, 3
+Entry = TypeVar("Entry", LayerPolicy, ActionSolution)
 
 
 def front(profile: Profile, block: BlockClass) -> tuple[LayerPolicy, ...]:
@@ -25,20 +30,45 @@ def front(profile: Profile, block: BlockClass) -> tuple[LayerPolicy, ...]:
     """
     alone = dataclasses.replace(profile, blocks=(block,))
     candidates: list[dict[str, Choice]] = [{}, {UNTAGGED: KEEP}]
-    # Without offload, and with offload: offloaded tensors compete with states for the link.
+    candidates += [solution.actions[block.name] for solution in _solutions(alone)]
+    key = lambda p: (p.device_bytes, p.host_bytes, p.seconds + p.doubt_seconds)
+    return _front([layer_policy(alone, block, choices) for choices in candidates], key)
+
+
+def front_of_others(profile: Profile, block: BlockClass) -> tuple[ActionSolution, ...]:
+    """The assignments of the blocks other than `block`, in the order of `front`. Without such
+    blocks, one empty assignment. Raises SolverError as `solve` does.
+    """
+    others = dataclasses.replace(profile, blocks=tuple(b for b in profile.blocks if b is not block))
+    problem = ActionProblem(others)
+    if not others.blocks:
+        return (ActionSolution.of(problem, {}),)
+    found = [ActionSolution.of(problem, settled(others, s)) for s in _solutions(others)]
+    return _front(found, lambda s: (s.saved_bytes, s.host_bytes, s.risk_adjusted_seconds))
+
+
+def _solutions(profile: Profile) -> Iterator[ActionSolution]:
+    """The solutions of least bytes and of least time, and solutions between them: without offload,
+    and with offload, since offloaded tensors compete with states for the link.
+    """
     for host_room in (0, None):
-        problem = ActionProblem(alone, None, host_room, time_limit=10.0)
+        problem = ActionProblem(profile, None, host_room, time_limit=10.0)
         least, fastest = least_bytes(problem), solve(problem)
         if least is None or fastest is None:
             continue
-        candidates += [least.actions[block.name], fastest.actions[block.name]]
+        yield least
+        yield fastest
         for i in range(1, SOLVES):
             room = least.bytes + (fastest.bytes - least.bytes) * i // SOLVES
             if (between := solve(problem.within(room))) is not None:
-                candidates.append(between.actions[block.name])
-    policies = undominated([layer_policy(alone, block, choices) for choices in candidates])
-    here = thinned([p for p in policies if not p.host_bytes], MOST_ON_DEVICE)
-    return here + thinned([p for p in policies if p.host_bytes], MOST_OFFLOADED)
+                yield between
+
+
+def _front(entries: Sequence[Entry], key: Callable[[Entry], tuple]) -> tuple[Entry, ...]:
+    """The entries that remain: first those that offload nothing, then the others."""
+    best = _undominated(entries, key)
+    here = _thinned([entry for entry in best if not entry.host_bytes], MOST_ON_DEVICE)
+    return here + _thinned([entry for entry in best if entry.host_bytes], MOST_OFFLOADED)
 
 
 def layer_policy(profile: Profile, block: BlockClass, choices) -> LayerPolicy:
@@ -60,18 +90,17 @@ def layer_policy(profile: Profile, block: BlockClass, choices) -> LayerPolicy:
     )
 
 
-def undominated(policies: list[LayerPolicy]) -> list[LayerPolicy]:
-    """The policies that no other policy dominates, by rising device bytes. Among equal policies,
-    the first one remains.
+def _undominated(entries: Sequence[Entry], key: Callable[[Entry], tuple]) -> list[Entry]:
+    """The entries that no other entry dominates, by rising device bytes. Among equal entries, the
+    first one remains.
     """
-    key = lambda p: (p.device_bytes, p.host_bytes, p.seconds + p.doubt_seconds)
     beats = lambda a, b: all(x <= y for x, y in zip(key(a), key(b)))
-    first = [p for i, p in enumerate(policies) if all(key(p) != key(o) for o in policies[:i])]
+    first = [p for i, p in enumerate(entries) if all(key(p) != key(o) for o in entries[:i])]
     return sorted((p for p in first if not any(beats(o, p) for o in first if o is not p)), key=key)
 
 
-def thinned(policies: list[LayerPolicy], most: int) -> tuple[LayerPolicy, ...]:
-    """At most `most` policies, evenly spaced, with the first and the last one."""
-    if len(policies) <= most:
-        return tuple(policies)
-    return tuple(policies[round(i * (len(policies) - 1) / (most - 1))] for i in range(most))
+def _thinned(entries: Sequence[Entry], most: int) -> tuple[Entry, ...]:
+    """At most `most` entries, evenly spaced, with the first and the last one."""
+    if len(entries) <= most:
+        return tuple(entries)
+    return tuple(entries[round(i * (len(entries) - 1) / (most - 1))] for i in range(most))

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Collection
 
-from jaxmem._core.actions import Actions
 from jaxmem._core.assignment import FLOAT, INT8
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.progress import LOG
@@ -17,7 +16,7 @@ from jaxmem._optim.released.loss import bound
 from jaxmem._optim.released.step import released_of
 from jaxmem._planner.advice import infeasible_placement
 from jaxmem._planner.outcome.placed import placed_plan
-from jaxmem._planner.placement.front import front
+from jaxmem._planner.placement.front import front, front_of_others
 from jaxmem._planner.placement.layer import (
     GATHERED_BESIDE,
     LAYERS,
@@ -31,9 +30,7 @@ from jaxmem._planner.placement.layer import (
 from jaxmem._planner.placement.program import PlacementProblem, solve_placement
 from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch, with_working
 from jaxmem._planner.placement.steps import PlacedSteps
-from jaxmem._planner.search.candidates import solve_fastest
 from jaxmem._planner.search.trial import Limits
-from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.traced_step import read_step
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.protocol import Backend
@@ -264,23 +261,25 @@ def read_places(
     places = steps.possible if moves else (RESIDENT,)
     step = read_step(steps.at(steps.resident), None, allowed)
     profile, block = _with_stack(step.profile, steps)
-    others = _others(profile, block)
-    others |= {label: {} for label in profile.idle_blocks}
     target = backend.target
     over = f", divided over devices: {DIVIDED_WORDS[sharding.divided]}" if several else ""
     in_host = ", its layers' states in host memory" if len(places) > 1 else ""
     LOG.info("estimating the step%s%s", in_host, over)
     problem = PlacementProblem(
         states,
-        with_working(front(profile, block), steps, block.name, others, sharding),
+        front(profile, block),
         Link(*backend.link, beside=target.traits.host_is_apart),
         block.runs // block.layers,
+        front_of_others(profile, block),
         places=places,
         sharding=sharding,
         outer_moves=moves,
     )
+    others = problem.fastest_others
+    policies = with_working(problem.policies, steps, profile, others, sharding)
+    problem = dataclasses.replace(problem, policies=policies)
     return PlacementSearch(
-        steps, profile, block, others, problem, limits, step.notes, profile_seconds=step.seconds
+        steps, profile, block, problem, limits, step.notes, profile_seconds=step.seconds
     )
 
 
@@ -307,11 +306,3 @@ def _with_stack(profile: Profile, steps: PlacedSteps) -> tuple[Profile, BlockCla
     block = dataclasses.replace(most, layers=count, runs=runs, divisible=count)
     others = (b for b in profile.blocks if b not in stacks)
     return dataclasses.replace(profile, blocks=(block, *others)), block
-
-
-def _others(profile: Profile, block: BlockClass) -> Actions:
-    """The actions of the blocks other than the stack: the fastest assignment without limits."""
-    blocks = tuple(b for b in profile.blocks if b is not block)
-    problem = ActionProblem(dataclasses.replace(profile, blocks=blocks))
-    solution = solve_fastest(problem) if blocks else None
-    return {} if solution is None else dict(solution.actions)

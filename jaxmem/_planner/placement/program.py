@@ -7,7 +7,8 @@ exact in the layers. ProTrain (§4) searches four such counts; here one program 
 together with the actions of single tensors.
 
 Policies are assignments of one layer, from the program over actions. A policy remains if no other
-policy is better in device bytes, host bytes and time (`front.py`).
+policy is better in device bytes, host bytes and time (`front.py`). The blocks outside the stack,
+such as the layers of another loop, have one of several whole assignments, on such a front too.
 
 The seconds of a group are the seconds of its longest lane (compute, each direction of the link,
 collectives), since a layer is copied while the layer before it computes. Seconds of work that
@@ -38,6 +39,8 @@ from jaxmem._planner.placement.layer import (
     fetched_first,
     lanes_of,
 )
+from jaxmem._planner.solve.cost import Cost
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._planner.solve.solve import solved
 from jaxmem._result.plan.timeline import PlacedLayers
 
@@ -46,6 +49,7 @@ MOST_GROUPS = 3  # the most groups of layers in one step: each group is a separa
 # suits HiGHS's tolerances.
 UNIT = 1e6
 TIE = 1e-9  # the weight of a megabyte, in seconds: bytes only break ties
+NO_OTHERS = ActionSolution({}, Cost(0, 0, 0.0, 0.0, 0.0, ()), 0)  # without blocks outside the stack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +60,7 @@ class PlacementProblem:
     policies: the policies that a layer may have, with their working memory.
     link: the connection to the host.
     microbatches: the number of microbatches of a step.
+    others: the assignments that the blocks outside the stack may have. Their seconds are of a step.
     room: device bytes for the whole step; None means no limit.
     host_room: bytes of host memory; None means no limit.
     short: bytes by which the problem's sums are known to be too small.
@@ -69,6 +74,7 @@ class PlacementProblem:
     policies: Sequence[LayerPolicy]
     link: Link
     microbatches: int = 1
+    others: Sequence[ActionSolution] = (NO_OTHERS,)
     room: int | None = None
     host_room: int | None = None
     short: int = 0
@@ -111,6 +117,11 @@ class PlacementProblem:
         return self.seconds(group) + self.microbatches * error
 
     @property
+    def fastest_others(self) -> ActionSolution:
+        """The fastest assignment of the blocks outside the stack."""
+        return min(self.others, key=lambda one: one.risk_adjusted_seconds)
+
+    @property
     def outer_seconds(self) -> float:
         """Seconds to fetch the moments outside the layers, and to store them."""
         link = self.link
@@ -128,9 +139,11 @@ class PlacementSolution:
 
     counts: layers by group, without empty groups, in the order of the layers.
     outer: the memory of the moments outside the layers.
+    others: the assignment of the blocks outside the stack.
     device_bytes: device bytes of the whole step, by the problem's sums.
     host_bytes: bytes in host memory.
-    seconds: seconds of the layers in a step, and of transfers that overlap with no work.
+    seconds: seconds of the layers in a step, of transfers that overlap with no work, and of what
+      `others` adds to a step that saves for free.
     risk_adjusted_seconds: the seconds by which solutions are ranked: `seconds`, plus the error
       bounds of lossy policies.
     solve_seconds: seconds that the solver took.
@@ -138,6 +151,7 @@ class PlacementSolution:
 
     counts: Mapping[LayerGroup, int]
     outer: str
+    others: ActionSolution
     device_bytes: int
     host_bytes: int
     seconds: float
@@ -149,22 +163,25 @@ class PlacementSolution:
         problem: PlacementProblem,
         counts: Mapping[LayerGroup, int],
         outer: str,
+        others: ActionSolution | None = None,
         solve_seconds: float = 0.0,
     ) -> "PlacementSolution":
         """Returns counts as a solution with the problem's sums, whether or not they are within the
-        limits.
+        limits. The blocks outside the stack have the fastest assignment if `others` is None.
         """
-        states = problem.states
+        states, others = problem.states, others or problem.fastest_others
         hosted = states.outside if outer == HOST else 0
-        device = sum(n * problem.device(g) for g, n in counts.items())
+        device = others.saved_bytes + sum(n * problem.device(g) for g, n in counts.items())
         device += max(problem.working(g) for g in counts)
         device += states.fixed + states.outside - hosted + problem.short
-        host = sum(n * problem.host(g) for g, n in counts.items()) + hosted
+        host = others.host_bytes + sum(n * problem.host(g) for g, n in counts.items()) + hosted
         alone = fetched_first([g.place for g in counts], states, problem.link)
         alone += problem.alone_seconds + (problem.outer_seconds if hosted else 0.0)
-        seconds = alone + sum(n * problem.seconds(g) for g, n in counts.items())
-        risk_adjusted = alone + sum(n * problem.risk_adjusted(g) for g, n in counts.items())
-        return PlacementSolution(counts, outer, device, host, seconds, risk_adjusted, solve_seconds)
+        seconds = alone + others.seconds + sum(n * problem.seconds(g) for g, n in counts.items())
+        risk_adjusted = alone + others.risk_adjusted_seconds
+        risk_adjusted += sum(n * problem.risk_adjusted(g) for g, n in counts.items())
+        sums = device, host, seconds, risk_adjusted
+        return PlacementSolution(counts, outer, others, *sums, solve_seconds)
 
     @property
     def places(self) -> Places:
@@ -208,6 +225,8 @@ def solve_placement(problem: PlacementProblem, goal: str = "time") -> PlacementS
     # by 1.
     outer = variable(1 if states.outside and problem.outer_moves else 0, pulp.LpInteger)
     working, streams = variable(None, pulp.LpContinuous), variable(1, pulp.LpBinary)
+    takes = [variable(1, pulp.LpBinary) for _ in problem.others]
+    lp += pulp.lpSum(takes) == 1
     lp += pulp.lpSum(n.values()) == states.layers
     lp += pulp.lpSum(used.values()) <= problem.most_groups
     for g in groups:
@@ -220,23 +239,28 @@ def solve_placement(problem: PlacementProblem, goal: str = "time") -> PlacementS
             lp += used[g] <= streams
         lp += working >= used[g] * (problem.working(g) / UNIT)
     sums = lambda bytes_of: pulp.lpSum(n[g] * (bytes_of(g) / UNIT) for g in groups)
+    taken = lambda of: pulp.lpSum(t * of(one) for t, one in zip(takes, problem.others))
     fixed = states.fixed + states.outside + problem.short
     device = sums(problem.device) + working - outer * (states.outside / UNIT) + fixed / UNIT
+    device += taken(lambda one: one.saved_bytes / UNIT)
     if problem.room is not None:
         lp += device <= problem.room / UNIT
     if problem.host_room is not None:
-        host = sums(problem.host) + outer * (states.outside / UNIT)
+        host = sums(problem.host) + taken(lambda one: one.host_bytes / UNIT)
+        host += outer * (states.outside / UNIT)
         lp += host <= problem.host_room / UNIT
     first = fetched_first([STREAMED], states, problem.link)
     seconds = pulp.lpSum(n[g] * (problem.risk_adjusted(g) * UNIT) for g in groups)
     seconds += outer * (problem.outer_seconds * UNIT) + streams * (first * UNIT)
+    seconds += taken(lambda one: one.risk_adjusted_seconds * UNIT)
     lp += seconds + device * (TIE * UNIT) if goal == "time" else device + seconds * TIE
     if not solved(lp):
         return None
     rounded = {g: round(v.varValue or 0) for g, v in n.items()}
-    chosen = {g: c for g, c in _ordered(problem, rounded).items() if c}
+    counts = {g: c for g, c in _ordered(problem, rounded).items() if c}
     memory = HOST if (outer.varValue or 0) > 0.5 else DEVICE
-    return PlacementSolution.of(problem, chosen, memory, time.perf_counter() - start)
+    others = next(one for t, one in zip(takes, problem.others) if (t.varValue or 0) > 0.5)
+    return PlacementSolution.of(problem, counts, memory, others, time.perf_counter() - start)
 
 
 def _ordered(problem: PlacementProblem, counts: Mapping[LayerGroup, int]) -> dict[LayerGroup, int]:

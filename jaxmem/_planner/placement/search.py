@@ -10,11 +10,11 @@ and each group has at least two layers.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from jaxmem._core.actions import Actions, Choice
+from jaxmem._core.actions import Actions
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.groups import group_label
 from jaxmem._core.profile import BlockClass, Profile
@@ -29,6 +29,7 @@ from jaxmem._planner.placement.program import (
 from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.trial import Limits, solve_and_compile
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem.errors import StepError
 
 MOST_COMPILES = 3
@@ -64,7 +65,6 @@ class PlacementSearch:
     steps: traces, estimates and compiles steps.
     profile: the profile of the step with its states in device memory.
     block: the layers whose states are placed.
-    others: the actions of all other blocks.
     problem: the problem of the program, without limits and without corrections.
     limits: the bytes that a plan may take.
     notes: sentences for the user.
@@ -79,7 +79,6 @@ class PlacementSearch:
     steps: PlacedSteps
     profile: Profile
     block: BlockClass
-    others: Actions
     problem: PlacementProblem
     limits: Limits
     notes: tuple[str, ...] = ()
@@ -147,7 +146,7 @@ class PlacementSearch:
                 self.compile_solutions([solution])
 
     def _is_tried(self, solution: PlacementSolution) -> bool:
-        key = lambda s: (s.counts, s.outer)
+        key = lambda s: (s.counts, s.outer, s.others.actions)
         return any(key(solution) == key(t.solution) for t in self.trials)
 
     @property
@@ -208,10 +207,8 @@ class PlacementSearch:
         """The choices of each range of layers, and of the other blocks."""
         policies, name, ranges = self.problem.policies, self.block.name, solution.ranges
         label = lambda a, b: name if len(ranges) == 1 else group_label(name, a, b)
-        return {
-            **self.others,
-            **{label(a, b): dict(policies[p].choices) for a, b, p in ranges},
-        }
+        layers = {label(a, b): dict(policies[p].choices) for a, b, p in ranges}
+        return {**outside(self.profile, solution.others), **layers}
 
     def least(self) -> PlacementSolution | None:
         """The solution of fewest device bytes; None if host memory is too small for any."""
@@ -243,17 +240,23 @@ class PlacementSearch:
         return fastest is not None and fastest.risk_adjusted_seconds >= seconds
 
 
+def outside(profile: Profile, others: ActionSolution) -> Actions:
+    """The actions of the blocks outside the stack, also of those that save nothing."""
+    return {**{label: {} for label in profile.idle_blocks}, **others.actions}
+
+
 def with_working(
     policies: Sequence[LayerPolicy],
     steps: PlacedSteps,
-    label: str,
-    others: Mapping[str, Mapping[str, Choice]],
+    profile: Profile,
+    others: ActionSolution,
     sharding: Sharding = ONE_DEVICE,
 ) -> tuple[LayerPolicy, ...]:
     """The policies with their working memory: the working memory of a step all of whose layers have
     the policy. Each policy is estimated with states in host memory, and the first policy with
     resident states too.
 
+    others: the assignment of the blocks outside the stack for these estimates.
     sharding: how the step is divided. Over several devices, all layers have resident states, or
       layers are gathered one at a time whether their own states are resident or not.
     """
@@ -262,8 +265,8 @@ def with_working(
     streamed, resident = Places(layers, 0), Places(layers, layers)
 
     def working(policy: LayerPolicy, places: Places) -> int:
-        assignment = Assignment({**others, label: policy.choices})
-        stored = states.fixed + states.outside + layers * policy.device_bytes
+        assignment = Assignment({**outside(profile, others), steps.label: policy.choices})
+        stored = states.fixed + states.outside + others.saved_bytes + layers * policy.device_bytes
         stored += layers * states.on_device(RESIDENT) if places.persist else 0
         return steps.estimate(assignment, places) - stored
 

@@ -258,12 +258,6 @@ def _released(made) -> tuple[ReleasedStep | SegmentedStep, Callable]:
     returned no released step.
     """
     step, pair = released_of(made)
-    if isinstance(step, SegmentedStep) and step.loss.loops > 1:
-        raise StepError(
-            f"plan: states are placed, and the loss has {step.loss.loops} Python loops over layers;"
-            " expected one loop; or plan without 'states' in `decide`, and move the layers' states"
-            " to host memory by step.of(params, batch).split(state, persist)"
-        )
     if not isinstance(step, ReleasedStep | SegmentedStep):
         raise StepError(
             f"plan: states are placed, and `build` returned {type(step).__name__}; expected what"
