@@ -9,7 +9,7 @@ F features between the products of the MLP, V vocabulary, L layers.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -202,10 +202,16 @@ def policy_of(row: Row):
         return policies.nothing_saveable
     if row["remat"].startswith("minimal"):
         return policies.checkpoint_dots_with_no_batch_dims
-    saved, moved = next(names for start, names in NAMES.items() if row["remat"].startswith(start))
-    return policies.save_and_offload_only_these_names(
+    return offloading(
+        *next(names for start, names in NAMES.items() if row["remat"].startswith(start))
+    )
+
+
+def offloading(saved: Sequence[str], offloaded: Sequence[str]):
+    """The policy of `jax.checkpoint` that keeps some named tensors, and offloads others."""
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=saved,
-        names_which_can_be_offloaded=moved,
+        names_which_can_be_offloaded=offloaded,
         offload_src="device",
         offload_dst="pinned_host",
     )
