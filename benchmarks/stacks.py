@@ -31,7 +31,6 @@ for GPUs of 24, 48 and 80 GB.
 """
 
 import ast
-import contextlib
 import difflib
 import functools
 import importlib
@@ -39,7 +38,7 @@ import importlib.util
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -106,14 +105,6 @@ def positional(training: Training) -> tuple[Callable, tuple]:
     return jaxmem.auto(called(training.step)), signature.shapes(values)
 
 
-@contextlib.contextmanager
-def own_mesh() -> Iterator[None]:
-    """A step may set a mesh, which is unset afterwards."""
-    yield
-    if jax.sharding.get_abstract_mesh().axis_names:
-        jax.set_mesh(None)
-
-
 def bytes_and_seconds(step: Step) -> dict:
     """Of the step as the library wrote it."""
     whole = step.compile_fully(None).result()
@@ -148,7 +139,7 @@ def run_plan(name: str, budget: int) -> dict:
 def run(report: Report, name: str, target: str) -> None:
     training, policies, _ = stack_of(name)
     key = f"{name}, {target}"
-    with on(target) as backend, own_mesh():
+    with on(target) as backend:
         default = next(iter(policies))
         steps = {p: Step(*positional(training(policy)), backend) for p, policy in policies.items()}
         planned = steps[default]
@@ -157,11 +148,12 @@ def run(report: Report, name: str, target: str) -> None:
             row = report.once(f"{key}, {share}", planned.row, budget)
             if target == "local" and row["found"]:
                 report.once(f"{key}, {share}, run", run_plan, name, budget)
-        if target == "local":
-            return  # XLA estimates no seconds for a CPU
-        for policy, step in steps.items():
+        # XLA estimates no seconds for a CPU.
+        for policy, step in steps.items() if target != "local" else ():
             own = report.once(f"{key}, policy {policy}", bytes_and_seconds, step)
             report.once(f"{key}, at {policy}", planned.row, planned.budget_for(own["bytes"]))
+    if jax.sharding.get_abstract_mesh().axis_names:
+        jax.set_mesh(None)  # a step may have set it
 
 
 def summary(report: Report) -> dict:
