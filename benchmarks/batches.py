@@ -27,8 +27,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.shared.assignments import every, keep_tags
-from benchmarks.shared.baselines import own_codec
+from benchmarks.shared.assignments import every, keep_tags, own_codec
 from benchmarks.shared.case import Case, Step, on
 from benchmarks.shared.results import Benchmark, Report, known, measure
 from jaxmem._core.actions import ALL, KEEP, LOSSLESS, RECOMPUTE, Action, Actions

@@ -28,7 +28,7 @@ from typing import Any
 import jax
 
 from benchmarks.policies import of_baseline
-from benchmarks.shared.baselines import baselines
+from benchmarks.shared.assignments import baselines
 from benchmarks.shared.case import case_on
 from benchmarks.shared.devices import compiled
 from benchmarks.shared.results import RESULTS as FOLDER

@@ -44,8 +44,7 @@ import jax.numpy as jnp
 from scipy.stats import spearmanr
 
 import jaxmem
-from benchmarks.shared.assignments import different, drawn, solved, under
-from benchmarks.shared.baselines import baselines
+from benchmarks.shared.assignments import baselines, different, drawn, solved, under
 from benchmarks.shared.case import Case, Step, nano, on
 from benchmarks.shared.released import NO_DROPOUT, OWN
 from benchmarks.shared.results import Benchmark, Report, measure, of_errors, say
