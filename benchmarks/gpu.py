@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 
+import jaxmem
 from benchmarks.policies import of_baseline
 from benchmarks.shared.assignments import baselines
 from benchmarks.shared.case import case_on
@@ -42,16 +43,7 @@ from experiments.running.policies import candidates
 from experiments.steps.step import abstract, make_step, step_over
 from jaxmem._core.files import read_json
 from jaxmem._result.plan.file import read
-from jaxmem.plans import (
-    ALL,
-    LOSSLESS,
-    Action,
-    Assignment,
-    Choice,
-    Plan,
-    compiled_bytes,
-    compiler_options,
-)
+from jaxmem.plans import ALL, LOSSLESS, Action, Assignment, Choice, compiled_bytes, compiler_options
 
 GPU, CAPABILITY, ROUNDS = "h200", 90, 5
 POLICIES = (
@@ -176,16 +168,14 @@ TRACED = ("policy keep_everything", "policy minimal_offloaded", "plan all 0.5", 
 MOST = 60  # kernels that a result lists
 
 
-def step_of(config: Config, name: str, row: dict, options: dict | None = None):
-    """The step of a row of `gpu_plans`, lowered for this device. `options`: XLA's, in place of the
-    options of a planned step.
-    """
+def step_of(config: Config, name: str, row: dict):
+    """The step of a row of `gpu_plans`, lowered for this device."""
     if "plan" in row:
-        step = make_step(config, read(Plan, row["plan"], "gpu_plans.json"))
+        step = make_step(config, read(jaxmem.Plan, row["plan"], "gpu_plans.json"))
     else:
         step = policy_step(config, name)
     shapes = abstract(config)
-    options = compiler_options(step, *shapes) if options is None else options
+    options = compiler_options(step, *shapes)
     return jax.jit(step, donate_argnums=0, compiler_options=options).lower(*shapes)
 
 

@@ -76,7 +76,7 @@ from jaxmem._planner.placement.front import layer_policy
 from jaxmem._planner.placement.layer import BUFFERED, RESIDENT, STREAMED, LayerGroup
 from jaxmem._planner.placement.plan import read_places
 from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, solve_placement
-from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch, with_working
+from jaxmem._planner.placement.search import PlacementSearch, with_working
 from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem._planner.search.trial import Limits
 from jaxmem._target.compile.protocol import Backend
@@ -107,20 +107,10 @@ def rooms(search: PlacementSearch, least: float, budgets: int) -> list[int]:
 COMPILED, LEAST_COMPILED = 5, 1.03  # budgets; of the bytes that the program's least compiles to
 
 
-def bytes_of(best: PlacedTrial) -> dict[str, Any]:
-    """Where a plan places states, and its bytes, as predicted and as compiled."""
-    return {
-        "states": str(best.solution.places),
-        "predicted": best.predicted_bytes,
-        "compiled": best.total,
-        "error": best.predicted_bytes / best.total - 1,
-        "host predicted": best.solution.host_bytes,
-        "host compiled": best.step.host_bytes,
-    }
-
-
 def within(unlimited: PlacementSearch, room: int) -> dict[str, Any]:
-    """The plan within so many bytes."""
+    """The plan within so many bytes: where it places states, and bytes as predicted and as
+    compiled.
+    """
     limits = dataclasses.replace(unlimited.limits, usable_bytes=room)
     search = dataclasses.replace(unlimited, limits=limits, trials=[])
     best, first = search.run(), search.trials[0]
@@ -130,7 +120,17 @@ def within(unlimited: PlacementSearch, room: int) -> dict[str, Any]:
         "solve seconds": search.solve_seconds,
         "first error": first.predicted_bytes / first.total - 1,
     }
-    return row if best is None else row | bytes_of(best) | {"seconds": best.solution.seconds}
+    if best is None:
+        return row
+    return row | {
+        "states": str(best.solution.places),
+        "predicted": best.predicted_bytes,
+        "compiled": best.total,
+        "error": best.predicted_bytes / best.total - 1,
+        "host predicted": best.solution.host_bytes,
+        "host compiled": best.step.host_bytes,
+        "seconds": best.solution.seconds,
+    }
 
 
 def of_plans(report: Report, model: str, target: str) -> None:

@@ -39,7 +39,6 @@ import pathlib
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -238,10 +237,6 @@ def first_steps(name: str) -> dict:
 COSTS = {"lines": lines_of, "call": call_seconds, "first step": first_steps}
 
 
-def cost_of(name: str, what: str) -> Any:
-    return COSTS[what](name)
-
-
 def summary_of_jit(report: Report) -> dict:
     found: dict = {}
     for key, row in sorted(report.results.items()):
@@ -264,10 +259,12 @@ RESULTS = {
     "stacks": Benchmark([(n, t) for t in TARGETS for n in NAMES_OF_STEPS], run, summary),
     "stacks_jit": Benchmark(
         [(n, what) for what in COSTS for n in (SCRIPTS if what == "lines" else INSTALLED)],
-        row=cost_of,
+        row=lambda name, what: COSTS[what](name),
         summary=summary_of_jit,
     ),
-    "jit_first_steps": Benchmark([(GPT, "first step")], row=cost_of, summary=summary_of_jit),
+    "jit_first_steps": Benchmark(
+        [(GPT, "first step")], row=lambda name, what: COSTS[what](name), summary=summary_of_jit
+    ),
     "stacks_openpi": Benchmark(
         [("lora", "rtx4090"), ("full", "h100-80gb"), ("lora", "l40s"), ("full", "l40s")],
         row=lambda way, target: row_for(way, target)[0],
