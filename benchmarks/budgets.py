@@ -62,7 +62,7 @@ import jax.numpy as jnp
 import jaxmem
 from benchmarks.shared import long_context
 from benchmarks.shared.assignments import is_lossless, keep_tags
-from benchmarks.shared.case import Case, Step, case_on, on, plain_loop, random_bits_for
+from benchmarks.shared.case import SCANNED, Case, Step, case_on, on, plain_loop, random_bits_for
 from benchmarks.shared.devices import fsdp
 from benchmarks.shared.released import LONG
 from benchmarks.shared.results import Benchmark, Report, known, measure, timed
@@ -291,8 +291,6 @@ def summary_of_models(report: Report) -> dict:
 # -- auto_tags
 
 CONFIGS = ("gpt_117m", "bert_base", "gpt_345m")
-# The released step takes a layer as a function, and its clipping is its own.
-OVERRIDES = ("optimizer.accumulation=scan", "optimizer.clip=norm")
 TARGET = "h200"
 
 
@@ -340,7 +338,7 @@ def without_tags(case: Case) -> Step:
 
 
 def compare(report: Report, name: str) -> None:
-    with case_on(TARGET, name, *OVERRIDES) as case:
+    with case_on(TARGET, name, *SCANNED) as case:
         steps = {"tags": case, "auto": without_tags(case)}
         low, high = report.once(f"{name} ends", steps["tags"].ends, steps["auto"]).values()
         for label, budget in between(low, high, BETWEEN).items():

@@ -50,7 +50,7 @@ import jax.numpy as jnp
 from hypothesis import strategies as st
 
 from benchmarks.shared.assignments import drawn, keep_tags, plans, show
-from benchmarks.shared.case import AnyTimes, Case, Step, case_on, on
+from benchmarks.shared.case import SCANNED, AnyTimes, Case, Step, case_on, on
 from benchmarks.shared.devices import compiled
 from benchmarks.shared.results import Benchmark, Report, known, measure, of_errors, timed
 from benchmarks.shared.searches import from_to
@@ -175,12 +175,11 @@ def summary_of_walk(report: Report) -> dict:
 # -- time_choices
 
 CONFIGS = ("gpt_117m", "gpt_345m", "bert_base")
-OVERRIDES = ("optimizer.accumulation=scan", "optimizer.clip=norm")
 EVERY = "every tag kept"
 
 
 def of_choices(report: Report, name: str) -> None:
-    with case_on("h200", name, *OVERRIDES, allowed=LOSSLESS) as case:
+    with case_on("h200", name, *SCANNED, allowed=LOSSLESS) as case:
         made = case.profile
         (label,) = {b.name for b in made.blocks}
         tags = list(dict.fromkeys(t.name for b in made.blocks for t in b.tags))

@@ -45,8 +45,8 @@ import jax.numpy as jnp
 
 import examples.stacks
 import jaxmem
-from benchmarks.budgets import OVERRIDES, untagged
-from benchmarks.shared.case import Step, on
+from benchmarks.budgets import untagged
+from benchmarks.shared.case import SCANNED, Step, on
 from benchmarks.shared.results import Benchmark, Report, measure
 from benchmarks.shared.searches import between, own_cache, print_first_call, printed
 from examples.stacks.openpi_sizes import row_for
@@ -88,7 +88,7 @@ def stack_of(name: str) -> tuple[Callable[..., Training], dict, Callable]:
 
 def gpt(policy: None = None, jit: Callable = jax.jit) -> Training:
     """A config's step as one would write it without jaxmem."""
-    config = load(GPT, OVERRIDES)
+    config = load(GPT, SCANNED)
     zeros = lambda tree: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), tree)
     arguments = lambda: (zeros(abstract(config)), {})
     read = lambda args, kwargs, result: (result[1]["loss"], result[0].params)
