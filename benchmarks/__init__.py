@@ -10,7 +10,7 @@ The scripts have six shapes. What the scripts of a shape share is in a file of `
 | Shape | Scripts | Shared |
 |---|---|---|
 | plans over a range of budgets | budgets, ablations, batches | `case.py` |
-| plans against policies, at the policies' bytes | policies | `baselines.py`, `timing.py` |
+| plans against policies, at the policies' bytes | policies | `assignments.py`, `timing.py` |
 | predicted against compiled, measured or exact | estimates, times, exactness, published, slices, gpu, tpu_codecs | `assignments.py`, `steps.py` |
 | AdamA against other optimizers, moments in 8 bits | adama, moments | `devices.py`, `timing.py` |
 | states placed in host memory, divided, or frozen | placed, fine_tuning | `released.py` |

@@ -33,9 +33,9 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
-from benchmarks.budgets import OVERRIDES, without_tags
+from benchmarks.budgets import without_tags
 from benchmarks.shared.assignments import ROOMS, keep_everything, solved
-from benchmarks.shared.case import Case, Step, case_on, nano, on
+from benchmarks.shared.case import SCANNED, Case, Step, case_on, nano, on
 from benchmarks.shared.results import Benchmark, Report, measure
 from benchmarks.shared.searches import NO_HISTORY, own_cache, replacing
 from benchmarks.shared.steps import MODELS, shapes, step_of
@@ -88,7 +88,7 @@ def in_full(phase: str, measure: Callable, **given) -> dict:
 
 def run(report: Report, config: str, target: str, allowed: str) -> None:
     name, actions = f"{config} {target} {allowed}", None if allowed == "default" else allowed
-    with case_on(target, config, *OVERRIDES) as tagged:
+    with case_on(target, config, *SCANNED) as tagged:
         case, backend = without_tags(tagged), tagged.backend
         ends = report.once(f"{name} ends", in_full, "nothing", case.ends, actions=actions)
         phases = [p for p in PHASES if p != "whole steps" or backend.stops_at_buffers]

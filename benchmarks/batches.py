@@ -27,10 +27,8 @@ from typing import Any
 
 import jax
 
-import jaxmem
-from benchmarks.shared.assignments import every, keep_tags
-from benchmarks.shared.baselines import own_codec
-from benchmarks.shared.case import Case, on
+from benchmarks.shared.assignments import every, keep_tags, own_codec
+from benchmarks.shared.case import Case, Step, on
 from benchmarks.shared.results import Benchmark, Report, known, measure
 from jaxmem._core.actions import ALL, KEEP, LOSSLESS, RECOMPUTE, Action, Actions
 from jaxmem._planner.search.compile import CompiledStep
@@ -86,16 +84,10 @@ def largest(config: str, way: str) -> dict[str, int]:
     """The largest batch, and its bytes."""
     if way in PLANNED:
         one = case(config, MULTIPLE)
-        plan = jaxmem.plan(
-            one.build,
-            one.args[0],
-            functools.partial(batch_of, one.args[1]),
-            budget=BUDGET,
-            target=TARGET,
-            actions=PLANNED[way],
-            batch="max",
-            sizes=range(MULTIPLE, MOST + 1, MULTIPLE),
-        )
+        args = one.args[0], functools.partial(batch_of, one.args[1])
+        sizes = range(MULTIPLE, MOST + 1, MULTIPLE)
+        step = Step(one.build, args, one.backend)
+        plan = step.plan(BUDGET, actions=PLANNED[way], batch="max", sizes=sizes)
         return {
             "batch": known(plan.batch),
             "bytes": plan.compiled_bytes,

@@ -54,7 +54,6 @@ time of planning.
 
 import os
 import statistics
-import time
 from collections.abc import Callable
 
 import jax
@@ -63,18 +62,16 @@ import jax.numpy as jnp
 import jaxmem
 from benchmarks.shared import long_context
 from benchmarks.shared.assignments import is_lossless, keep_tags
-from benchmarks.shared.case import Case, Step, case_on, on, plain_loop, random_bits_for
+from benchmarks.shared.case import SCANNED, Case, Step, case_on, on, plain_loop, random_bits_for
 from benchmarks.shared.devices import fsdp
 from benchmarks.shared.released import LONG
-from benchmarks.shared.results import Benchmark, Report, known, measure
+from benchmarks.shared.results import Benchmark, Report, known, measure, timed
 from benchmarks.shared.searches import NO_HISTORY, between, of_rows, own_cache, printed, replacing
 from benchmarks.shared.steps import MODELS, SIZES, of_config, of_model, shapes, step_of
 from experiments.command.load import load
 from experiments.steps.step import step_over
 from jaxmem._core.assignment import Assignment
-from jaxmem._model.auto.step import planned_step
 from jaxmem._planner.search import local_search, spans
-from jaxmem._planner.search.compile import StepCompiler
 from tests.shared.foreign import libraries, plain
 from tests.shared.foreign.size import Size
 
@@ -202,11 +199,10 @@ print(json.dumps({"compiles": plan.compiles, "compiled_bytes": plan.compiled_byt
 
 
 def from_nothing(target: str, budget: str) -> dict:
-    start = time.perf_counter()
     with own_cache():
-        found = printed(CHILD, budget, target, JAX_COMPILATION_CACHE_DIR="")
-    found["process_seconds"] = time.perf_counter() - start
-    return found | {"cores": os.cpu_count(), "load_average": os.getloadavg()[0]}
+        found, seconds = timed(printed, CHILD, budget, target, JAX_COMPILATION_CACHE_DIR="")
+    machine = {"cores": os.cpu_count(), "load_average": os.getloadavg()[0]}
+    return found | {"process_seconds": seconds} | machine
 
 
 def of_seconds(report: Report) -> dict:
@@ -226,12 +222,10 @@ EIGHT = "h200:8"
 NOISE = 1e-4  # of the largest gradient: one below it is rounding
 
 
-def ends_of_model(step: Callable, planned: Step) -> dict:
+def ends_of_model(step: Step) -> dict:
     """Bytes of the step as it is, and under full recomputation."""
-    build = lambda plan: planned_step(step, Assignment.nothing())
-    (full,) = StepCompiler(build, planned.args, planned.backend).compile_buffers({})
-    baseline = planned.whole_plan().baseline_bytes
-    return {"baseline": baseline, "recomputed": full.compiled.total_bytes}
+    recomputed = step.compile_fully(Assignment.nothing()).result().total_bytes
+    return {"baseline": step.whole_plan().baseline_bytes, "recomputed": recomputed}
 
 
 def farthest(got, want, start) -> float:
@@ -265,7 +259,7 @@ def of_foreign(report: Report, name: str, target: str) -> None:
     own = jax.jit(step)(*args) if target == "local" else None
     with on(target) as backend:
         planned = Step(jaxmem.auto(step), shapes(args), backend)
-        sizes = report.once(key, ends_of_model, step, planned)
+        sizes = report.once(key, ends_of_model, planned)
         budgets = {f"{share}": int(share * sizes["baseline"]) for share in SHARES}
         budgets["recomputed"] = int(OF_RECOMPUTATION * sizes["recomputed"])
         report.once_each(f"{key}, ", budgets, at_budget, planned, args, own)
@@ -297,8 +291,6 @@ def summary_of_models(report: Report) -> dict:
 # -- auto_tags
 
 CONFIGS = ("gpt_117m", "bert_base", "gpt_345m")
-# The released step takes a layer as a function, and its clipping is its own.
-OVERRIDES = ("optimizer.accumulation=scan", "optimizer.clip=norm")
 TARGET = "h200"
 
 
@@ -336,9 +328,7 @@ def first_plans(steps: dict[str, Step], budget: int) -> dict:
     found: dict[str, list[float]] = {"tags": [], "auto": []}
     for name in ("tags", "auto", "auto", "tags"):
         with own_cache():
-            start = time.perf_counter()
-            steps[name].plan(budget)
-            found[name].append(time.perf_counter() - start)
+            found[name].append(timed(steps[name].plan, budget)[1])
     return {name: min(seconds) for name, seconds in found.items()}
 
 
@@ -348,7 +338,7 @@ def without_tags(case: Case) -> Step:
 
 
 def compare(report: Report, name: str) -> None:
-    with case_on(TARGET, name, *OVERRIDES) as case:
+    with case_on(TARGET, name, *SCANNED) as case:
         steps = {"tags": case, "auto": without_tags(case)}
         low, high = report.once(f"{name} ends", steps["tags"].ends, steps["auto"]).values()
         for label, budget in between(low, high, BETWEEN).items():

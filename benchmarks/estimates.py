@@ -43,7 +43,6 @@ import collections
 import itertools
 import random
 import statistics
-import time
 
 import hypothesis
 import jax
@@ -51,9 +50,9 @@ import jax.numpy as jnp
 from hypothesis import strategies as st
 
 from benchmarks.shared.assignments import drawn, keep_tags, plans, show
-from benchmarks.shared.case import AnyTimes, Case, Step, case_on, on
+from benchmarks.shared.case import SCANNED, AnyTimes, Case, Step, case_on, on
 from benchmarks.shared.devices import compiled
-from benchmarks.shared.results import Benchmark, Report, known, measure, of_errors
+from benchmarks.shared.results import Benchmark, Report, known, measure, of_errors, timed
 from benchmarks.shared.searches import from_to
 from benchmarks.shared.steps import MODELS, SIZES, of_model
 from jaxmem._core.actions import ALL, KEEP, LOSSLESS, RECOMPUTE, UNTAGGED, Actions
@@ -176,12 +175,11 @@ def summary_of_walk(report: Report) -> dict:
 # -- time_choices
 
 CONFIGS = ("gpt_117m", "gpt_345m", "bert_base")
-OVERRIDES = ("optimizer.accumulation=scan", "optimizer.clip=norm")
 EVERY = "every tag kept"
 
 
 def of_choices(report: Report, name: str) -> None:
-    with case_on("h200", name, *OVERRIDES, allowed=LOSSLESS) as case:
+    with case_on("h200", name, *SCANNED, allowed=LOSSLESS) as case:
         made = case.profile
         (label,) = {b.name for b in made.blocks}
         tags = list(dict.fromkeys(t.name for b in made.blocks for t in b.tags))
@@ -260,9 +258,9 @@ def on_profile(config: str, target: str) -> dict:
         made = case.profile
         least, most = least_bytes(ActionProblem(made)), evaluate(made, keep_tags(made))
         for room in from_to(known(least).bytes, most.saved_bytes, ROOMS):
-            start = time.perf_counter()
-            best = known(solve(ActionProblem(made, room=room)))
-            seconds.append(time.perf_counter() - start)
+            solution, taken = timed(solve, ActionProblem(made, room=room))
+            best = known(solution)
+            seconds.append(taken)
             assert best.bytes <= room
             if (other := greedy(ActionProblem(made, room=room))) is not None:
                 ours = best.risk_adjusted_seconds

@@ -26,8 +26,8 @@ import jax
 import numpy as np
 
 import jaxmem
-from benchmarks.shared.assignments import every, keep_everything, keep_tags, show
-from benchmarks.shared.baselines import naive, own_codec
+from benchmarks.shared import assignments
+from benchmarks.shared.assignments import every, naive, own_codec, show
 from benchmarks.shared.case import Case, nano, on, trained
 from benchmarks.shared.results import Benchmark, Report, measure
 from benchmarks.shared.steps import compile_planned
@@ -129,7 +129,7 @@ CODECS = {"own": own_codec, "naive": naive}
 
 def variants(profile: Profile) -> dict[str, Actions]:
     return {
-        "unplanned": keep_everything(profile),
+        "unplanned": assignments.keep_everything(profile),
         "plan": new_plan(config_of(0)).actions,
         "own_codecs": every(profile, own_codec),
         "naive": every(profile, naive),
@@ -179,7 +179,7 @@ def gradients(report: Report, text: Text, profile: Profile, params: dict) -> Non
         errors = [one_less_cosine(g, e) for g, e in zip(got, exact)]
         return {"codec": choice.codec, "one_less_cosine": errors}
 
-    keep = keep_tags(profile)
+    keep = assignments.keep_tags(profile)
     exact = gradient(keep)
     tags = ((block, tag) for block in profile.blocks for tag in block.tags if tag.dtype != "bool")
     for (block, tag), which in itertools.product(tags, CODECS):

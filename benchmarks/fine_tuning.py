@@ -28,6 +28,7 @@ from flax import nnx
 
 import jaxmem
 from benchmarks.shared.case import plain_loop
+from benchmarks.shared.devices import parameters
 from benchmarks.shared.results import Benchmark, measure
 from benchmarks.shared.searches import replacing
 from experiments.command.load import load
@@ -46,11 +47,6 @@ PLACED = {"host_budget": "128GB", "decide": ("actions", "states")}
 def llama_of(batch: int, sequence: int, *more: str) -> Config:
     size = f"train.batch={batch}", f"train.sequence={sequence}"
     return load("mistral_7b", [*LLAMA, *size, *more])
-
-
-def parameters(config: Config):
-    """The shapes of the parameters."""
-    return jax.eval_shape(lambda: registry.create(config, jax.random.key(0)))
 
 
 def cast(params, dtype):

@@ -20,22 +20,20 @@ that run is left out: its bytes with Triton's kernels are not those that the run
 """
 
 import concurrent.futures
-import json
 import pathlib
 import statistics
 import tempfile
-import time
 from typing import Any
 
 import jax
 
 import jaxmem
 from benchmarks.policies import of_baseline
-from benchmarks.shared.baselines import baselines
+from benchmarks.shared.assignments import baselines
 from benchmarks.shared.case import case_on
 from benchmarks.shared.devices import compiled
 from benchmarks.shared.results import RESULTS as FOLDER
-from benchmarks.shared.results import Benchmark, Report, measure, say
+from benchmarks.shared.results import Benchmark, Report, measure, say, timed
 from experiments.command.load import load
 from experiments.config.text import Config
 from experiments.gpu_check.measure import quartiles
@@ -44,15 +42,8 @@ from experiments.models.loops import scanned
 from experiments.running.policies import candidates
 from experiments.steps.step import abstract, make_step, step_over
 from jaxmem._core.files import read_json
-from jaxmem.plans import (
-    ALL,
-    LOSSLESS,
-    Action,
-    Assignment,
-    Choice,
-    compiled_bytes,
-    compiler_options,
-)
+from jaxmem._result.plan.file import read
+from jaxmem.plans import ALL, LOSSLESS, Action, Assignment, Choice, compiled_bytes, compiler_options
 
 GPU, CAPABILITY, ROUNDS = "h200", 90, 5
 POLICIES = (
@@ -87,12 +78,11 @@ def plans(report: Report, model: str) -> None:
 
 
 def planned(case, budget: int, actions) -> dict:
-    start = time.perf_counter()
-    plan, row = case.attempt(budget, actions=actions)
+    (plan, row), seconds = timed(case.attempt, budget, actions=actions)
     if plan is None:
         return row
-    row["planning_seconds"] = time.perf_counter() - start
-    return row | {"baseline_seconds": plan.baseline_seconds, "plan": plan.to_json()}
+    row |= {"planning_seconds": seconds, "baseline_seconds": plan.baseline_seconds}
+    return row | {"plan": plan.to_json()}
 
 
 # The plans that the H200 ran, which are not the plans of today's prices: the tags that they save.
@@ -178,19 +168,14 @@ TRACED = ("policy keep_everything", "policy minimal_offloaded", "plan all 0.5", 
 MOST = 60  # kernels that a result lists
 
 
-def step_of(config: Config, name: str, row: dict, options: dict | None = None):
-    """The step of a row of `gpu_plans`, lowered for this device. `options`: XLA's, in place of the
-    options of a planned step.
-    """
+def step_of(config: Config, name: str, row: dict):
+    """The step of a row of `gpu_plans`, lowered for this device."""
     if "plan" in row:
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "plan.json"
-            path.write_text(json.dumps(row["plan"]), encoding="utf-8")
-            step = make_step(config, jaxmem.Plan.load(path))
+        step = make_step(config, read(jaxmem.Plan, row["plan"], "gpu_plans.json"))
     else:
         step = policy_step(config, name)
     shapes = abstract(config)
-    options = compiler_options(step, *shapes) if options is None else options
+    options = compiler_options(step, *shapes)
     return jax.jit(step, donate_argnums=0, compiler_options=options).lower(*shapes)
 
 
@@ -198,11 +183,6 @@ def policy_step(config: Config, name: str):
     remat = config.remat.model_copy(update={"policy": name})
     (candidate,) = candidates(config.model_copy(update={"remat": remat}))
     return step_over(config, scanned(candidate.policy, candidate.every))
-
-
-def timed_compile(lowered) -> tuple[Any, float]:
-    start = time.perf_counter()
-    return lowered.compile(), time.perf_counter() - start
 
 
 def on_the_gpu(report: Report, model: str) -> None:
@@ -219,8 +199,8 @@ def on_the_gpu(report: Report, model: str) -> None:
     # The first compile fills XLA's cache of kernel choices, which the others share.
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         first, *others = lowered
-        found = {first: timed_compile(lowered[first])}
-        futures = {key: pool.submit(timed_compile, lowered[key]) for key in others}
+        found = {first: timed(lowered[first].compile)}
+        futures = {key: pool.submit(timed, lowered[key].compile) for key in others}
         for key, future in futures.items():
             try:
                 found[key] = future.result()

@@ -74,7 +74,7 @@ ROUNDS = 15
 
 def updates(report: Report) -> None:
     make = lambda value: {k: jnp.full(shape, value) for k, shape in SHAPES.items()}
-    steps, states = {}, {}
+    steps, states, gradient = {}, {}, make(0.1)
     for name, optimizer in OPTIMIZERS.items():
         tx = optimizer()
 
@@ -84,22 +84,18 @@ def updates(report: Report) -> None:
             return (optax.apply_updates(params, changes), moments), {}
 
         states[name] = make(0.5), tx.init(make(0.5))
-        jitted = jax.jit(step, donate_argnums=0)
-        found = compiled(
-            "h200", jitted.trace(*jax.eval_shape(lambda *a: a, states[name], make(0.1)))
-        )
-        size = sum(a.size for a in states[name][0].values())
-        report.add(
-            name,
-            {
-                "state bytes a parameter": sum(a.nbytes for a in jax.tree.leaves(states[name][1]))
-                / size,
-                "seconds, h200, XLA's estimate": found.xla_seconds,
-                "temporary bytes a parameter, h200": found.temp_bytes / size,
-            },
-        )
-        steps[name] = jitted
-    seconds = in_turns([steps], ROUNDS, states, make(0.1))
+        steps[name] = jax.jit(step, donate_argnums=0)
+        shapes = jax.eval_shape(lambda *a: a, states[name], gradient)
+        found = compiled("h200", steps[name].trace(*shapes))
+        size = optax.tree.size(states[name][0])
+        held = sum(a.nbytes for a in jax.tree.leaves(states[name][1]))
+        row = {
+            "state bytes a parameter": held / size,
+            "seconds, h200, XLA's estimate": found.xla_seconds,
+            "temporary bytes a parameter, h200": found.temp_bytes / size,
+        }
+        report.add(name, row)
+    seconds = in_turns([steps], ROUNDS, states, gradient)
     report.add("int8 to float32, this CPU", clock_and_cores(seconds, "int8", "float32"))
 
 

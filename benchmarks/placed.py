@@ -55,7 +55,6 @@ the least step, corrected by the errors of compiled steps, or as compiled.
 import dataclasses
 import itertools
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -64,7 +63,7 @@ import optax
 import jaxmem
 from benchmarks.shared.case import on
 from benchmarks.shared.released import LONG, MODELS, NO_DROPOUT, OWN, config_of, planned_step
-from benchmarks.shared.results import Benchmark, Report, known, measure
+from benchmarks.shared.results import Benchmark, Report, known, measure, timed
 from benchmarks.shared.searches import from_to
 from experiments.command.load import load
 from jaxmem._core.actions import ALL, KEEP, LOSSLESS, OFFLOAD, UNTAGGED, is_whole
@@ -74,10 +73,10 @@ from jaxmem._core.groups import group_label
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import HOST, Places
 from jaxmem._planner.placement.front import layer_policy
-from jaxmem._planner.placement.layer import BUFFERED, RESIDENT, STREAMED, LayerGroup, LayerPolicy
+from jaxmem._planner.placement.layer import BUFFERED, RESIDENT, STREAMED, LayerGroup
 from jaxmem._planner.placement.plan import read_places
 from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, solve_placement
-from jaxmem._planner.placement.search import PlacedTrial, PlacementSearch, with_working
+from jaxmem._planner.placement.search import PlacementSearch, with_working
 from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem._planner.search.trial import Limits
 from jaxmem._target.compile.protocol import Backend
@@ -89,22 +88,12 @@ MICROBATCHES = 2
 CASES = tuple(itertools.product(MODELS, ("h200", "rtx4090", "a100-80gb")))
 
 
-def search_of(step: tuple[Any, tuple], backend: Backend, limits, actions) -> PlacementSearch:
-    """The search for a released step, as `planned_step` returns it."""
-    actions, _ = allowed_actions(actions, backend.target)
-    return read_places(*step, backend, limits, Allowed(actions, actions))
-
-
 def lossless_search(model: str, backend: Backend) -> PlacementSearch:
-    step, target = planned_step(config_of(model, MICROBATCHES)), backend.target
+    target = backend.target
     limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
-    return search_of(step, backend, limits, LOSSLESS)
-
-
-def policies_of(search: PlacementSearch, *many) -> tuple[LayerPolicy, ...]:
-    """Policies of a layer, each by the choices for its tags, with their working memory."""
-    policies = [layer_policy(search.profile, search.block, choices) for choices in many]
-    return with_working(policies, search.steps, search.block.name, search.others)
+    actions, _ = allowed_actions(LOSSLESS, target)
+    step = planned_step(config_of(model, MICROBATCHES))
+    return read_places(*step, backend, limits, Allowed(actions, actions))
 
 
 def rooms(search: PlacementSearch, least: float, budgets: int) -> list[int]:
@@ -118,20 +107,10 @@ def rooms(search: PlacementSearch, least: float, budgets: int) -> list[int]:
 COMPILED, LEAST_COMPILED = 5, 1.03  # budgets; of the bytes that the program's least compiles to
 
 
-def bytes_of(best: PlacedTrial) -> dict[str, Any]:
-    """Where a plan places states, and its bytes, as predicted and as compiled."""
-    return {
-        "states": str(best.solution.places),
-        "predicted": best.predicted_bytes,
-        "compiled": best.total,
-        "error": best.predicted_bytes / best.total - 1,
-        "host predicted": best.solution.host_bytes,
-        "host compiled": best.step.host_bytes,
-    }
-
-
 def within(unlimited: PlacementSearch, room: int) -> dict[str, Any]:
-    """The plan within so many bytes."""
+    """The plan within so many bytes: where it places states, and bytes as predicted and as
+    compiled.
+    """
     limits = dataclasses.replace(unlimited.limits, usable_bytes=room)
     search = dataclasses.replace(unlimited, limits=limits, trials=[])
     best, first = search.run(), search.trials[0]
@@ -141,7 +120,17 @@ def within(unlimited: PlacementSearch, room: int) -> dict[str, Any]:
         "solve seconds": search.solve_seconds,
         "first error": first.predicted_bytes / first.total - 1,
     }
-    return row if best is None else row | bytes_of(best) | {"seconds": best.solution.seconds}
+    if best is None:
+        return row
+    return row | {
+        "states": str(best.solution.places),
+        "predicted": best.predicted_bytes,
+        "compiled": best.total,
+        "error": best.predicted_bytes / best.total - 1,
+        "host predicted": best.solution.host_bytes,
+        "host compiled": best.step.host_bytes,
+        "seconds": best.solution.seconds,
+    }
 
 
 def of_plans(report: Report, model: str, target: str) -> None:
@@ -200,7 +189,11 @@ def rules(
     """What solves a problem by each rule."""
     tags = search.block.tags
     offloaded = {t.name: OFFLOAD for t in tags if any(o.host_bytes for o in t.options)}
-    policies = policies_of(search, {}, {UNTAGGED: KEEP}, offloaded)
+    many = [
+        layer_policy(search.profile, search.block, choices)
+        for choices in ({}, {UNTAGGED: KEEP}, offloaded)
+    ]
+    policies = with_working(many, search.steps, search.block.name, search.others)
     only = lambda **some: lambda problem: solve_placement(dataclasses.replace(problem, **some))
     return {
         "states first": states_first,
@@ -299,9 +292,8 @@ def counts(plan: jaxmem.Plan) -> dict[str, int]:
 def choices(name: str) -> dict:
     model, batch, target, protrain = PROTRAIN[name]
     found: dict[str, Any] = {"model": model, "batch": batch, "target": target}
-    start = time.perf_counter()
     try:
-        plan = decided(model, batch, target)
+        plan, seconds = timed(decided, model, batch, target)
     except BudgetError as error:
         return found | {"error": str(error)}
     places = known(plan.places)
@@ -309,7 +301,7 @@ def choices(name: str) -> dict:
     found |= {name: getattr(places, name) for name in ("persist", "copies", "buffers", "streamed")}
     found |= {"divided": plan.divided, "compiled": plan.compiled_bytes, "host": plan.host_bytes}
     found |= {"seconds": plan.predicted_seconds, "compiles": plan.compiles}
-    return found | {"planned in seconds": time.perf_counter() - start}
+    return found | {"planned in seconds": seconds}
 
 
 # -- largest

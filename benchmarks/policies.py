@@ -3,7 +3,7 @@ layer stack against a scan of checkpoints, by plan.
 
     python -m benchmarks.policies [RESULT ...]
 
-`benchmarks/shared/baselines.py` lists the policies.
+`benchmarks/shared/assignments.py` lists the policies.
 
 `baselines_cpu`: gpt_nano on this CPU, by the clock. Each policy's step is compiled, and its bytes
 are the budget of a plan. If the plan compresses, a lossless plan is made too. A round runs every
@@ -45,19 +45,21 @@ import statistics
 import jax
 
 import jaxmem
-from benchmarks.shared.assignments import is_lossless, keep_tags, plans, show, solved, under
-from benchmarks.shared.baselines import WITH_NAIVE, Baseline, baselines, compiler_of
+from benchmarks.shared import assignments
+from benchmarks.shared.assignments import Baseline, show
 from benchmarks.shared.case import AnyTimes, Case, Step, case_on, nano, on, random_bits_for
 from benchmarks.shared.results import Benchmark, Report, known, measure, say
 from benchmarks.shared.steps import compile_planned, local_step
 from benchmarks.shared.timing import cache_compiles, clock_and_cores, interleaved, over
 from experiments.gpu_check.measure import quartiles
+from experiments.models.loops import scanned
 from experiments.running.planning import compile_candidate
 from experiments.running.policies import Candidate
+from experiments.steps.step import step_over
 from jaxmem._core.actions import ALL, LOSSLESS, Action, Actions
 from jaxmem._core.groups import group_label
 from jaxmem._planner.search.candidates import is_among
-from jaxmem._planner.search.compile import CompiledStep
+from jaxmem._planner.search.compile import CompiledStep, StepCompiler
 from jaxmem._planner.search.measure import hand_policies
 from jaxmem._planner.search.measure import quartiles as three_quartiles
 from jaxmem._planner.solve.cost import evaluate
@@ -73,16 +75,16 @@ def plans_at(case: Case, budget: int) -> dict[str, tuple[jaxmem.Plan | None, dic
     """The plan for `budget` bytes, and a lossless one if it compresses, each with its row."""
     found = {"plan": case.attempt(budget, actions=ALL)}
     plan = found["plan"][0]
-    if plan is None or not is_lossless(plan.actions):
+    if plan is None or not assignments.is_lossless(plan.actions):
         found["lossless_plan"] = case.attempt(budget, actions=LOSSLESS)
     return found
 
 
 def by_the_clock(report: Report) -> None:
     cache_compiles()
-    case = Case(nano(), on("local"), codecs=WITH_NAIVE)
+    case = Case(nano(), on("local"), codecs=assignments.WITH_NAIVE)
     groups, rows = {}, {}
-    for baseline in baselines(case.profile):
+    for baseline in assignments.baselines(case.profile):
         if (name := baseline.name) in LEFT_OUT:
             continue
         step = compile_candidate(case.config, Candidate(baseline.policy))
@@ -186,7 +188,9 @@ def priced(case: Case, step: CompiledStep) -> dict:
 
 
 def of_baseline(case: Case, baseline: Baseline, whole: bool = False) -> dict:
-    compiler = compiler_of(case, baseline)
+    # Where no actions are exactly the policy, the step is compiled under the policy itself.
+    own = lambda _: step_over(case.config, scanned(baseline.policy))
+    compiler = StepCompiler(case.build if baseline.exact else own, case.args, case.backend)
     (step,) = compiler.compile_buffers(baseline.actions)
     step = compiler.compile_fully(step) if whole else step
     model = {"model_is": "exact" if baseline.exact else "the nearest keep-set"}
@@ -207,7 +211,7 @@ def by_estimates(report: Report, key: str) -> None:
     config, _, tpu = key.partition(" ")
     random_bits_for(tpu or GPU)
     with case_on(tpu or GPU, config) as case:
-        for baseline in baselines(case.profile):
+        for baseline in assignments.baselines(case.profile):
             name, planned = f"{key} baseline {baseline.name}", f"{key} plan {baseline.name}"
             at = report.once(name, of_baseline, case, baseline)["bytes"]
             if report.has(planned) or at > case.target.usable_bytes:
@@ -274,7 +278,7 @@ def both_loops(scan: Case, stack: Case, actions: Actions | None) -> dict:
 def of_stack(report: Report, config: str, target: str) -> None:
     with on(target, AnyTimes()) as backend:
         scan, stack = (Case(config, backend, [f"model.loop={loop}"]) for loop in LOOPS)
-        found: dict = plans(scan.profile, scan.config.model.width)
+        found: dict = assignments.plans(scan.profile, scan.config.model.width)
         two = halves(found["solved 0.2"], found["keep"], stack.config.model.layers)
         found["keep everything"] = None
         chosen = {name: found[name] for name in CHOSEN if name in found}
@@ -296,10 +300,10 @@ def time_stack(report: Report) -> None:
     profile = Case(configs["scan"], on("local")).profile
     chosen: dict[str, Actions | None] = {
         "everything kept": None,
-        "keep": keep_tags(profile),
+        "keep": assignments.keep_tags(profile),
         "recompute": profile.everything_recomputed,
-        "compress": under(profile, Action.COMPRESS),
-        "solved": solved(profile, 0.25),
+        "compress": assignments.under(profile, Action.COMPRESS),
+        "solved": assignments.solved(profile, 0.25),
     }
     groups = [
         {f"{name} {loop}": compile_planned(config, actions) for loop, config in configs.items()}

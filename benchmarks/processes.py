@@ -177,10 +177,6 @@ def faults(report: Report, count: int, network: Network | None = None) -> None:
             report.add(f"run {number}", one_run(folder, number, seconds, network))
 
 
-def kills(report: Report) -> None:
-    faults(report, KILLS)
-
-
 def cuts(report: Report) -> None:
     with Network() as network:
         faults(report, CUTS, network)
@@ -290,7 +286,7 @@ def resumes(config: str) -> dict[str, Any]:
 
 RESULTS = {
     "process_resumes": Benchmark(("gpt_345m",), row=resumes),
-    "process_kills": Benchmark(run=kills, summary=of_faults),
+    "process_kills": Benchmark((KILLS,), faults, of_faults),
     "network_cuts": Benchmark(run=cuts, summary=of_faults),
     "process_times": Benchmark(range(ROUNDS), row=times, summary=of_times),
 }

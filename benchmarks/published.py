@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.shared import devices
 from benchmarks.shared.case import on
-from benchmarks.shared.decoder import Row, flags_of, step_of
+from benchmarks.shared.decoder import Row, flags_of, offloading, step_of
 from benchmarks.shared.results import Benchmark, Report, known, measure
 from jaxmem._core.database import Database
 from jaxmem._core.files import read_json
@@ -96,12 +96,6 @@ NOTEBOOK = [name for name in PUBLISHED if name.startswith("t4-")]
 def offloaded(name: str) -> dict[str, Any]:
     """The compiled bytes of one program of the page, against the bytes that the page prints."""
     activations, weights = "activation" in name, "parameter" in name
-    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[],
-        names_which_can_be_offloaded=["x"],
-        offload_src="device",
-        offload_dst="pinned_host",
-    )
     mesh = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,))
     there = lambda kind: NamedSharding(mesh, P(), memory_kind=kind)
 
@@ -111,7 +105,11 @@ def offloaded(name: str) -> dict[str, Any]:
         return checkpoint_name(x, "x") @ w[0] @ w[1], None
 
     def total(w, x):
-        body = jax.remat(layer, policy=policy, prevent_cse=False) if activations else layer
+        body = (
+            jax.remat(layer, policy=offloading([], ["x"]), prevent_cse=False)
+            if activations
+            else layer
+        )
         return jax.lax.scan(body, x, w)[0].sum()
 
     stored = there("pinned_host" if weights else "device")

@@ -31,7 +31,6 @@ for GPUs of 24, 48 and 80 GB.
 """
 
 import ast
-import contextlib
 import difflib
 import functools
 import importlib
@@ -39,16 +38,15 @@ import importlib.util
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 import examples.stacks
 import jaxmem
-from benchmarks.budgets import OVERRIDES, untagged
-from benchmarks.shared.case import Step, on
+from benchmarks.budgets import untagged
+from benchmarks.shared.case import SCANNED, Step, on
 from benchmarks.shared.results import Benchmark, Report, measure
 from benchmarks.shared.searches import between, own_cache, print_first_call, printed
 from examples.stacks.openpi_sizes import row_for
@@ -90,7 +88,7 @@ def stack_of(name: str) -> tuple[Callable[..., Training], dict, Callable]:
 
 def gpt(policy: None = None, jit: Callable = jax.jit) -> Training:
     """A config's step as one would write it without jaxmem."""
-    config = load(GPT, OVERRIDES)
+    config = load(GPT, SCANNED)
     zeros = lambda tree: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), tree)
     arguments = lambda: (zeros(abstract(config)), {})
     read = lambda args, kwargs, result: (result[1]["loss"], result[0].params)
@@ -104,14 +102,6 @@ def positional(training: Training) -> tuple[Callable, tuple]:
     signature = Signature(training.step, {})
     values, called = signature.positional(args, kwargs)
     return jaxmem.auto(called(training.step)), signature.shapes(values)
-
-
-@contextlib.contextmanager
-def own_mesh() -> Iterator[None]:
-    """A step may set a mesh, which is unset afterwards."""
-    yield
-    if jax.sharding.get_abstract_mesh().axis_names:
-        jax.set_mesh(None)
 
 
 def bytes_and_seconds(step: Step) -> dict:
@@ -148,7 +138,7 @@ def run_plan(name: str, budget: int) -> dict:
 def run(report: Report, name: str, target: str) -> None:
     training, policies, _ = stack_of(name)
     key = f"{name}, {target}"
-    with on(target) as backend, own_mesh():
+    with on(target) as backend:
         default = next(iter(policies))
         steps = {p: Step(*positional(training(policy)), backend) for p, policy in policies.items()}
         planned = steps[default]
@@ -157,11 +147,12 @@ def run(report: Report, name: str, target: str) -> None:
             row = report.once(f"{key}, {share}", planned.row, budget)
             if target == "local" and row["found"]:
                 report.once(f"{key}, {share}, run", run_plan, name, budget)
-        if target == "local":
-            return  # XLA estimates no seconds for a CPU
-        for policy, step in steps.items():
+        # XLA estimates no seconds for a CPU.
+        for policy, step in steps.items() if target != "local" else ():
             own = report.once(f"{key}, policy {policy}", bytes_and_seconds, step)
             report.once(f"{key}, at {policy}", planned.row, planned.budget_for(own["bytes"]))
+    if jax.sharding.get_abstract_mesh().axis_names:
+        jax.set_mesh(None)  # a step may have set it
 
 
 def summary(report: Report) -> dict:
@@ -246,10 +237,6 @@ def first_steps(name: str) -> dict:
 COSTS = {"lines": lines_of, "call": call_seconds, "first step": first_steps}
 
 
-def cost_of(name: str, what: str) -> Any:
-    return COSTS[what](name)
-
-
 def summary_of_jit(report: Report) -> dict:
     found: dict = {}
     for key, row in sorted(report.results.items()):
@@ -272,10 +259,12 @@ RESULTS = {
     "stacks": Benchmark([(n, t) for t in TARGETS for n in NAMES_OF_STEPS], run, summary),
     "stacks_jit": Benchmark(
         [(n, what) for what in COSTS for n in (SCRIPTS if what == "lines" else INSTALLED)],
-        row=cost_of,
+        row=lambda name, what: COSTS[what](name),
         summary=summary_of_jit,
     ),
-    "jit_first_steps": Benchmark([(GPT, "first step")], row=cost_of, summary=summary_of_jit),
+    "jit_first_steps": Benchmark(
+        [(GPT, "first step")], row=lambda name, what: COSTS[what](name), summary=summary_of_jit
+    ),
     "stacks_openpi": Benchmark(
         [("lora", "rtx4090"), ("full", "h100-80gb"), ("lora", "l40s"), ("full", "l40s")],
         row=lambda way, target: row_for(way, target)[0],

@@ -44,12 +44,11 @@ import jax.numpy as jnp
 from scipy.stats import spearmanr
 
 import jaxmem
-from benchmarks.shared.assignments import different, drawn, solved, under
-from benchmarks.shared.baselines import baselines
+from benchmarks.shared.assignments import baselines, different, drawn, solved, under
 from benchmarks.shared.case import Case, Step, nano, on
 from benchmarks.shared.released import NO_DROPOUT, OWN
 from benchmarks.shared.results import Benchmark, Report, measure, of_errors, say
-from benchmarks.shared.steps import local_step
+from benchmarks.shared.steps import local_step, step_of
 from benchmarks.shared.timing import first_batch, in_turns
 from experiments.steps.step import init_state
 from jaxmem._core.actions import Action, Actions
@@ -250,13 +249,8 @@ def loss(weights, x):
     return (x**2).mean()
 
 
-def small_step(weights, x):
-    value, gradients = jax.value_and_grad(loss)(weights, x)
-    return jax.tree.map(lambda w, g: w - 0.01 * g, weights, gradients), value
-
-
 def many_calls(jit):
-    function = jit(small_step, donate_argnums=0)
+    function = jit(step_of(loss, 0.01), donate_argnums=0)
 
     def calls(weights, x):
         for _ in range(CALLS):

@@ -1,15 +1,32 @@
-"""Assignments of every kind for a profile: one action for all tags, random ones, solved ones."""
+"""Assignments of every kind for a profile: one action for all tags, random ones, solved ones, and
+the experiments' named policies (`experiments/running/policies.py`) as actions in the planner's cost
+model.
 
+JAX's own policies are run as they are, and priced as the nearest keep-set. Left out: full
+recomputation of every k-th layer, since a profile gives all layers of a block one decision;
+`experiments.gpu_check` times it.
+"""
+
+import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from jaxmem._core.actions import KEEP, RECOMPUTE, UNTAGGED, Action, Actions, Choice
+import jaxmem
+from experiments.running.policies import JAX_POLICIES, KEPT, OFFLOADED, own
+from experiments.running.policies import naive as naive_codec
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, UNTAGGED, Action, Actions, Choice
+from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile, Tag
 from jaxmem._planner.solve.cost import effective, evaluate
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import solve
 
 ROOMS = (0.5, 0.2, 0.08)  # of the bytes of all tags
+NAIVE = naive_codec(None)
+WITH_NAIVE = {  # the codecs to profile with, by kind
+    kind: [own(kind), NAIVE] for kind in jaxmem.codecs.KINDS if kind not in ("mask", "exact")
+}
+DOTS = ("qkv", "mid", "up")  # products without batch dimensions that the backward needs
 
 
 def every(profile: Profile, choose: Callable[[Tag], Choice], rest: bool = False) -> Actions:
@@ -85,3 +102,66 @@ def is_lossless(actions: Actions) -> bool:
 
 def show(actions: Actions) -> dict[str, dict[str, str]]:
     return {b: {t: str(c) for t, c in tags.items()} for b, tags in actions.items()}
+
+
+# -- named policies
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Baseline:
+    """`actions`: the nearest assignment that the profile prices."""
+
+    name: str
+    actions: Actions
+
+    @property
+    def exact(self) -> bool:
+        """Whether the policy is these actions, or JAX's own that comes near them."""
+        return self.name == "nothing_saveable" or self.name not in JAX_POLICIES
+
+    @property
+    def policy(self) -> Callable[..., object]:
+        """For `jax.checkpoint`."""
+        return JAX_POLICIES.get(self.name) or jaxmem.remat_policy(Assignment(self.actions))
+
+
+def baselines(profile: Profile) -> list[Baseline]:
+    """The baselines that `profile` prices: those that offload, or use naive INT4, only if it was
+    made with them.
+    """
+    found = {
+        "keep_everything": keep_everything(profile),
+        "keep_tags": keep_tags(profile),
+        "nothing_saveable": profile.everything_recomputed,
+        "dots_with_no_batch_dims_saveable": keep_set(profile, DOTS),
+    }
+    found |= {name: keep_set(profile, tags) for name, tags in KEPT.items()}
+    if prices(profile, OFFLOAD):
+        offloaded = {"offload_dot_with_no_batch_dims": DOTS} | OFFLOADED
+        found |= {name: keep_set(profile, tags, OFFLOAD) for name, tags in offloaded.items()}
+    if prices(profile, Choice(Action.COMPRESS, NAIVE)):
+        found["naive_int4_everywhere"] = every(profile, naive)
+    return [Baseline(name, actions) for name, actions in found.items()]
+
+
+def naive(tag) -> Choice:
+    """Per-token INT4 for what is a number, one bit for what is a mask."""
+    return Choice(Action.COMPRESS, naive_codec(kind_of(tag)))
+
+
+def own_codec(tag) -> Choice:
+    """The codec of the tag's kind (Adacc 3.2)."""
+    return Choice(Action.COMPRESS, own(kind_of(tag)))
+
+
+def kind_of(tag) -> str | None:
+    return "mask" if tag.dtype == "bool" else tag.kind
+
+
+def keep_set(profile: Profile, tags: tuple[str, ...], choice: Choice = KEEP) -> Actions:
+    """`choice` for `tags`, where the model has them; all else is recomputed."""
+    return {b.name: {t.name: choice for t in b.tags if t.name in tags} for b in profile.blocks}
+
+
+def prices(profile: Profile, choice: Choice) -> bool:
+    return any(o.choice == choice for b in profile.blocks for t in b.tags for o in t.options)

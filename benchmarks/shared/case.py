@@ -30,6 +30,9 @@ from jaxmem.plans import ALL, Assignment, Target
 
 # A compiled program is remembered whoever traced it.
 jax.config.update("jax_traceback_in_locations_limit", 0)
+# Settings of a step without released states and their clipping: a released step takes a layer as a
+# function, and its clipping is its own.
+SCANNED = ("optimizer.accumulation=scan", "optimizer.clip=norm")
 ARGUMENTS = 2**20  # bytes beyond the arguments of the step with everything kept
 
 

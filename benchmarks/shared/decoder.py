@@ -9,7 +9,7 @@ F features between the products of the MLP, V vocabulary, L layers.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,8 @@ import optax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from tests.shared import meshes
 
 AXES = "data", "fsdp", "fsdp_transpose", "tensor"
 ROWS = "data", "fsdp", "fsdp_transpose"  # axes that divide the batch
@@ -39,19 +41,12 @@ def step_of(row: Row) -> tuple[Callable, tuple]:
     """`build`, as `jaxmem.plan` takes it, and the shapes of the state and of the batch."""
     sizes = {axis: row["parallelism"].get(axis, 1) for axis in AXES}
     mesh = AbstractMesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    tx = optimizer(row)
-    placed = lambda a, spec: jax.ShapeDtypeStruct(
-        a.shape, a.dtype, sharding=NamedSharding(mesh, spec)
-    )
-    specs, shapes = specs_of(row), shapes_of(row)
-    params = jax.tree.map(placed, shapes, specs)
-    moments = jax.eval_shape(tx.init, shapes)
-    moments = optax.tree.map_params(
-        tx, placed, moments, specs, transform_non_params=lambda a: placed(a, P())
-    )
-    tokens = jax.ShapeDtypeStruct(
-        (row["global_batch"], row["sequence"] + 1), jnp.int32, sharding=NamedSharding(mesh, P(ROWS))
-    )
+    tx, params = optimizer(row), parameters_of(row, mesh)
+    whole = lambda a: meshes.shape(a, mesh)
+    as_divided = lambda a, p: meshes.shape(a, mesh, p.sharding.spec)
+    moments = jax.eval_shape(tx.init, params)
+    moments = optax.tree.map_params(tx, as_divided, moments, params, transform_non_params=whole)
+    tokens = jax.ShapeDtypeStruct((row["global_batch"], row["sequence"] + 1), jnp.int32)
 
     def build(_):
         def step(state, tokens):
@@ -63,7 +58,7 @@ def step_of(row: Row) -> tuple[Callable, tuple]:
 
         return step
 
-    return build, ((params, moments), tokens)
+    return build, ((params, moments), meshes.shape(tokens, mesh, P(ROWS)))
 
 
 def flags_of(row: Row) -> str:
@@ -78,43 +73,27 @@ def optimizer(row: Row) -> optax.GradientTransformation:
     return optax.chain(clip, adam)
 
 
-def shapes_of(row: Row) -> dict[str, Any]:
+def parameters_of(row: Row, mesh: AbstractMesh) -> dict[str, Any]:
+    """The shapes of the parameters, divided over the mesh by MaxText's rules."""
     m = row["model"]
-    L, width, K, F, V = m["layers"], m["width"], m["head_dim"], m["ffn"], m["vocab"]
-    gates = {"wi_0": (L, width, F)} | ({"wi_1": (L, width, F)} if gated(row) else {})
-    layers = gates | {
-        "query": (L, width, m["heads"], K),
-        "key": (L, width, m["kv_heads"], K),
-        "value": (L, width, m["kv_heads"], K),
-        "out": (L, m["heads"], K, width),
-        "wo": (L, F, width),
-        "norm1": (L, width),
-        "norm2": (L, width),
-    }
-    outer = {"embedding": (V, width), "norm": (width,)}
-    outer |= {} if m["tied_embeddings"] else {"head": (width, V)}
-    shape = lambda s: jax.ShapeDtypeStruct(s, jnp.float32)
-    return {k: shape(s) for k, s in outer.items()} | {
-        "layers": {k: shape(s) for k, s in layers.items()}
-    }
-
-
-def specs_of(row: Row) -> dict[str, Any]:
-    # As MaxText's rules divide them.
+    L, E, K, F, V = m["layers"], m["width"], m["head_dim"], m["ffn"], m["vocab"]
     width, wide = ("fsdp", "fsdp_transpose"), ("fsdp_transpose", "tensor")
-    heads = P(None, width, "tensor")
-    specs = {
-        **dict.fromkeys(("query", "key", "value"), heads),
-        "out": P(None, "tensor", None, width),
-        **dict.fromkeys(("wi_0", "wi_1"), P(None, "fsdp", wide)),
-        "wo": P(None, wide, "fsdp"),
-        **dict.fromkeys(("norm1", "norm2", "norm"), P()),
-        "embedding": P("tensor", width),
-        "head": P(width, "tensor"),
+    heads, features = P(None, width, "tensor"), P(None, "fsdp", wide)
+    gates = ("wi_0", "wi_1") if gated(row) else ("wi_0",)
+    layers = dict.fromkeys(gates, ((L, E, F), features)) | {
+        "query": ((L, E, m["heads"], K), heads),
+        "key": ((L, E, m["kv_heads"], K), heads),
+        "value": ((L, E, m["kv_heads"], K), heads),
+        "out": ((L, m["heads"], K, E), P(None, "tensor", None, width)),
+        "wo": ((L, F, E), P(None, wide, "fsdp")),
+        "norm1": ((L, E), P()),
+        "norm2": ((L, E), P()),
     }
-    shapes = shapes_of(row)
-    named = lambda tree: {k: specs[k] for k in tree if k != "layers"}
-    return named(shapes) | {"layers": named(shapes["layers"])}
+    outer = {"embedding": ((V, E), P("tensor", width)), "norm": ((E,), P())}
+    outer |= {} if m["tied_embeddings"] else {"head": ((E, V), P(width, "tensor"))}
+    shape = lambda size, spec: meshes.shape(jax.ShapeDtypeStruct(size, jnp.float32), mesh, spec)
+    every = lambda arrays: {name: shape(*one) for name, one in arrays.items()}
+    return every(outer) | {"layers": every(layers)}
 
 
 def gated(row: Row) -> bool:
@@ -202,10 +181,16 @@ def policy_of(row: Row):
         return policies.nothing_saveable
     if row["remat"].startswith("minimal"):
         return policies.checkpoint_dots_with_no_batch_dims
-    saved, moved = next(names for start, names in NAMES.items() if row["remat"].startswith(start))
-    return policies.save_and_offload_only_these_names(
+    return offloading(
+        *next(names for start, names in NAMES.items() if row["remat"].startswith(start))
+    )
+
+
+def offloading(saved: Sequence[str], offloaded: Sequence[str]):
+    """The policy of `jax.checkpoint` that keeps some named tensors, and offloads others."""
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=saved,
-        names_which_can_be_offloaded=moved,
+        names_which_can_be_offloaded=offloaded,
         offload_src="device",
         offload_dst="pinned_host",
     )

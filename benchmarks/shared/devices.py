@@ -49,6 +49,7 @@ def compiled(target: str, traced, capability: int | None = None, options=None) -
 
 
 def parameters(config: Config):
+    """The shapes of a config's parameters."""
     return jax.eval_shape(functools.partial(models.create, config), jax.random.key(0))
 
 

@@ -25,7 +25,6 @@ PASSED = 0.05  # beyond the goal by this share or more
 OF_VALUES = {
     "at": lambda values: values[0],
     "max": max,
-    "min": min,
     "median": lambda values: statistics.median(map(abs, values)),
     "share": statistics.mean,  # of true values
 }
@@ -51,20 +50,25 @@ def values(found: Any, keys: Sequence[str | int]) -> Iterator[Any]:
             yield from values(found[name], keys[1:])
 
 
+def result_of(claim: dict[str, Any]) -> dict[str, Any]:
+    """The file of a claim's result; empty if there is no such file."""
+    path = RESULTS / f"{claim.get('result')}.json"
+    return read_json(path) if path.exists() else {}
+
+
 def number(claim: dict[str, Any]) -> float | None:
     """The number of a claim. None if no result answers the claim, or its file does not exist.
 
     Raises KeyError if the file has no such number.
     """
-    path = RESULTS / f"{claim.get('result')}.json"
-    if not path.exists():
+    if not (file := result_of(claim)):
         return None
     how, *keys = claim["value"]
-    file = read_json(path)
     found = list(values(file, keys))
     under = list(values(file, claim["over"])) if "over" in claim else [1]
     if not found or not under:
-        raise KeyError(f"{path.name} has no {claim['value']}; expected a number for the page")
+        missing = f"{claim['result']}.json has no {claim['value']}"
+        raise KeyError(f"{missing}; expected a number for the page")
     return claim.get("factor", 1) * OF_VALUES[how](found) / under[0]
 
 
@@ -92,17 +96,9 @@ def rows() -> list[dict[str, Any]]:
     """The claims, each with its number, its outcome, and the commit of its result."""
     found = []
     for claim in tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claim"]:
-        value = number(claim)
-        path = RESULTS / f"{claim.get('result')}.json"
-        about = read_json(path) if path.exists() else {}
-        found.append(
-            claim
-            | {
-                "number": value,
-                "outcome": outcome(claim, value),
-                "commit": about["commit"][:7] if "commit" in about else "not recorded",
-            }
-        )
+        value, commit = number(claim), result_of(claim).get("commit")
+        own = {"number": value, "outcome": outcome(claim, value)}
+        found.append(claim | own | {"commit": commit[:7] if commit else "not recorded"})
     return found
 
 
@@ -128,20 +124,20 @@ def table(claims: Sequence[dict[str, Any]]) -> str:
 # -- Plots
 
 
-def published_plot() -> str:
-    """Predicted step seconds divided by published ones, a bar for each step."""
-    steps = read_json(RESULTS / "published_steps.json")["results"]
-    bars = {name: row["ratio"] for name, row in steps.items() if "ratio" in row}
-    return bar_plot(bars, 1.0, "Predicted step time divided by the published step time")
+# By the end of the file's name: the result, the key of a bar's number, the mark, and the title.
+PLOTS = {
+    "published": (
+        "published_steps", "ratio", 1.0, "Predicted step time divided by the published step time",
+    ),
+    "batches": ("max_batch", "batch", None, "Largest batch within 32 GB, compiled for an H200"),
+}  # fmt: skip
 
 
-def batch_plot() -> str | None:
-    """The largest batch within 32 GB, a bar for each model and way."""
-    path = RESULTS / "max_batch.json"
-    if not path.exists():
-        return None
-    bars = {name: row["batch"] for name, row in read_json(path)["results"].items()}
-    return bar_plot(bars, None, "Largest batch within 32 GB, compiled for an H200")
+def plot(result: str, key: str, mark: float | None, title: str) -> str:
+    """A bar for each row of a result that has the key."""
+    rows = read_json(RESULTS / f"{result}.json")["results"]
+    bars = {name: row[key] for name, row in rows.items() if key in row}
+    return bar_plot(bars, mark, title)
 
 
 def bar_plot(bars: dict[str, float], mark: float | None, title: str) -> str:
@@ -192,13 +188,11 @@ def page() -> str:
     ]
     for paper in dict.fromkeys(c["paper"] for c in claims):
         parts += [f"## {paper}", table([c for c in claims if c["paper"] == paper])]
-    plots = {"published": published_plot(), "batches": batch_plot()}
     parts += ["## Plots"]
-    for name, plot in plots.items():
-        if plot is not None:
-            path = PAGE.parent / "assets" / f"evidence-{name}.svg"
-            path.write_text(plot, encoding="utf-8")
-            parts += [f"![{name}](assets/{path.name})"]
+    for name, about in PLOTS.items():
+        path = PAGE.parent / "assets" / f"evidence-{name}.svg"
+        path.write_text(plot(*about), encoding="utf-8")
+        parts += [f"![{name}](assets/{path.name})"]
     return "\n\n".join(parts) + "\n"
 
 

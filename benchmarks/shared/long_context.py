@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
+from benchmarks.shared.steps import step_of
 
 LAYERS, BATCH, TOKENS, WIDTH, HEADS, VOCAB = 96, 4, 32768, 512, 8, 8192
 CHUNK = 128  # queries whose scores exist at the same time
@@ -51,11 +52,7 @@ def build(plan):
         x = jaxmem.stack(_layer, params["layers"], x, plan=plan, dtype=jnp.bfloat16)
         return (_norm(x).astype(jnp.float32) ** 2 * params["head"]).mean()
 
-    def step(params, tokens):
-        value, gradient = jax.value_and_grad(loss)(params, tokens)
-        return jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradient), value
-
-    return step
+    return step_of(loss, 1e-3)
 
 
 def arguments():

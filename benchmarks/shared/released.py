@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks.shared.devices import parameters
 from experiments.command.load import load
 from experiments.config.text import Config
 from experiments.models import registry
@@ -37,5 +38,5 @@ def planned_step(config: Config, axis: str | None = None) -> tuple[Any, tuple]:
     parameters and moments, all on the device.
     """
     build = lambda plan: released_step(config, plan, axis_name=axis, dtype=jnp.bfloat16)
-    first = lambda: build(None).init(registry.create(config, jax.random.key(0)))
-    return build, (jax.eval_shape(first), registry.batch_shape(config))
+    state = jax.eval_shape(build(None).init, parameters(config))
+    return build, (state, registry.batch_shape(config))

@@ -153,6 +153,13 @@ def measure(script: str, benchmarks: Mapping[str, Benchmark]) -> None:
         benchmarks[name].write(Report(name, script, args.out, args.fresh))
 
 
+def timed(function: Callable[..., T], *args, **given) -> tuple[T, float]:
+    """Returns what a function returns, and the seconds of the call."""
+    start = time.perf_counter()
+    made = function(*args, **given)
+    return made, time.perf_counter() - start
+
+
 def known(value: T | None) -> T:
     """Returns `value`, which is not None in this case."""
     assert value is not None

@@ -61,13 +61,15 @@ def local_step(name: str) -> tuple[Callable, tuple]:
     return of_model(MODELS[name], SIZES["local"]) if name in MODELS else of_config(name)
 
 
-def step_of(loss: Callable) -> Callable:
-    """A training step by plain descent, so that what it changes is the gradient."""
+def step_of(loss: Callable, rate: float = RATE) -> Callable:
+    """A training step of gradient descent. At the default rate, the update of a parameter is its
+    gradient.
+    """
 
     def step(params, *rest):
         first = lambda params: jax.tree.leaves(loss(params, *rest))[0]
         value, gradients = jax.value_and_grad(first)(params)
-        return jax.tree.map(lambda p, g: p - RATE * g, params, gradients), value
+        return jax.tree.map(lambda p, g: p - rate * g, params, gradients), value
 
     return step
 

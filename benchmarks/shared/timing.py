@@ -15,6 +15,7 @@ from experiments.running.text import TEXT
 from experiments.steps.step import first_state
 
 Seconds = dict[str, list[float]]  # of each step by its name, a round after the other
+SHARED = "shared"  # the key of the state of steps without a state of their own
 
 
 def cache_compiles() -> None:
@@ -33,9 +34,7 @@ def interleaved(
     config: Config, groups: Sequence[Mapping[str, Callable]], rounds: int
 ) -> tuple[Seconds, Seconds]:
     """`in_turns` of a config's steps, which share one state, on real text."""
-    states, batch = {"shared": first_state(config)}, first_batch(config)
-    shared = {name: "shared" for group in groups for name in group}
-    return in_turns(groups, rounds, states, batch, shared)
+    return in_turns(groups, rounds, {SHARED: first_state(config)}, first_batch(config))
 
 
 def first_batch(config: Config):
@@ -48,7 +47,6 @@ def in_turns(
     rounds: int,
     states: dict,
     batch,
-    state_of: Mapping[str, str] | None = None,
 ) -> tuple[Seconds, Seconds]:
     """Seconds of each step in each round, by the clock and of all cores' work, which other programs
     disturb less.
@@ -57,12 +55,11 @@ def in_turns(
     closely stands in one group, so that it runs within a second or two. Before the first round each
     step runs once.
 
-    states: by the names of the steps, or by the keys in `state_of`. A step's state is replaced by
-      what the step returns.
-    state_of: the key of each step's state, for steps that share a state.
+    states: by the names of the steps. Other steps share the state `SHARED`. A step's state is
+      replaced by what the step returns.
     """
     steps = {name: step for group in groups for name, step in group.items()}
-    key_of = state_of or {name: name for name in steps}
+    key_of = {name: name if name in states else SHARED for name in steps}
     clock: Seconds = {name: [] for name in steps}
     cores: Seconds = {name: [] for name in steps}
     for name, step in steps.items():

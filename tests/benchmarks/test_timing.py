@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from benchmarks.shared.timing import in_turns, over
+from benchmarks.shared.timing import SHARED, in_turns, over
 
 
 def test_each_step_runs_once_in_each_round_with_the_state_that_it_returned():
@@ -16,10 +16,9 @@ def test_each_step_runs_once_in_each_round_with_the_state_that_it_returned():
         return run
 
     groups = [{"a": step("a"), "b": step("b")}, {"c": step("c")}]
-    states = {"shared": jnp.float32(0), "own": jnp.float32(0)}
-    of = {"a": "shared", "b": "shared", "c": "own"}
-    clock, cores = in_turns(groups, 3, states, jnp.float32(1), of)
-    assert (float(states["shared"]), float(states["own"])) == (8, 4)
+    states = {SHARED: jnp.float32(0), "c": jnp.float32(0)}
+    clock, cores = in_turns(groups, 3, states, jnp.float32(1))
+    assert (float(states[SHARED]), float(states["c"])) == (8, 4)
     assert ran[:3] == ["a", "b", "c"]
     for start in (3, 6, 9):
         turn = ran[start : start + 3]
