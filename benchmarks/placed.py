@@ -193,7 +193,8 @@ def rules(
         layer_policy(search.profile, search.block, choices)
         for choices in ({}, {UNTAGGED: KEEP}, offloaded)
     ]
-    policies = with_working(many, search.steps, search.block.name, search.others)
+    others = search.problem.fastest_others
+    policies = with_working(many, search.steps, search.profile, others)
     only = lambda **some: lambda problem: solve_placement(dataclasses.replace(problem, **some))
     return {
         "states first": states_first,

@@ -12,7 +12,6 @@ import pytest
 from flax import nnx
 
 import jaxmem
-from jaxmem.errors import StepError
 from jaxmem.plans import Assignment
 from tests.released.test_streamed_deviceless import compiled
 from tests.shared.compare import close
