@@ -149,6 +149,7 @@ def searched(form, backend) -> PlacementSearch:
 
 
 @pytest.mark.core
+@pytest.mark.quick("two scans")
 @pytest.mark.parametrize("form", FORMS)
 def test_actions_of_the_other_loop_are_decided_with_the_places(form):
     with backend_for(Target.parse("local")) as backend:
@@ -168,7 +169,6 @@ def test_actions_of_the_other_loop_are_decided_with_the_places(form):
     assert between.device_bytes <= within
 
 
-@pytest.mark.quick("two scans")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_plan_within_less_than_the_kept_step_trains_as_it(form):
     """The budget is less than the states and the tensors that the encoder would save."""
