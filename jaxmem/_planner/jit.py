@@ -7,7 +7,10 @@ The alternative, a key of all arguments at every call, takes longer than a short
 """
 
 import dataclasses
+import difflib
 import functools
+import inspect
+import sys
 import threading
 import time
 import types
@@ -84,9 +87,10 @@ def jit(step: Callable | None = None, budget=None, **options):
     "jaxmem".
 
     Raises StepError if `step` is not callable, for options of a step that is jitted already, for a
-    step of `eqx.filter_jit` that donates, and for options of `jaxmem.plan` that need other
-    arguments than the step's. A call raises StepError for a jitted step with static arguments, and
-    the errors of `jaxmem.plan`, such as BudgetError if no plan fits.
+    step of `eqx.filter_jit` that donates, for options of `jaxmem.plan` that need other arguments
+    than the step's, and for options of neither `jaxmem.plan` nor jit. A call raises StepError for a
+    jitted step with static arguments, and the errors of `jaxmem.plan`, such as BudgetError if no
+    plan fits.
     """
     if step is None:
         return functools.partial(jit, budget=budget, **options)
@@ -125,7 +129,21 @@ def jit(step: Callable | None = None, budget=None, **options):
             f"jit: `step` is jitted already, and got the option `{next(iter(options))}`; expected"
             " the function itself with this option, or the jitted step without options of jit"
         )
+    _check_options(options)
     return PlannedFunction(step, {"budget": budget} | planning, options)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raises StepError for an option that neither `jax.jit` nor `nnx.jit` takes."""
+    jits = jax.jit, *(nnx.jit for nnx in [sys.modules.get("flax.nnx")] if nnx is not None)
+    known = {*PLANNING, "budget"}.union(*(inspect.signature(one).parameters for one in jits))
+    if unknown := [name for name in options if name not in known]:
+        close = difflib.get_close_matches(unknown[0], known, 1)
+        raise StepError(
+            f"jit: got the option `{unknown[0]}`; expected options of jaxmem.plan"
+            f" ({', '.join(PLANNING)}) or of jax.jit"
+            + (f": did you mean `{close[0]}`?" if close else ", such as donate_argnums")
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """`jaxmem.jit` in the place of `jax.jit`, `nnx.jit` and `eqx.filter_jit`."""
 
 import functools
+import inspect
 import types
 import warnings
 
@@ -269,6 +270,19 @@ def test_a_step_of_filter_jit_without_donation_is_planned():
 def test_a_step_of_filter_jit_that_donates_is_refused(donate):
     with pytest.raises(StepError, match="donation, which is lost inside another jit.*argnums=0"):
         jaxmem.jit(eqx.filter_jit(step, donate=donate))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("donate_argnum", "donate_argnums"), ("budgt", "budget")]
+)
+def test_a_misspelt_option_is_refused_with_the_option_that_was_meant(wrong, meant):
+    with pytest.raises(StepError, match=f"`{wrong}`.*`{meant}`"):
+        jaxmem.jit(step, **{wrong: 0})
+
+
+def test_options_of_nnx_jit_are_known():
+    for name in {*inspect.signature(nnx.jit).parameters} - {"fun"}:
+        jaxmem.jit(nnx_train, **{name: None})
 
 
 class Block(nnx.Module):

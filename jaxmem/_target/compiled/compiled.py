@@ -148,7 +148,7 @@ def check_arguments(target: Target, traced: jax.stages.Traced) -> None:
     if (why := host_loop_fault(target)) is not None:
         raise TargetError(
             f"the step has arguments in host memory, and on target {str(target)!r} {why}, or leave"
-            " all layers in device memory"
+            " all layers in device memory: plan without 'states' in `decide`"
         )
 
 
