@@ -256,6 +256,35 @@ def test_ten_steps_are_those_of_the_plain_step(name):
     assert min(changed) > 0
 
 
+@pytest.mark.parametrize("name", ["a counter", "converted in a loop"])
+@pytest.mark.parametrize("tx", [optax.optimistic_gradient_descent, optax.optimistic_adam_v2])
+def test_an_optimizer_may_have_python_numbers_in_its_state(name, tx):
+    """The state of these optimizers holds a Python boolean."""
+    loss, params, args = model(name)
+    step = jaxmem.released_step(tx(1e-3), loss)
+    got = trained(step, step.init(params, *args), args, 3)[0]
+    want = trained(plain_step(tx(1e-3), loss), (params, tx(1e-3).init(params)), args, 3)[0]
+    close(jax.tree.leaves(got[0]), jax.tree.leaves(want[0]), 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
+def test_parameters_may_have_8_bits(dtype):
+    def loss(params, x):
+        wide = jax.tree.map(lambda a: a.astype(x.dtype), params)
+        layer = lambda x, p: (feed_forward(x, p), None)
+        return (jax.lax.scan(layer, x, own(wide))[0] ** 2).mean()
+
+    params = jax.tree.map(lambda a: a.astype(dtype), own(layer_parameters()))
+    tx, x = optax.sgd(2.0), rows()
+    step = jaxmem.released_step(tx, loss)
+    got, metrics = trained(step, step.init(params, x), (x,), 3)
+    want, expected = trained(plain_step(tx, loss), (params, tx.init(params)), (x,), 3)
+    np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-12)
+    for a, b, first in zip(*map(jax.tree.leaves, (got[0], want[0], params)), strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert (a != first).mean() > 0.01
+
+
 @pytest.mark.parametrize("persist", [0, 2])
 @pytest.mark.parametrize(
     "name", ["gemma, a scan", "keys and rates", "a counter", "checkpoints in two loops"]

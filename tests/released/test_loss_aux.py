@@ -284,6 +284,12 @@ def test_a_loss_that_cannot_be_divided_is_refused(loss, says):
         ),
         (
             lambda: jaxmem.released_step(adam(), with_a_counter).init(
+                layer_parameters(), rows(), jnp.zeros((8, 25), jnp.int32)
+            ),
+            r"argument after the batch is int32\[8, 25\]; expected a random key.* one argument",
+        ),
+        (
+            lambda: jaxmem.released_step(adam(), with_a_counter).init(
                 layer_parameters(), rows(), jax.random.key(0)
             ),
             r"cannot be called as loss\(params, microbatch, key\): too many",

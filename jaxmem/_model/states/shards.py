@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxmem._model.states.store import counted, fetch, put
+from jaxmem._model.tags.operations import wide
 
 
 def divided(whole: tuple[int, ...], part: tuple[int, ...]) -> int | None:
@@ -83,10 +84,8 @@ def total(own, gradient, axis_name: str | None):
     axis_name: the mesh axis over which the squared norms of parts are summed.
     """
     pairs = list(zip(jax.tree.leaves(own), jax.tree.leaves(gradient)))
-    wide = lambda g: g.astype(jnp.promote_types(jnp.float32, g.dtype))
-    norm = lambda arrays: sum(
-        (jnp.sum(jnp.square(jnp.abs(wide(a)))) for a in arrays), jnp.zeros((), jnp.float32)
-    )
+    squares = lambda a: jnp.sum(jnp.square(jnp.abs(a.astype(wide(a.dtype)))))
+    norm = lambda arrays: sum(map(squares, arrays), jnp.zeros((), jnp.float32))
     # A whole array is equal on all devices and counts once. The sums of parts are added up.
     whole = norm([a for a, g in pairs if a.shape == g.shape])
     parts = [a for a, g in pairs if a.shape != g.shape]

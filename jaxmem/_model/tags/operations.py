@@ -14,8 +14,11 @@ from jaxmem._model.tags.tag import implementation, tag, tag_params
 
 
 def wide(dtype) -> jnp.dtype:
-    """Returns the dtype to compute in: float32 at least."""
-    return dtype if dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
+    """Returns the dtype to compute in, for values of `dtype`: float32 at least. JAX itself promotes
+    no floating-point dtype of 8 bits.
+    """
+    is_wide = jnp.issubdtype(dtype, jnp.inexact) and jnp.dtype(dtype).itemsize >= 4
+    return jnp.dtype(dtype if is_wide else jnp.float32)
 
 
 def self_tagged(forward: Callable, tangent: Callable) -> Callable:

@@ -35,6 +35,7 @@ import optax
 
 from jaxmem._model.states.layout import empty, filling
 from jaxmem._model.states.store import fetch
+from jaxmem._model.tags.operations import wide
 from jaxmem._optim.adama.rows import mixed
 from jaxmem.errors import OptimizerError
 
@@ -74,8 +75,8 @@ class EightBits:
         If y is a magnitude divided by its row's largest, the error is less than (y + 1.8e-5) / 8 of
         the largest if signed, and (y + 2.7e-10) / 8 if not.
         """
-        wide = x.astype(jnp.float32)
-        magnitude = jnp.abs(wide)
+        values = x.astype(jnp.float32)
+        magnitude = jnp.abs(values)
         # A row with a NaN is NaN, as XLA's maximum is. XLA:CPU vectorizes this maximum; the maximum
         # of the bits, as integers, took ten times as long there.
         largest = jnp.max(magnitude, -1, keepdims=True, initial=0)
@@ -88,10 +89,10 @@ class EightBits:
             bits = bits + (noise & jnp.uint32((1 << _CUT) - 1))
         code = (bits >> _CUT).astype(jnp.int32) - _first(signed)
         if signed:
-            code = jnp.where(wide < 0, -code, code).astype(jnp.int8)
+            code = jnp.where(values < 0, -code, code).astype(jnp.int8)
         else:
-            code = jnp.maximum(code, (wide > 0).astype(jnp.int32)).astype(jnp.uint8)
-        return EightBits(code, scales, jnp.promote_types(x.dtype, jnp.float32).name)
+            code = jnp.maximum(code, (values > 0).astype(jnp.int32)).astype(jnp.uint8)
+        return EightBits(code, scales, wide(x.dtype).name)
 
     @property
     def decoded(self):

@@ -33,6 +33,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxmem._model.tags.operations import wide
+
 SHORTEST = 256  # values, for whose parameters and moments 8 bytes are 0.3 %
 # If all rows of an array were alike, the error of their mean would be the error of one row over
 # PATTERNS steps; `ratio.LEAN` counts the mean for fewer steps. An array with fewer rows has a group
@@ -64,11 +66,6 @@ def empty(params, dtype_of):
         return jnp.zeros(rows, dtype)
 
     return jax.tree.map(one, params)
-
-
-def wide(dtype):
-    """Returns the dtype of a row's sum of values: float32 at least."""
-    return jnp.promote_types(jnp.float32, dtype)
 
 
 def real(dtype):

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from jaxmem._core.assignment import MOMENTS
+from jaxmem._model.tags.operations import wide
 from jaxmem._optim.adama import ratio, rows
 from jaxmem._optim.adama.eight_bits import coded, decoded, recoded, scaled, shapes
 from jaxmem._trace.vary import axes_of, is_checked, varying
@@ -203,7 +204,7 @@ class Rule:
             moments = Moments(coded(moments.mu, signed=True), coded(moments.nu, signed=False))
         if self.second_moment != "row":
             return moments
-        square, sketch = rows.empty(params, rows.real), rows.empty(params, rows.wide)
+        square, sketch = rows.empty(params, rows.real), rows.empty(params, wide)
         return moments._replace(square=square, sketch=sketch)
 
     def begin(self, moments: Moments) -> Moments:

@@ -134,6 +134,7 @@ class LossStep:
 
         Raises the errors of `init`.
         """
+        _check_key(key)
         form = LossForm(params, isinstance(self.tx, AdamA), self.trainable)
         n = self.tx.rule.accumulation_steps if isinstance(self.tx, AdamA) else 1
         count, one = n * devices, batch
@@ -184,6 +185,18 @@ class LossStep:
         of_plan = self.label, self.plan
         divided = divided_loss(closed, form.paths, *of_plan, form.frozen_numbers)
         return divided, jax.tree.structure(aux)
+
+
+def _check_key(key) -> None:
+    """Raises OptimizerError for a third argument that is no random key."""
+    dtype = getattr(key, "dtype", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if key is not None and not typed and dtype != jnp.uint32:
+        got = type(key).__name__ if dtype is None else f"{dtype}{list(key.shape)}"
+        raise OptimizerError(
+            f"released_step: the argument after the batch is {got}; expected a random key, such as"
+            " jax.random.key(0); a batch of several arrays is one argument, a tuple or a dict"
+        )
 
 
 def _check_takes(loss: Callable, *args) -> None:

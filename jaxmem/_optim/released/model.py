@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxmem._model.loop.stack import with_frozen
 from jaxmem._model.states.layout import joined_shapes, length, like, masters_of, one_layer, parts_of
+from jaxmem._model.tags.operations import wide
 from jaxmem._optim.adama.eight_bits import is_coded
 from jaxmem._optim.released.fold import TALLIES, Clip
 from jaxmem.errors import OptimizerError
@@ -153,8 +154,9 @@ def tally_of(leaves: Sequence) -> Callable[..., dict[str, Any]]:
     leaves: the parameters whose gradients the tallies count.
     """
     # For complex parameters, the dtype of their parts: squared norms are real.
-    wide = jnp.finfo(jnp.promote_types(jnp.float32, jnp.result_type(*leaves))).dtype
-    return lambda *shape: {name: jnp.zeros(shape, wide) for name in TALLIES}
+    parts = [jnp.finfo(wide(jnp.result_type(a))).dtype for a in leaves]
+    widest = max(parts, key=lambda dtype: dtype.itemsize)
+    return lambda *shape: {name: jnp.zeros(shape, widest) for name in TALLIES}
 
 
 def one_microbatch(loss):

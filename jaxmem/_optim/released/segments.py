@@ -301,7 +301,7 @@ class SegmentedStep(BoundStep):
         minibatch = self._accumulated if isinstance(self.tx, AdamA) else self._direct
         params, old = state
         new, metrics = minibatch(params, old, given, divided)
-        return jax.tree.map(lambda a, b: a.astype(b.dtype), new, state), metrics
+        return jax.tree.map(lambda a, b: jnp.asarray(a, jnp.result_type(b)), new, state), metrics
 
     @property
     def _state_shapes(self):
