@@ -140,9 +140,7 @@ class PlacementSearch:
         self.error, self.is_safer = 2 * max(errors) - min(errors), True
         for find in (self.agreed, self.least):
             solution = find()
-            if solution is None or self.fitting or self._is_tried(solution):
-                continue
-            if self._estimated_of(solution) <= self.limits.usable_bytes:
+            if solution is not None and not self.fitting and not self._is_tried(solution):
                 self.compile_solutions([solution])
 
     def _is_tried(self, solution: PlacementSolution) -> bool:
