@@ -152,7 +152,8 @@ class _Loop:
             nodes = tuple(leading_to(others, wanted))
             self._check_alone(nodes, wanted, layers, paths)
             if plan is not None:
-                nodes = finder.with_blocks(dataclasses.replace(program, nodes=nodes)).nodes
+                part = dataclasses.replace(program, nodes=nodes, outputs=tuple(wanted))
+                nodes = finder.with_blocks(part).nodes
 
             def values(known: dict) -> list:
                 results_of = lambda node, operands: node.run(operands)

@@ -27,7 +27,9 @@ BOTH = ("actions", "states")
 # transfer wrong values in loops over host memory.
 KEEPS_CHECKPOINTS = jax.__version_info__ >= (0, 11)
 HERE = (Action.KEEP, Action.RECOMPUTE)  # the actions that leave activations on the device
-FORMS = ("two scans", "two Python loops", "a scan and a Python loop")
+FORMS = (
+    "two scans", "two Python loops", "a scan and a Python loop", "a Python loop and a scan",
+)  # fmt: skip
 
 
 def nbytes(tree) -> int:
@@ -53,9 +55,9 @@ def parameters(form, width=WIDTH):
     encoder = [one() for _ in range(ENCODER)]
     decoder = [one() | {"key": make(width, width)} for _ in range(DECODER)]
     stacked = lambda layers: jax.tree.map(lambda *arrays: jnp.stack(arrays), *layers)
-    if form != "two Python loops":
+    if form in ("two scans", "a scan and a Python loop"):
         encoder = stacked(encoder)
-    if form == "two scans":
+    if form in ("two scans", "a Python loop and a scan"):
         decoder = stacked(decoder)
     return {"embedding": make(VOCAB, width), "encoder": encoder, "decoder": decoder}
 
