@@ -158,6 +158,7 @@ def test_wrong_arguments(wrong):
         ("Equinox, a loop", 0.5),
         ("NNX, a list", 0.5),
         ("GPT-2", 0.5),
+        ("Whisper", 0.5),
     ],
 )
 def test_other_models_train_within_less_memory_than_the_plain_step(name, share):
@@ -172,5 +173,5 @@ def test_other_models_train_within_less_memory_than_the_plain_step(name, share):
     want, _ = trained(plain_step(adam(), loss), state, args, 3)
     assert step.plan.compiled_bytes <= budget
     assert step.plan.places.persist < step.plan.places.layers
-    rtol = 1e-6 if name == "GPT-2" else 1e-11  # GPT-2 computes in float32
+    rtol = 1e-6 if name in ("GPT-2", "Whisper") else 1e-11  # Transformers' compute in float32
     close(jax.device_get(step.joined(got)), jax.device_get(want), rtol)

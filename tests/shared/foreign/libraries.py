@@ -51,6 +51,33 @@ def llama(s: Size):
     return _text(model, s, dropout=False, keys=False)
 
 
+def whisper(s: Size, dropout=True):
+    """An encoder of sound and a decoder of text, each a Python loop over its layers."""
+    sides = {
+        f"{side}_{name}": number
+        for side in ("encoder", "decoder")
+        for name, number in [
+            ("layers", s.layers), ("attention_heads", s.heads), ("ffn_dim", 4 * s.width)
+        ]
+    }  # fmt: skip
+    sizes = {"vocab_size": s.vocab, "d_model": s.width, "num_mel_bins": 8}
+    lengths = {"max_source_positions": s.sequence, "max_target_positions": s.sequence}
+    ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
+    config = transformers.WhisperConfig(
+        **sizes, **sides, **lengths, **ids, decoder_start_token_id=0
+    )
+    shape = (1, 8, 2 * s.sequence)
+    model = transformers.FlaxWhisperForConditionalGeneration(config, input_shape=shape)
+
+    def loss(params, sound, batch, key):
+        given = {"params": params, "dropout_rng": key, "train": dropout}
+        out = model(sound, decoder_input_ids=batch[:, :-1], **given)
+        return cross_entropy(out.logits, batch[:, 1:])
+
+    sound = normal(0, s.batch, *shape[1:], scale=1.0, dtype=jnp.float32)
+    return loss, perturbed(model.params), (sound, tokens(s), jax.random.key(1))
+
+
 def vit(s: Size, dropout=True):
     patch = 4
     side = patch * int(s.sequence**0.5)
