@@ -126,8 +126,8 @@ class Baseline:
 
 
 def baselines(profile: Profile) -> list[Baseline]:
-    """The baselines that `profile` prices: those that offload, or use naive INT4, only if it was
-    made with them.
+    """The baselines that `profile` prices. A baseline that offloads, or uses naive INT4, is among
+    them only if the profile has a price for the choice.
     """
     found = {
         "keep_everything": keep_everything(profile),

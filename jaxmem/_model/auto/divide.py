@@ -148,7 +148,7 @@ class _Loop:
         finder = Finder(plan, first=int(is_auto(label)))
 
         def values_of(wanted) -> Callable[[dict], list]:
-            """A function that computes values from those of the leaves and of the loop."""
+            """A function that computes values from the leaves' and the loop's values."""
             nodes = tuple(leading_to(others, wanted))
             self._check_alone(nodes, wanted, layers, paths)
             if plan is not None:

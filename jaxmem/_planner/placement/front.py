@@ -9,6 +9,7 @@ from typing import TypeVar
 from jaxmem._core.actions import KEEP, UNTAGGED, Choice
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._planner.placement.layer import LayerPolicy
+from jaxmem._planner.placement.program import NO_OTHERS
 from jaxmem._planner.search.candidates import settled
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import ActionProblem
@@ -36,13 +37,13 @@ def front(profile: Profile, block: BlockClass) -> tuple[LayerPolicy, ...]:
 
 
 def front_of_others(profile: Profile, block: BlockClass) -> tuple[ActionSolution, ...]:
-    """The assignments of the blocks other than `block`, in the order of `front`. Without such
-    blocks, one empty assignment. Raises SolverError as `solve` does.
+    """The assignments of the blocks other than `block`, in the order of `front`. If `block` is
+    the only block, one empty assignment. Raises SolverError as `solve` does.
     """
     others = dataclasses.replace(profile, blocks=tuple(b for b in profile.blocks if b is not block))
-    problem = ActionProblem(others)
     if not others.blocks:
-        return (ActionSolution.of(problem, {}),)
+        return (NO_OTHERS,)
+    problem = ActionProblem(others)
     found = [ActionSolution.of(problem, settled(others, s)) for s in _solutions(others)]
     return _front(found, lambda s: (s.saved_bytes, s.host_bytes, s.risk_adjusted_seconds))
 
@@ -65,7 +66,7 @@ def _solutions(profile: Profile) -> Iterator[ActionSolution]:
 
 
 def _front(entries: Sequence[Entry], key: Callable[[Entry], tuple]) -> tuple[Entry, ...]:
-    """The entries that remain: first those that offload nothing, then the others."""
+    """The entries that remain: first the entries without offload, then the entries with offload."""
     best = _undominated(entries, key)
     here = _thinned([entry for entry in best if not entry.host_bytes], MOST_ON_DEVICE)
     return here + _thinned([entry for entry in best if entry.host_bytes], MOST_OFFLOADED)
