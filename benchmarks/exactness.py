@@ -16,6 +16,12 @@ instead. Then, on the unplanned model of the first seed, the gradient with one t
 against the exact one, by the tag's own codec and by the naive one: 1 - cosine of the whole
 gradient, as the mean over batches. Targets: within 0.5 % of the unplanned loss; own codecs nearer
 than naive.
+
+`outliers`: the same of a model with outlier channels, which gpt_nano is too small to have. They are
+injected as in `benchmarks.runs`: one channel in 64 of each tag of kind linear, norm, gelu or
+residual is multiplied by 64, tagged, and divided by 64. Without a codec, this changes no number.
+Grouped INT4 without separated outliers is trained too. The gradients are of all tags compressed at
+once, by layer.
 """
 
 import itertools
@@ -26,8 +32,9 @@ import jax
 import numpy as np
 
 import jaxmem
+from benchmarks.runs import gains, tagged_by
 from benchmarks.shared import assignments
-from benchmarks.shared.assignments import every, naive, own_codec, show
+from benchmarks.shared.assignments import every, kind_of, naive, own_codec, show
 from benchmarks.shared.case import Case, nano, on, trained
 from benchmarks.shared.results import Benchmark, Report, measure
 from benchmarks.shared.steps import compile_planned
@@ -37,6 +44,7 @@ from experiments.data.text import Text
 from experiments.gpu_check.parts.correctness import farthest, one_less_cosine
 from experiments.models.loops import scanned
 from experiments.running.planning import new_plan
+from experiments.running.policies import without_outliers
 from experiments.running.text import TEXT, evaluate
 from experiments.steps.step import init_state, make_loss
 from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Action, Actions, Choice
@@ -130,7 +138,6 @@ CODECS = {"own": own_codec, "naive": naive}
 def variants(profile: Profile) -> dict[str, Actions]:
     return {
         "unplanned": assignments.keep_everything(profile),
-        "plan": new_plan(config_of(0)).actions,
         "own_codecs": every(profile, own_codec),
         "naive": every(profile, naive),
     }
@@ -152,9 +159,9 @@ def train(text: Text, actions: Actions, seed: int):
     }
 
 
-def training(report: Report, text: Text, profile: Profile) -> dict:
+def training(report: Report, text: Text, chosen: dict[str, Actions]) -> dict:
     """Every variant from every seed, seed by seed; the parameters of the first, unplanned."""
-    params, chosen = {}, variants(profile)
+    params: dict = {}
     for seed, (name, actions) in itertools.product(range(SEEDS), chosen.items()):
         key, first = f"train/{name}/{seed}", name == "unplanned" and seed == 0
         if first or not report.has(key):
@@ -166,12 +173,9 @@ def training(report: Report, text: Text, profile: Profile) -> dict:
 
 def gradients(report: Report, text: Text, profile: Profile, params: dict) -> None:
     """1 - cosine of the gradient with one tag compressed and the exact one, by tag and codec."""
-    config = config_of(0)
-    tokens = [TEXT.batch(config, text, 10**6 + i) for i in range(BATCHES)]
 
     def gradient(actions: Actions) -> list[list[jax.Array]]:
-        compiled = jax.jit(jax.grad(loss_under(config, actions)))
-        return [jax.tree.leaves(compiled(params, one)) for one in tokens]
+        return [jax.tree.leaves(g) for g in gradients_under(actions, text, params)]
 
     def compressed(block, tag, which: str) -> dict:
         choice = CODECS[which](tag)
@@ -184,6 +188,13 @@ def gradients(report: Report, text: Text, profile: Profile, params: dict) -> Non
     tags = ((block, tag) for block in profile.blocks for tag in block.tags if tag.dtype != "bool")
     for (block, tag), which in itertools.product(tags, CODECS):
         report.once(f"gradient/{tag.kind}/{tag.name}/{which}", compressed, block, tag, which)
+
+
+def gradients_under(actions: Actions, text: Text, params: dict) -> list:
+    """The gradients of `BATCHES` batches under a plan."""
+    config = config_of(0)
+    compiled = jax.jit(jax.grad(loss_under(config, actions)))
+    return [compiled(params, TEXT.batch(config, text, 10**6 + i)) for i in range(BATCHES)]
 
 
 def of_training(report: Report) -> dict:
@@ -210,7 +221,8 @@ def of_gradients(report: Report) -> dict:
 def quality(report: Report) -> None:
     cache_compiles()
     text, profile = TEXT.read(config_of(0)), Case(config_of(0), on("local")).profile
-    gradients(report, text, profile, training(report, text, profile))
+    chosen = variants(profile) | {"plan": new_plan(config_of(0)).actions}
+    gradients(report, text, profile, training(report, text, chosen))
 
 
 def of_quality(report: Report) -> dict:
@@ -220,9 +232,46 @@ def of_quality(report: Report) -> dict:
     }
 
 
+# -- outliers
+
+ONE_IN = 64  # channels
+
+
+def by_layer(found: list, exact: list) -> list[list[float]]:
+    """1 - cosine of two gradients of the layers' parameters: of each layer, for each batch."""
+    stacks = lambda trees: [jax.tree.leaves(tree["blocks"]) for tree in trees]
+    error = lambda i, a, b: one_less_cosine([x[i] for x in a], [x[i] for x in b])
+    pairs = list(zip(stacks(found), stacks(exact)))
+    return [[error(i, *pair) for pair in pairs] for i in range(config_of(0).model.layers)]
+
+
+def outliers(report: Report) -> None:
+    cache_compiles()
+    config = config_of(0)
+    text, profile = TEXT.read(config), Case(config, on("local")).profile
+    grouped = lambda tag: Choice(Action.COMPRESS, without_outliers(kind_of(tag)))
+    chosen = variants(profile) | {"grouped": every(profile, grouped)}
+    with tagged_by(gains(config, True, ONE_IN)):
+        params = training(report, text, chosen)
+        exact = gradients_under(assignments.keep_tags(profile), text, params)
+        for name, actions in chosen.items():
+            found = gradients_under(actions, text, params)
+            report.add(f"gradient/{name}", by_layer(found, exact))
+
+
+def of_outliers(report: Report) -> dict:
+    means = lambda layers: [statistics.mean(errors) for errors in layers]
+    by_codec = {name: means(layers) for name, layers in report.under("gradient/").items()}
+    return {
+        "validation_loss": of_training(report),
+        "gradient_one_less_cosine_by_layer": by_codec,
+    }
+
+
 RESULTS = {
     "exactness": Benchmark(run=exactness, summary=of_exactness),
     "quality": Benchmark(run=quality, summary=of_quality),
+    "outliers": Benchmark(run=outliers, summary=of_outliers),
 }
 
 if __name__ == "__main__":

@@ -63,11 +63,13 @@ def config_of(seed: int = 0) -> Config:
     return nano(f"train.steps={STEPS}", f"train.seed={seed}")
 
 
-def gains(config: Config, loud: bool) -> dict[str, jax.Array]:
-    """For each tag a factor a channel: 64 for the first twelfth of them where it is loud."""
+def gains(config: Config, loud: bool, every: int = 12) -> dict[str, jax.Array]:
+    """For each tag a factor a channel: 64 for the first of its channels, one in `every`, where it
+    is loud.
+    """
     channels = {tag: times * config.model.width for tag, times in WIDTHS.items()}
     gain = 64.0 if loud else 1.0
-    return {tag: jnp.ones(n, jnp.float32).at[: n // 12].set(gain) for tag, n in channels.items()}
+    return {tag: jnp.ones(n, jnp.float32).at[: n // every].set(gain) for tag, n in channels.items()}
 
 
 def tagged_by(factors: dict[str, jax.Array]):
