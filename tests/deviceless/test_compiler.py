@@ -15,6 +15,7 @@ from jaxmem._target.deviceless import wheels
 from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._target.deviceless.process import child_environment
 from jaxmem._target.deviceless.wheels import install_command, require_wheels
+from jaxmem._target.devices.gpus import GPUS
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import StepError, TargetError
 from tests.shared import children
@@ -96,12 +97,12 @@ def test_estimates_of_16_bit_products_are_within_the_peak(h200, dtype, result_dt
 
 
 @pytest.mark.quick("b200")
-@pytest.mark.parametrize("name", ["t4", "b200"])
-def test_oldest_and_newest_gpus_compile(name):
+@pytest.mark.parametrize("name", GPUS)
+def test_every_gpu_of_the_table_compiles(name):
     with Compiler(name, workers=1) as compiler:
         compiled = result(compiler, stack_step, spec(2, D, D), spec(M, D))
     assert compiled.matmuls == 6
-    assert (compiled.xla_seconds is not None) == (name == "b200")
+    assert (compiled.xla_seconds is not None) == GPUS[name].has_xla_estimates
 
 
 def test_a_killed_process_fails_its_step_and_the_next_starts_another(own_processes):

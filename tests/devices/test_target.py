@@ -76,8 +76,12 @@ def test_unknown_targets_say_what_is_known(text):
         ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
         ("NVIDIA L40", None),
         ("NVIDIA GeForce RTX 3090 Ti", None),
-        ("NVIDIA GH200 480GB", None),
-        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA GH200 144G HBM3e", None),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA GeForce RTX 5090 D", None),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx6000-pro"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
     ],
 )
 def test_device_kinds(kind, name):
