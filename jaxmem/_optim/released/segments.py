@@ -7,6 +7,7 @@ complete when the first of these segments has run backward.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -271,9 +272,8 @@ class SegmentedStep(BoundStep):
                     " expected 'float' and 'squares', or divided='nothing'"
                 )
             return
-        alone = self._alone
-        shapes, state = jax.tree.leaves(self.trained), jax.tree.leaves(self._state_shapes)
-        owners = zip(state, alone.owners)
+        alone, shapes = self._alone, jax.tree.leaves(self.trained)
+        owners = zip(jax.tree.leaves(self._state_shapes), alone.owners)
         others = (i for a, i in owners if i is not None and a.shape not in ((), shapes[i].shape))
         if (mixed := alone.mixed if alone.mixed is not None else next(others, None)) is not None:
             raise mixing_error(alone.names[mixed])
@@ -303,11 +303,11 @@ class SegmentedStep(BoundStep):
         new, metrics = minibatch(params, old, given, divided)
         return jax.tree.map(lambda a, b: jnp.asarray(a, jnp.result_type(b)), new, state), metrics
 
-    @property
+    @functools.cached_property
     def _state_shapes(self):
         return jax.eval_shape(self.tx.init, self.trained)
 
-    @property
+    @functools.cached_property
     def _alone(self) -> Alone:
         return proved(self.tx, self.trained)
 
