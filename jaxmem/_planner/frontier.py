@@ -58,6 +58,9 @@ from jaxmem.errors import BudgetError, StepError
 
 # The seconds by which plans are ranked, and a cell whose budget is not set yet.
 Ranked = tuple[float, Cell]
+# Estimated bytes divided by usable bytes up to which the smallest cell of a budget is compiled.
+# Liveness estimates were up to 1.41 times the compiled bytes (docs/results.md).
+ERROR = 1.5
 
 
 def frontier(
@@ -94,7 +97,9 @@ def frontier(
     the step with everything kept, as the sum of its pieces, plus the difference of the plan, times
     a factor that is the mean of compiled over estimated seconds. Estimates leave out plans that
     divide layers into groups, and the step's own checkpoints. If a compile shows that a size does
-    not fit although estimates expected it to fit, the next best size is compiled.
+    not fit although estimates expected it to fit, the next best size is compiled. If estimates
+    expect no size to fit a budget, the smallest size is compiled, unless it needs 1.5 times the
+    budget by its estimate. A plan of a larger budget is used for a smaller one that it fits.
 
     Raises BudgetError, with the least bytes, if no size fits any budget. Raises StepError for
     invalid sizes and arguments, and in a run of several processes: call `frontier` in a process of
@@ -146,7 +151,7 @@ def frontier(
         )
         return dataclasses.replace(made, batch=cell.batch)
 
-    done = _compiled(cells, plan_for)
+    done = _compiled(cells, limits, plan_for)
     source = next((cell.plan.time_source for cell in done if cell.plan is not None), None)
     if source is None:
         smallest = min(done, key=lambda cell: cell.bytes)
@@ -217,7 +222,8 @@ def _of_actions(
     guesses = [first_guess(dataclasses.replace(search, limits=one), [], static) for one in limits]
     working = estimates.model([])
     for guess in guesses:
-        seconds = max(0.0, base + guess.seconds - kept.seconds)
+        # Times that were measured may add up to less for the whole step than for its blocks.
+        seconds = max(guess.seconds, base + guess.seconds - kept.seconds)
         size = max(0, int(guess.saved_bytes + working.predict(guess.actions)))
         made = dataclasses.replace(
             cell, bytes=static + size, host_bytes=guess.host_bytes, seconds=seconds
@@ -255,39 +261,45 @@ def _products(traced: jax.stages.Traced, devices: int) -> float:
 
 
 def _best_within(found: Sequence[Ranked], limits: Limits) -> Cell:
-    """The cell of the best plan within the limits. If no plan is within the limits, a cell without
-    seconds, with the bytes of the smallest plan.
-    """
-    fitting = [
-        (rank, cell)
-        for rank, cell in found
-        if cell.bytes <= limits.usable_bytes and cell.host_bytes <= limits.host_bytes
-    ]
-    if fitting:
-        _, best = min(fitting, key=lambda ranked: (ranked[0], ranked[1].bytes))
-        return dataclasses.replace(best, budget_bytes=limits.budget)
-    smallest = min((cell for _, cell in found), key=lambda cell: cell.bytes)
-    return dataclasses.replace(smallest, budget_bytes=limits.budget, seconds=None)
+    """The cell of the best plan within the limits, or else of the smallest plan."""
+    fitting = [ranked for ranked in found if _fits(ranked[1], limits)]
+    best = min(fitting, key=lambda ranked: (ranked[0], ranked[1].bytes), default=None)
+    cell = best[1] if best else min((cell for _, cell in found), key=lambda cell: cell.bytes)
+    return dataclasses.replace(cell, budget_bytes=limits.budget)
 
 
-def _compiled(cells: Sequence[Cell], plan_for: Callable[[Cell], Plan]) -> list[Cell]:
-    """The cells, with a plan for the best cell of each budget. A cell that does not fit by a
-    compile loses its seconds, and the next best cell of the budget is planned. A budget whose best
-    cell equals a compiled cell of a smaller budget is not planned.
+def _fits(cell: Cell, limits: Limits) -> bool:
+    """Whether a cell is within the limits: by its plan, or else by its estimate."""
+    bytes, host = cell.bytes, cell.host_bytes
+    if cell.plan is not None:
+        bytes, host = cell.plan.compiled_bytes, cell.plan.host_bytes
+    return bytes <= limits.usable_bytes and host <= limits.host_bytes
 
+
+def _compiled(
+    cells: Sequence[Cell], limits: Sequence[Limits], plan_for: Callable[[Cell], Plan]
+) -> list[Cell]:
+    """The cells, with a plan for the best cell of each budget. If a cell does not fit by a compile,
+    the next best cell of the budget is planned. If no cell fits by its estimate, the smallest cell
+    is planned, since estimates may be too high. A budget whose best cell equals a compiled cell of
+    a smaller budget is not planned. Cells that do not fit have no seconds.
+
+    limits: the limits of each budget, by rising budget.
     plan_for: plans a cell, or raises BudgetError.
     """
     done = list(cells)
     numbers = lambda cell: (cell.batch, cell.microbatches, cell.bytes, cell.seconds)
-    for budget in sorted({cell.budget_bytes for cell in cells}):
-        column = [
-            i for i, c in enumerate(done) if c.budget_bytes == budget and c.seconds is not None
-        ]
-        for i in sorted(column, key=lambda i: -done[i].throughput):
+    for one in limits:
+        column = [i for i, c in enumerate(done) if c.budget_bytes == one.budget]
+        fitting = [i for i in column if _fits(done[i], one)]
+        smallest = min(column, key=lambda i: done[i].bytes)
+        if not fitting and done[smallest].bytes <= ERROR * one.usable_bytes:
+            fitting = [smallest]
+        for i in sorted(fitting, key=lambda i: -done[i].throughput):
             cell = done[i]
             if numbers(cell) in [numbers(c) for c in done if c.plan is not None]:
                 break
-            LOG.info("planning for size %d and %s", cell.batch, show_bytes(budget))
+            LOG.info("planning for size %d and %s", cell.batch, show_bytes(one.budget))
             try:
                 done[i] = dataclasses.replace(cell, plan=plan_for(cell))
                 break
@@ -295,8 +307,34 @@ def _compiled(cells: Sequence[Cell], plan_for: Callable[[Cell], Plan]) -> list[C
                 # An error without bytes does not mean that the size is too large.
                 if error.least_bytes is None:
                     raise
-                done[i] = dataclasses.replace(cell, bytes=error.least_bytes, seconds=None)
-    return done
+                done[i] = dataclasses.replace(cell, bytes=error.least_bytes)
+    by_budget = {one.budget: one for one in limits}
+    return [_with_fitting_plan(cell, by_budget[cell.budget_bytes], done) for cell in done]
+
+
+def _with_fitting_plan(cell: Cell, limits: Limits, compiled: Sequence[Cell]) -> Cell:
+    """The cell, or a faster compiled cell of its size that fits its budget. A cell that does not
+    fit, and for which there is no other, has no seconds.
+    """
+    if cell.plan is not None:
+        return _within(cell, cell.plan, limits)
+    fitting = [cell] if _fits(cell, limits) else []
+    fitting += [
+        _within(other, other.plan, limits)
+        for other in compiled
+        if other.plan is not None and other.batch == cell.batch and _fits(other, limits)
+    ]
+    without = dataclasses.replace(cell, seconds=None)
+    return max(fitting, key=lambda one: one.throughput, default=without)
+
+
+def _within(cell: Cell, plan: Plan, limits: Limits) -> Cell:
+    """A compiled cell for a budget that its plan fits. Its bytes are compiled bytes if its estimate
+    exceeds the budget.
+    """
+    size = cell.bytes if cell.bytes <= limits.usable_bytes else plan.compiled_bytes
+    plan = dataclasses.replace(plan, budget_bytes=limits.budget)
+    return dataclasses.replace(cell, budget_bytes=limits.budget, bytes=size, plan=plan)
 
 
 def _scaled(cells: Sequence[Cell]) -> list[Cell]:

@@ -19,8 +19,9 @@ class Cell:
 
     batch: the size.
     budget_bytes: the budget.
-    bytes: estimated bytes of the step on one device. If no plan fits, the bytes of the smallest
-      plan: estimated bytes, or compiled bytes if jaxmem compiled the cell.
+    bytes: estimated bytes of the step on one device; compiled bytes if a compiled plan fits that
+      did not fit by its estimate. If no plan fits, the bytes of the smallest plan: estimated bytes,
+      or compiled bytes if jaxmem compiled the cell.
     host_bytes: estimated bytes in host memory, for one device.
     seconds: estimated seconds of one step, scaled to the compiled plans of the frontier. None if no
       plan fits.

@@ -119,6 +119,17 @@ def test_a_finished_run_goes_when_the_next_one_ends_and_no_file_of_it_is_left(ea
     assert names(earlier) == ["metrics.jsonl", "notes.txt", "summary.json"]
 
 
+def test_files_of_the_user_with_the_names_of_results_remain(tmp_path):
+    made().save(tmp_path / "plan.json")
+    for name in ("report.html", "sample.txt"):
+        (tmp_path / name).write_text("mine")
+    write(tmp_path, 1.0)
+    assert names(tmp_path) == [
+        "metrics.jsonl", "plan.json", "report.html", "sample.txt", "summary.json",
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "plan.json").read_text()) == made().to_json()
+
+
 def test_a_plan_alone_is_no_run_and_may_be_replaced(tmp_path):
     for _ in range(2):
         with runs.record(tmp_path) as run:

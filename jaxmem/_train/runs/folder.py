@@ -114,7 +114,7 @@ def record(
 
     Arguments:
       folder: the folder for the results. The folder and its parents are made. Files that do not
-        belong to a run are not changed.
+        belong to a run are not changed, unless the run writes a result with the name of the file.
       overwrite: whether the results of an earlier run are deleted when this run ends.
       resume: whether to resume an unfinished run that left checkpoints, as `train` writes them, in
         `folder`. `Record.resumed` says whether there is such a run. An interrupted run with
@@ -220,7 +220,8 @@ def _publish(run: Record, interrupted: bool) -> None:
             return
         ended = run.path.with_name(ENDED + run.path.name.removeprefix(UNFINISHED))
         os.replace(run.path, ended)
-        for name in RESULTS:
+        # Without the summary of an earlier run, files with these names belong to the user.
+        for name in RESULTS if (run.folder / SUMMARY).exists() else ():
             if not (ended / name).exists():
                 (run.folder / name).unlink(missing_ok=True)
         if not (ended / TENSORBOARD).exists() and _is_ours(run.folder / TENSORBOARD):

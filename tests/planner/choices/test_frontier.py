@@ -2,6 +2,7 @@
 compiled.
 """
 
+import dataclasses
 import functools
 import json
 import statistics
@@ -172,6 +173,62 @@ def test_a_size_that_exceeds_its_budget_gives_way_to_the_next_best(monkeypatch, 
     cell = cell_at(found, first, 6 * 2**20)
     assert (cell.seconds, cell.bytes, cell.plan) == (None, 6 * 2**20 + 1, None)
     assert found.best("6MiB").batch == other
+
+
+ESTIMATED = {256: (400 * KIB, 1.0), 512: (700 * KIB, 1.2)}  # bytes and seconds of a size
+COMPILED = {256: 390 * KIB, 512: 600 * KIB}
+
+
+@pytest.fixture
+def estimates_above_compiled_bytes(monkeypatch):
+    """Returns the pairs (size, budget) that are planned."""
+    planned = []
+
+    def estimated(build, args, backend, limits, allowed, decide, cell):
+        size, seconds = ESTIMATED[cell.batch]
+        return [(seconds, dataclasses.replace(cell, bytes=size, seconds=seconds))]
+
+    def plan(build, *args, budget, **_):
+        size = args[1].shape[0]
+        planned.append((size, budget))
+        if COMPILED[size] > budget:
+            raise BudgetError("too large", least_bytes=COMPILED[size])
+        return plans.plan(
+            compiled_bytes=COMPILED[size], host_bytes=0, predicted_seconds=ESTIMATED[size][1]
+        )
+
+    monkeypatch.setattr("jaxmem._planner.frontier._estimated", estimated)
+    monkeypatch.setattr("jaxmem._planner.frontier.plan", plan)
+    return planned
+
+
+@pytest.mark.parametrize(
+    ("budget", "least"), [(650 * KIB, None), (550 * KIB, 600 * KIB), (450 * KIB, 700 * KIB)]
+)
+def test_the_smallest_size_is_compiled_if_no_estimate_fits(
+    estimates_above_compiled_bytes, budget, least
+):
+    make = functools.partial(frontier, build, W, rows, batches=(512,), budgets=(budget,))
+    if least is None:
+        (cell,) = make().cells
+        assert (cell.bytes, cell.plan.compiled_bytes) == (600 * KIB, 600 * KIB)
+    else:
+        with pytest.raises(BudgetError) as refused:
+            make()
+        assert refused.value.least_bytes == least
+    assert estimates_above_compiled_bytes == [(512, budget)] * (budget > 500 * KIB)
+
+
+def test_a_plan_of_a_larger_budget_is_used_for_a_smaller_one_that_it_fits(
+    estimates_above_compiled_bytes,
+):
+    budgets = 500 * KIB, 650 * KIB, 2048 * KIB
+    found = frontier(build, W, rows, batches=(256, 512), budgets=budgets)
+    best = [found.best(budget) for budget in budgets]
+    assert [plan.compiled_bytes for plan in best] == [390 * KIB, 600 * KIB, 600 * KIB]
+    assert [plan.budget_bytes for plan in best[:2]] == list(budgets[:2])
+    assert cell_at(found, 512, 500 * KIB).seconds is None
+    assert len(estimates_above_compiled_bytes) == 2, "the budget between is not planned"
 
 
 def test_microbatches_are_chosen_for_each_cell(own_database):
