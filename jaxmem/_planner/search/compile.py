@@ -29,6 +29,7 @@ from jaxmem._model.states.places import Places
 from jaxmem._model.tags.implementation import next_options, todays_checkpoint
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compiled.compiled import Compiled
+from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import trace
 from jaxmem.errors import StepError
 
@@ -58,6 +59,28 @@ class CompiledStep:
         return self.compiled.host_bytes
 
 
+def check_mesh(args: tuple, target: Target) -> None:
+    """Raises StepError if arguments are sharded over a mesh that the target does not have: a mesh
+    without devices if the target is the devices at hand, or a mesh of another size.
+    """
+    meshes = (getattr(getattr(a, "sharding", None), "mesh", None) for a in jax.tree.leaves(args))
+    for mesh in meshes:
+        if mesh is None or mesh.size == 1:
+            continue
+        if target.local and isinstance(mesh, jax.sharding.AbstractMesh):
+            raise StepError(
+                f"the step is sharded over an AbstractMesh of {mesh.size} devices, and the target"
+                " is 'local'; expected a mesh of the devices at hand, or a target that the machine"
+                f" need not have, such as target='h200:{mesh.size}'"
+            )
+        if not target.local and mesh.size != target.devices:
+            raise StepError(
+                f"the step is sharded over {mesh.size} devices, but the target has"
+                f" {target.devices}; expected a mesh of as many devices as the target, or a target"
+                f" of {mesh.size}, such as '{target.name}:{mesh.size}'"
+            )
+
+
 class StepCompiler:
     """Traces and compiles steps of one `build`; counts compiles, and the seconds spent waiting for
     them. `compile_buffers` compiles as far as bytes and costs need (`Backend.compile_buffers`);
@@ -71,11 +94,14 @@ class StepCompiler:
     idle_blocks: labels of blocks through which no gradient runs. Actions do not name these blocks,
       but `build` reads their choices from the plan. So they are recomputed.
     traced: the latest traces of the step, the latest one last.
+
+    Raises StepError for arguments on a mesh that the target does not have.
     """
 
     def __init__(
         self, build, args: tuple, backend: Backend, has_checkpoints=True, idle_blocks=(), traced=()
     ):
+        check_mesh(args, backend.target)
         self.build, self.args, self.backend = build, args, backend
         self.has_checkpoints: bool = has_checkpoints
         self.idle_blocks: tuple[str, ...] = idle_blocks

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxmem
-from jaxmem.errors import BudgetError, JaxmemWarning
+from jaxmem.errors import BudgetError, JaxmemWarning, StepError
 from tests.shared import models
 from tests.shared.mapped import stepping
 
@@ -130,6 +130,20 @@ def test_explain_finds_saved_tensors_of_one_device(way):
     saved = {part.name: part.bytes for part in found.parts if part.kind == "saved"}
     assert any("up" in name for name in saved), found
     assert all(size % (LAYERS * UP // 4 // DEVICES) == 0 for size in saved.values())
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("local", "AbstractMesh of 4 devices, and the target is 'local'.*target='h200:4'"),
+        ("h200", "over 4 devices, but the target has 1.*'h200:4'"),
+        ("v5e:8", "over 4 devices, but the target has 8.*'v5e:4'"),
+    ],
+)
+def test_a_mesh_that_the_target_does_not_have_is_refused_before_a_trace(target, message):
+    build = lambda plan: pytest.fail("the step is traced")
+    with pytest.raises(StepError, match=message):
+        jaxmem.plan(build, *placed(), budget="1MiB", target=target)
 
 
 def test_an_error_tells_each_devices_bytes():
