@@ -23,6 +23,7 @@ from jaxmem._model.tags.operations import (
 from jaxmem._model.tags.residuals import compress_residuals as compress_residuals
 from jaxmem._model.tags.saved import of_arrays, tagging
 from jaxmem._model.tags.tag import check_name
+from jaxmem.errors import TagError
 
 
 def softmax(x, name: str, *, axis: int = -1, codec=None):
@@ -51,7 +52,7 @@ def tanh(x, name: str, *, kind: str | None = None, codec=None):
     codec: the codec, or its text form, that compresses the result. None means the codec of the
       kind.
 
-    Raises TagError for an invalid name, kind or codec, as `jaxmem.tag` does.
+    Raises TagError for an invalid name, kind or codec, as `jaxmem.tag` does, and for integers.
     """
     return _widened(jnp.tanh, tanh_tangent, x, name, kind, codec)
 
@@ -66,7 +67,7 @@ def sigmoid(x, name: str, *, kind: str | None = None, codec=None):
     codec: the codec, or its text form, that compresses the result. None means the codec of the
       kind.
 
-    Raises TagError for an invalid name, kind or codec, as `jaxmem.tag` does.
+    Raises TagError for an invalid name, kind or codec, as `jaxmem.tag` does, and for integers.
     """
     return _widened(jax.nn.sigmoid, sigmoid_tangent, x, name, kind, codec)
 
@@ -81,7 +82,7 @@ def exp(x, name: str, *, kind: str | None = None, codec=None):
     codec: the codec, or its text form, that compresses the result. None means the codec of the
       kind.
 
-    Raises TagError for an invalid name, kind or codec, as `jaxmem.tag` does.
+    Raises TagError for an invalid name, kind or codec, as `jaxmem.tag` does, and for integers.
     """
     return _widened(jnp.exp, exp_tangent, x, name, kind, codec)
 
@@ -113,7 +114,14 @@ def name_residuals(f: Callable, name: str) -> Callable:
 
 
 def _widened(forward: Callable, tangent: Callable, x, name: str, kind: str | None, codec):
-    """Computes `forward` in float32 at least, and tags its result."""
+    """Computes `forward` in float32 at least, and tags its result. Raises TagError for integers and
+    booleans, to which the result could not be rounded.
+    """
     x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        raise TagError(
+            f"jaxmem.ops: `x` of the tag {name!r} has dtype {x.dtype}; expected a floating-point"
+            " array, such as x.astype(jnp.float32)"
+        )
     computed = lambda x: forward(x.astype(wide(x.dtype))).astype(x.dtype)
     return self_tagged(computed, tangent)(x, name, kind, codec and str(codec))

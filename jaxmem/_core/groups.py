@@ -77,7 +77,7 @@ def _part(block: BlockClass, start: int, stop: int, span: int = 1) -> BlockClass
     )
 
 
-LABEL = re.compile(r"(?P<block>.+)\[(?P<start>\d+):(?P<stop>\d+)(?::(?P<span>\d+))?\]")
+LABEL = re.compile(r"(?P<block>.+)\[(?P<start>\d{1,9}):(?P<stop>\d{1,9})(?::(?P<span>\d{1,9}))?\]")
 
 AUTO = "auto"
 

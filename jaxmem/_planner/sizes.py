@@ -74,9 +74,11 @@ def checked_sizes(sizes: Sequence[int], what: str) -> Sequence[int]:
     what: the public function and the argument that the error names.
     """
     is_size = lambda n: isinstance(n, int) and not isinstance(n, bool) and n > 0
-    if not isinstance(sizes, Sequence) or not sizes or not all(map(is_size, sizes)):
+    listed = isinstance(sizes, Sequence) and sizes and not sizes[MOST_SIZES:]
+    if not listed or not all(map(is_size, sizes)):
         raise StepError(
-            f"{what} is {sizes!r}; expected whole numbers of at least 1, such as range(8, 4097, 8)"
+            f"{what} is {str(sizes)[:80]}; expected whole numbers of at least 1, and at most"
+            f" {MOST_SIZES} of them, such as range(8, 4097, 8)"
         )
     return sorted(set(sizes))
 

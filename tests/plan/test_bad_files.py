@@ -2,9 +2,12 @@
 before anything is compiled or written.
 """
 
+import json
+
 import pytest
 
 import jaxmem
+from jaxmem.errors import PlanFileError
 from tests.shared.bad import mistakes, no_files, refusal
 from tests.shared.bad_plans import FILE, READERS, bad_plans, full
 
@@ -44,6 +47,12 @@ def test_what_is_no_file_is_refused(way, tmp_path):
         if what == "a NUL":
             continue  # which no command line holds
         assert mistakes(main, [word.replace(FILE, path) for word in line], path) == [], what
+
+
+def test_a_plan_without_a_budget_is_refused(tmp_path):
+    (tmp_path / "plan.json").write_text(json.dumps(full().to_json() | {"budget_bytes": 0}))
+    with pytest.raises(PlanFileError, match="`budget_bytes`: got 0"):
+        jaxmem.Plan.load(tmp_path / "plan.json")
 
 
 def test_the_one_they_are_made_of_is_in_order():

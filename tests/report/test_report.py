@@ -360,7 +360,7 @@ COUNTED = Outliers(1, "block", "up", 10, (1,), (4.0,), ((2,),)).to_json() | {"co
         {"points": ()},
         {"points": (Point(0, 0.0),), "compiled_bytes": 0, "baseline_bytes": 0},
         {"points": (Point(5, 0.1),), "budget_bytes": 2**63 - 1},
-        {"budget_bytes": 0, "predicted_seconds": 0.0, "baseline_seconds": 0.0},
+        {"budget_bytes": 1, "predicted_seconds": 0.0, "baseline_seconds": 0.0},
         {"parts": Bytes(0, 0, 0), "baseline_parts": Bytes(0, 0, 0)},
         {"parts": Bytes(10, 20, -5)},
         {"rows": ()},

@@ -221,6 +221,12 @@ def test_self_tagged_operations(ours, plain):
     assert products(tag_after) == 4, "a tag after the operation leaves x @ w to be recomputed"
 
 
+@pytest.mark.parametrize("of", [jaxmem.ops.softmax, jaxmem.ops.tanh])
+def test_self_tagged_operations_refuse_integers(of):
+    with pytest.raises(jaxmem.errors.TagError, match="tag 'y' has dtype int32"):
+        of(jnp.arange(4, dtype=jnp.int32), "y")
+
+
 def test_jaxmem_is_imported_under_remat3():
     program = (
         "import jax, jaxmem._model.tags.primitive as p; print(p.name_p, jax.config.jax_remat3)"

@@ -56,8 +56,9 @@ class Plan:
       time_source: the source of the times of pieces: "measured", "xla" (XLA's estimates) or
         "roofline".
       target: the name of the target.
-      fingerprint: a hash of the model's blocks, shapes, dtypes and tags. `jaxmem.verify` refuses a
-        plan with another fingerprint than the model's.
+      fingerprint: a hash of the labels and the numbers of layers of the model's blocks, and of the
+        names, shapes and dtypes of their tags. `jaxmem.verify` refuses a plan with another
+        fingerprint than the model's.
       jax_version: the version of JAX that planned the step.
       parts, baseline_parts: bytes by use, under the plan and with everything kept.
       points: the curve that `pareto` returns.
@@ -88,7 +89,7 @@ class Plan:
     """
 
     actions: Actions
-    budget_bytes: int
+    budget_bytes: Count
     predicted_bytes: int
     compiled_bytes: int
     baseline_bytes: int

@@ -160,6 +160,7 @@ def test_a_context_length_is_chosen_alike():
     ({"batch": "max", "sizes": (0, 8)}, "`sizes` is .*; expected whole numbers"),
     ({"batch": "max", "sizes": (8.0,)}, "`sizes` is .*; expected whole numbers"),
     ({"batch": "max", "sizes": 8}, "`sizes` is 8; expected whole numbers"),
+    ({"batch": "max", "sizes": range(1, 10**30)}, "at most 1048576 of them"),
 )
 def test_what_cannot_be_meant_is_refused(arguments):
     jaxmem.plan(build, W, rows, **arguments)
