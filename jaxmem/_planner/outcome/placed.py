@@ -56,6 +56,7 @@ def placed_plan(
     kept_bytes = search.steps.estimate(Assignment.unchanged(), search.steps.resident)
     baseline = max(kept_bytes + search.error, 0)
     arguments = best.step.compiled.argument_bytes
+    free = max(0, search.limits.usable_bytes - best.total)
     seconds = best.solution.seconds + outside
     return Plan(
         actions={label: {} for label in profile.idle_blocks} | whole_actions(decided, chosen),
@@ -79,7 +80,7 @@ def placed_plan(
         baseline_parts=Bytes.of(
             baseline, problem.states.resident, block.layers * kept.device_bytes
         ),
-        rows=rows(ActionProblem(decided, saved.saved_bytes), chosen, TAKEN, KEPT),
+        rows=rows(ActionProblem(decided, saved.saved_bytes + free), chosen, TAKEN, KEPT),
         points=_curve(search, outside),
         notes=(*notes, *search.notes, NOT_COMPILED, *option_notes(best.step.compiled.options)),
         compiler_options=best.step.compiled.options,
