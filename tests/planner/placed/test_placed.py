@@ -66,6 +66,15 @@ def train_alike(plan, state, steps: int, build=build):
     return state, other
 
 
+def test_the_table_has_the_choices_that_fit_the_free_part_of_the_budget():
+    plan = jaxmem.plan(
+        build, first(), batch(), budget="1GiB", decide=BOTH, actions=("recompute", "compress")
+    )
+    assert plan.compiled_bytes < 0.5 * plan.budget_bytes
+    assert plan.rows
+    assert "nothing else fits" not in {row.why for row in plan.rows}
+
+
 def test_a_plan_within_less_than_the_states_trains_as_the_step_without_one():
     if not STREAMS:
         with pytest.raises(BudgetError, match="streamed from host memory"):
