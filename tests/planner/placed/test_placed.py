@@ -16,6 +16,8 @@ from jaxmem._planner.placement.layer import Link
 from jaxmem._planner.placement.plan import read_places
 from jaxmem._planner.search.trial import Limits
 from jaxmem._target.compile.backend import backend_for
+from jaxmem._planner.outcome import placed
+from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem.errors import BudgetError, OptimizerError, PlanFileError, StepError, TargetError
 from jaxmem.plans import Target
 from tests.shared import plans, tiny_lm
@@ -66,13 +68,17 @@ def train_alike(plan, state, steps: int, build=build):
     return state, other
 
 
-def test_the_table_has_the_choices_that_fit_the_free_part_of_the_budget():
-    plan = jaxmem.plan(
-        build, first(), batch(), budget="1GiB", decide=BOTH, actions=("recompute", "compress")
-    )
-    assert plan.compiled_bytes < 0.5 * plan.budget_bytes
-    assert plan.rows
-    assert "nothing else fits" not in {row.why for row in plan.rows}
+def test_the_table_prices_choices_that_fit_the_free_part_of_the_budget(monkeypatch):
+    priced = []
+
+    def rows(problem, actions, *_):
+        priced.append(problem.room - ActionSolution.of(problem, actions).saved_bytes)
+        return ()
+
+    monkeypatch.setattr(placed, "rows", rows)
+    plan = jaxmem.plan(build, first(), batch(), budget="1GiB", decide=BOTH)
+    assert plan.compiled_bytes < 2**28
+    assert priced == [pytest.approx(2**30 - plan.compiled_bytes, rel=0.05)]
 
 
 def test_a_plan_within_less_than_the_states_trains_as_the_step_without_one():
