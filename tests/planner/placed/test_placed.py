@@ -12,12 +12,12 @@ import jaxmem
 from jaxmem._core.actions import Action
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._model.states.places import Places
+from jaxmem._planner.outcome import placed
 from jaxmem._planner.placement.layer import Link
 from jaxmem._planner.placement.plan import read_places
 from jaxmem._planner.search.trial import Limits
-from jaxmem._target.compile.backend import backend_for
-from jaxmem._planner.outcome import placed
 from jaxmem._planner.solve.solution import ActionSolution
+from jaxmem._target.compile.backend import backend_for
 from jaxmem.errors import BudgetError, OptimizerError, PlanFileError, StepError, TargetError
 from jaxmem.plans import Target
 from tests.shared import plans, tiny_lm
