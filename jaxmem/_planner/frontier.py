@@ -269,11 +269,15 @@ def _best_within(found: Sequence[Ranked], limits: Limits) -> Cell:
 
 
 def _fits(cell: Cell, limits: Limits) -> bool:
-    """Whether a cell is within the limits: by its plan, or else by its estimate."""
-    bytes, host = cell.bytes, cell.host_bytes
+    """Whether a cell is within the limits: by its plan, or else by its estimate. A cell without
+    seconds was refused when it was compiled.
+    """
+    size, host = cell.bytes, cell.host_bytes
     if cell.plan is not None:
-        bytes, host = cell.plan.compiled_bytes, cell.plan.host_bytes
-    return bytes <= limits.usable_bytes and host <= limits.host_bytes
+        size, host = cell.plan.compiled_bytes, cell.plan.host_bytes
+    elif cell.seconds is None:
+        return False
+    return size <= limits.usable_bytes and host <= limits.host_bytes
 
 
 def _compiled(
@@ -307,7 +311,7 @@ def _compiled(
                 # An error without bytes does not mean that the size is too large.
                 if error.least_bytes is None:
                     raise
-                done[i] = dataclasses.replace(cell, bytes=error.least_bytes)
+                done[i] = dataclasses.replace(cell, bytes=error.least_bytes, seconds=None)
     by_budget = {one.budget: one for one in limits}
     return [_with_fitting_plan(cell, by_budget[cell.budget_bytes], done) for cell in done]
 
