@@ -48,7 +48,7 @@ def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -
     if chip is None:
         raise TargetError(
             f"calibrate: {str(path)!r} is of device {kind!r}; expected one of {', '.join(CHIPS)}:"
-            " add it to jaxmem/_target/devices/gpus.toml or tpus.py"
+            " add it to jaxmem/_target/devices/gpus.toml or tpus.toml"
         )
     sheet = rates_by_datasheet(chip)
     datasheet = dataclasses.asdict(sheet) | dict.fromkeys(WAYS, sheet.link)

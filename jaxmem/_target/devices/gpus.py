@@ -1,9 +1,8 @@
 """The GPUs that a step can be planned for (`gpus.toml`), and each one's description for XLA."""
 
 import dataclasses
-import pathlib
-import tomllib
-from typing import Any
+
+from jaxmem._target.devices.table import read_table
 
 KiB = 2**10
 
@@ -50,12 +49,7 @@ class Gpu:
         return 10 * self.capability[0] + self.capability[1]
 
 
-def _gpu(name: str, fields: dict[str, Any]) -> Gpu:
-    return Gpu(**fields | {"name": name, "capability": tuple(fields["capability"])})
-
-
-_TABLE = tomllib.loads(pathlib.Path(__file__).with_suffix(".toml").read_text("utf-8"))
-GPUS = {name: _gpu(name, fields) for name, fields in _TABLE.items()}
+GPUS = read_table(Gpu, "gpus.toml")
 
 
 def target_config(gpu: Gpu) -> str:

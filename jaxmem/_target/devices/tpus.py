@@ -1,22 +1,10 @@
-"""The TPUs that a step can be planned for, as data, and the topologies that they are sold in.
-
-Memory is what libtpu's compiler lets a program take on one device, which it says where a program
-takes more. How many devices JAX lists a chip, and whether one device is both cores of a chip (a
-megacore), is what libtpu's own topologies list. Rates are dense peaks from the source that each
-entry names, divided by the devices of a chip; float32 products run at the rate of bfloat16, since
-XLA multiplies them in one pass of bfloat16 by default.
-
-Products reach a share of the peak. The shares are fitted to the step times that others measured on
-slices of v4 (one step), v5e (two), v5p (two) and v6e (nine): `python -m benchmarks.published`,
-without the rows aside and without an outlier. A share also holds what the roofline leaves out, such
-as exposed host transfers. v2, v3 and tpu7x have the share of v4: no measured step was compiled.
-"""
+"""The TPUs that a step can be planned for (`tpus.toml`), and the topologies of their slices."""
 
 import dataclasses
 import math
 import re
 
-MiB = 2**20
+from jaxmem._target.devices.table import read_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,30 +47,8 @@ class Tpu:
         return f"^{re.escape(self.description)}$"
 
 
-_GB = 10**9
-_CLOUD = "Google Cloud TPU documentation, 2025"
-_BOOK = "How to Scale Your Model, 2025"
-
-# fmt: off
-_TABLE = (
-    Tpu("v2", "TPU v2", 2, 2, "", 7664 * MiB, 350e9, 23e12, 0.85, 0.70e9, 1, 16e9, 62e9,
-        334 * _GB // 8, f"{_CLOUD}: TPU v2"),
-    Tpu("v3", "TPU v3", 2, 2, "", 15856 * MiB, 450e9, 61.5e12, 0.85, 0.94e9, 1, 16e9, 82e9,
-        334 * _GB // 8, f"{_CLOUD}: TPU v3"),
-    Tpu("v4", "TPU v4", 3, 1, "megacore", 31488 * MiB, 1228e9, 275e12, 0.85, 1.05e9, 2, 16e9, 45e9,
-        407 * _GB // 4, f"{_CLOUD}: TPU v4; {_BOOK}"),
-    Tpu("v5e", "TPU v5 lite", 2, 1, "", 16128 * MiB, 819e9, 197e12, 0.90, 1.50e9, 1, 16e9, 45e9,
-        188 * _GB // 4, f"{_CLOUD}: TPU v5e, ct5lp-hightpu-4t; {_BOOK}"),
-    Tpu("v5p", "TPU v5", 3, 1, "", 98036 * MiB, 2765e9, 459e12, 0.86, 1.75e9, 2, 16e9, 90e9,
-        448 * _GB // 4, f"{_CLOUD}: TPU v5p, ct5p-hightpu-4t; {_BOOK}"),
-    Tpu("v6e", "TPU v6 lite", 2, 1, "", 32000 * MiB, 1640e9, 918e12, 0.72, 1.75e9, 1, 32e9, 90e9,
-        720 * _GB // 4, f"{_CLOUD}: TPU v6e, ct6e-standard-4t; {_BOOK}"),
-    Tpu("tpu7x", "TPU7x", 3, 2, "", 97024 * MiB, 3690e9, 1153.5e12, 0.85, 1.90e9, 1, 32e9, 100e9,
-        960 * _GB // 8, f"{_CLOUD}: TPU7x, tpu7x-standard-4t"),
-)
-# fmt: on
 LONGEST = {"v5e": 16, "v6e": 16}  # chips along an axis; 32 of others
-TPUS = {tpu.name: tpu for tpu in _TABLE}
+TPUS = read_table(Tpu, "tpus.toml")
 
 
 @dataclasses.dataclass(frozen=True)
