@@ -4,7 +4,8 @@ has changed since a commit.
 Imports are followed from file to file in the syntax trees, those inside functions too, and those in
 strings that a benchmark runs in another process. One import is not followed as Python runs it:
 `import jaxmem` would reach every file by `_public.py`. Only the public names that a file uses are
-followed to the files that define them. A config is a source of each benchmark that names it.
+followed to the files that define them. A config is a source of each benchmark that names it, and a
+table in TOML of each file in its folder that names it.
 
 This file imports no JAX.
 """
@@ -93,11 +94,15 @@ class Sources:
 
     @functools.cache  # noqa: B019 (as many as files)
     def _imports(self, path: str) -> frozenset[str]:
-        """Paths of the files that a file imports, and of the configs that a benchmark names."""
+        """Paths of the files that a file imports, of the configs that a benchmark names, and of the
+        tables that a file names.
+        """
         if not path.endswith(".py"):
             return frozenset()
-        tree = _parsed(self._text(path))
+        tree, folder = _parsed(self._text(path)), pathlib.PurePosixPath(path).parent
         found = {self._file(one.module) for one in _names_in(tree)}
+        tables = (str(folder / text) for text in _strings(tree) if text.endswith(".toml"))
+        found |= {table for table in tables if (self.root / table).is_file()}
         for text in _strings(tree) if path.startswith("benchmarks/") else ():
             found |= {self._file(module) for module in NAMED.findall(text)}
             found |= {self._config(word) for word in re.findall(r"\w+", text)}

@@ -20,9 +20,13 @@ FILES = {
     "experiments/train.py": "def main():\n    from jaxmem._train import loop\n",
     "jaxmem/__init__.py": "from jaxmem import _public",
     "jaxmem/_public.py": "from jaxmem._planner.plan import plan as plan\n",
-    "jaxmem/_planner/plan.py": "plan = 1\n",
+    "jaxmem/_planner/plan.py": 'plan = open("gpus.toml")\n',
+    "jaxmem/_planner/gpus.toml": "cores = 1\n",
     "jaxmem/_train/loop.py": "",
 }
+
+
+FILES_OF_FAST = "jaxmem/_planner/plan.py", "configs/nano.toml", "jaxmem/_planner/gpus.toml"
 
 
 def git(root: pathlib.Path, *arguments: str) -> None:
@@ -63,14 +67,14 @@ def names(root: pathlib.Path) -> dict[str, list[str]]:
 def test_sources_are_the_files_that_a_script_imports_and_the_configs_that_it_names(root):
     assert Sources(root).imported("benchmarks/fast.py") == {
         "benchmarks/fast.py", "benchmarks/shared/timing.py", "configs/nano.toml",
-        "jaxmem/_planner/plan.py",
+        "jaxmem/_planner/gpus.toml", "jaxmem/_planner/plan.py",
     }  # fmt: skip
     assert Sources(root).imported("benchmarks/other.py") == {
         "benchmarks/other.py", "experiments/train.py", "jaxmem/_train/loop.py",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("path", ["jaxmem/_planner/plan.py", "configs/nano.toml"])
+@pytest.mark.parametrize("path", FILES_OF_FAST)
 @pytest.mark.parametrize("is_committed", [True, False])
 def test_a_changed_source_makes_a_result_stale(root, path, is_committed):
     write_result(root, "fast")
@@ -85,7 +89,8 @@ def test_other_files_and_other_words_make_no_result_stale(root):
     write_result(root, "fast")
     for path in ("jaxmem/_train/loop.py", "benchmarks/other.py", "jaxmem/_planner/other.py"):
         write(root, path, "changed = True\n")
-    write(root, "jaxmem/_planner/plan.py", '"""A docstring."""\n\nplan = 1  # a comment\n')
+    plan = FILES["jaxmem/_planner/plan.py"]
+    write(root, "jaxmem/_planner/plan.py", f'"""A docstring."""\n\n{plan}  # a comment\n')
     commit(root)
     assert names(root) == {}
 
