@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import enum
 import functools
+import numbers
 import os
 import reprlib
 import sys
@@ -79,6 +80,12 @@ def is_number(value: Any) -> bool:
 def is_size(value: Any) -> bool:
     """Whether a value is a whole number that fits 64 bits with a sign."""
     return type(value) is int and 0 <= value < INT_LIMIT
+
+
+def is_whole(value: Any, least: int = 0) -> bool:
+    """Whether an argument is a whole number of Python or NumPy, at least `least`, and no bool."""
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return whole and int(value) >= least
 
 
 def is_text(value: Any) -> bool:

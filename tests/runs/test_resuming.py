@@ -19,6 +19,7 @@ from jaxmem.errors import JaxmemWarning, NotFiniteError, RunError
 from jaxmem.runs import Interrupted, record, train
 from tests.programs import durable_run
 from tests.shared import children
+from tests.shared.refused import refused
 from tests.shared.training import Numbers, Stop, checkpoints, fails_at, rows, run, unfinished, worse
 
 
@@ -298,10 +299,51 @@ def test_an_interrupt_beside_a_loss_that_is_not_finite_is_an_interrupt(tmp_path)
         train(lambda s, b: (s + b, {"loss": b}), jnp.zeros(()), data, steps=6, run=found)
 
 
-@pytest.mark.parametrize(("name", "value"), [("keep", 0), ("save_every", -1), ("not_finite", 0)])
-def test_wrong_arguments_are_refused(tmp_path, name, value):
-    with pytest.raises(RunError, match=rf"got (\w+=\S+, )*{name}={value}[,;]"):
-        run(tmp_path / "out", **{name: value})
+WHOLE, NAN = "a whole number of at least", float("nan")
+
+
+@refused(
+    RunError,
+    *(
+        ("steps", value, f"`steps` is .*; expected {WHOLE} 0")
+        for value in (-1, True, 2.0, None, NAN)
+    ),
+    *(("keep", value, f"`keep` is .*; expected {WHOLE} 1") for value in (0, "3", 1.5)),
+    ("not_finite", None, f"`not_finite` is None; expected {WHOLE} 1"),
+    *(("save_every", value, "expected a number of seconds") for value in (-1, "60", None, NAN)),
+    ("settings", [1], r"`settings` is \[1\]; expected a dict"),
+    ("units", 4096, "`units` is 4096; expected a dict"),
+)
+def test_wrong_arguments_are_refused(name, value, tmp_path):
+    run(tmp_path / "out", **{name: value})
+
+
+@refused(
+    RunError,
+    (lambda s, b: s, "returned ArrayImpl ; expected a pair"),
+    (lambda s, b: None, "returned NoneType"),
+    (lambda s, b: (s, {}, {}), r"returned tuple \['ArrayImpl', 'dict', 'dict'\]"),
+    (lambda s, b: (s, None), r"returned tuple \['ArrayImpl', 'NoneType'\]"),
+    (lambda s, b: (s, [b]), "'list'.*; expected a pair"),
+    (lambda s, b: ({"w": s}, {"loss": b}), r"a state with \['w'\] float64\[2\] where"),
+    (lambda s, b: ((s, s), {"loss": b}), r"a state with \[0\] float64\[2\] where"),
+    (lambda s, b: (s[:1], {"loss": b}), r"float64\[1\] where .* float64\[2\]"),
+    (lambda s, b: (s.astype("float32"), {"loss": b}), r"float32\[2\] where .* float64\[2\]"),
+    (lambda s, b: (s, {"loss": s}), r"step 1 returned Array\(.* as 'loss'; expected a real scalar"),
+    (lambda s, b: (s, {"loss": "low"}), "step 1 returned 'low' as 'loss'"),
+    (lambda s, b: (s, {"loss": np.complex64(1)}), "as 'loss'"),
+    (lambda s, b: (s, {"loss": b, "grad_norm": 1j}), "step 1 returned 1j as 'grad_norm'"),
+)
+def test_wrong_results_of_a_step_are_refused(step, tmp_path):
+    with record(tmp_path, resume=True) as found:
+        train(step, jnp.zeros(2), lambda n: 1.0, steps=2, run=found)
+
+
+def test_a_number_of_pythons_in_the_state_may_become_an_array(tmp_path):
+    step = lambda s, b: ({"n": jnp.int32(s["n"] + 1)}, {"loss": b, "picture": s, "grad_norm": None})
+    with record(tmp_path, resume=True) as found:
+        assert train(step, {"n": 0}, float, steps=np.int64(2), run=found)["n"] == 2
+    assert [row.keys() - {"step_seconds"} for row in rows(tmp_path)] == [{"step", "loss"}] * 2
 
 
 @pytest.mark.parametrize(
@@ -324,8 +366,8 @@ def test_other_settings_or_another_state_are_refused(tmp_path):
     fails_at(out, 4, settings={"rate": 0.1})
     with pytest.raises(RunError, match=r"with rate = 0.1, and it is 0.2 now; .* overwrite=True"):
         run(out, settings={"rate": 0.2})
-    refused, other = pytest.raises(RunError, match=r"where the state has \['w'\]"), jnp.zeros(3)
-    with record(out, resume=True) as found, refused:
+    another, other = pytest.raises(RunError, match=r"where the state has \['w'\]"), jnp.zeros(3)
+    with record(out, resume=True) as found, another:
         given = {"steps": 8, "run": found, "settings": {"rate": 0.1}}
         train(durable_run.step, {"w": other}, durable_run.batch, **given)
     assert isinstance(run(out, settings={"rate": 0.1}), str)

@@ -8,7 +8,6 @@ and nothing is sent between devices. On explicit axes the layer is resharded ins
 """
 
 import functools
-import numbers
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxmem._core.reader import is_whole
 from jaxmem._model.states import layout, room
 from jaxmem._model.states.places import Places
 from jaxmem._optim.released.model import Model
@@ -129,7 +129,7 @@ def places_of(count: int, persist: int, copies: int, buffers: int, outer_moments
     """Returns the places of `count` layers. Raises OptimizerError for a number that is negative,
     not an integer, or larger than the number of layers that remain, and for an unknown memory.
     """
-    if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < 1:
+    if not is_whole(count, 1):
         raise OptimizerError(
             f"released_step: `count` is {count!r}; expected how many layers there are, at least 1"
         )
@@ -140,8 +140,7 @@ def places_of(count: int, persist: int, copies: int, buffers: int, outer_moments
     }
     left, before = count, []
     for name, (value, what) in says.items():
-        number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        if not number or not 0 <= value <= left:
+        if not is_whole(value) or value > left:
             after = f", after {' and '.join(before)}" if before else ""
             raise OptimizerError(
                 f"released_step: `{name}` is {value!r}; expected how many layers' {what},"

@@ -69,6 +69,12 @@ def check(leaves: Sequence[Leaf], like: Sequence[tuple[Any, Any]]) -> None:
     """Raises RunError, which names the first array that differs, unless `leaves` describe the state
     `like`, given as leaves, or their shapes, with their paths.
     """
+    if differs := difference(leaves, like):
+        raise another_state(differs)
+
+
+def difference(leaves: Sequence[Leaf], like: Sequence[tuple[Any, Any]]) -> str:
+    """The first array of `leaves` that differs from the state `like`, in words; "" if none does."""
     expected = [_leaf(path, leaf) for path, leaf in like]
     told = lambda leaf: f"{leaf.path or 'an array'} {leaf.dtype}{list(leaf.shape)}"
     # A number of Python's may have become an array, of another dtype: of that there is one value.
@@ -77,9 +83,10 @@ def check(leaves: Sequence[Leaf], like: Sequence[tuple[Any, Any]]) -> None:
     for got, want in zip(leaves, expected):
         of = free if want.kind == "number" else same
         if of(got) != of(want):
-            raise another_state(f"{told(got)} where the state has {told(want)}")
+            return f"{told(got)} where the state has {told(want)}"
     if len(leaves) != len(expected):
-        raise another_state(f"{len(leaves)} arrays, and the state has {len(expected)}")
+        return f"{len(leaves)} arrays, and the state has {len(expected)}"
+    return ""
 
 
 def another_state(holds: str) -> RunError:

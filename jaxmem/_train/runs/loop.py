@@ -5,6 +5,7 @@ stopped, ends after a signal, and goes back if a loss is not finite.
 import collections
 import contextlib
 import math
+import reprlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax
 from jaxmem._target.compile.running import ran_out_of_memory
 from jaxmem._target.processes.pace import Pace
 from jaxmem._train.checkpoints.checkpoints import Checkpoint, Checkpoints
-from jaxmem._train.checkpoints.stored import shape
+from jaxmem._train.checkpoints.stored import difference, shape, taken
 from jaxmem._train.runs.positions import Data, check_settings
 from jaxmem._train.runs.record import Record
 from jaxmem._train.runs.revised import Revised
@@ -55,6 +56,7 @@ class Loop:
         self.state: Any = None
         self.done, self.skipped = 0, []
         self._waiting: collections.deque = collections.deque()
+        self._compared = False  # whether a step's result was compared with the first state
         self._causes: set[int] = set()  # steps skipped as the cause of later steps
 
     def start(self, state, steps: int, owned: bool) -> None:
@@ -141,18 +143,43 @@ class Loop:
             self._write(number, {"skipped": 1.0})
         else:
             self.revised.look(number, self.state, batch)
-            self.state, metrics = self.step(self.state, batch)
+            self.state, metrics = self._result(self.step(self.state, batch))
             self.best.done(metrics)
             self._waiting.append((number, metrics))
             self._read(1)
             self.step = self.revised.step(number) or self.step
         self.done = number
 
+    def _result(self, result) -> tuple[Any, Mapping[str, Any]]:
+        """The step's result. Raises RunError unless it is a state like the first state, and a dict.
+        Only the first result is compared with the first state.
+        """
+        pair = result if isinstance(result, tuple | list) else ()
+        if len(pair) != 2 or not isinstance(pair[1], Mapping):
+            parts = [type(one).__name__ for one in pair] or ""
+            raise RunError(
+                f"train: `step` returned {type(result).__name__} {parts}; expected a pair (state,"
+                " metrics), with metrics in a dict such as {'loss': loss}"
+            )
+        if not self._compared and (differs := difference(taken(pair[0])[1], self._like)):
+            raise RunError(
+                f"train: `step` returned a state with {differs} that it received; expected a state"
+                " of the same tree, shapes and dtypes"
+            )
+        self._compared = True
+        return pair[0], pair[1]
+
     def _read(self, behind: int) -> None:
         """Reads the metrics of all steps but the last `behind`, which waits for them."""
         while len(self._waiting) > behind:
             number, metrics = self._waiting[0]
             row = numbers(metrics)
+            for name in WATCHED:
+                if metrics.get(name) is not None and name not in row:
+                    raise RunError(
+                        f"train: step {number} returned {reprlib.repr(metrics[name])} as {name!r};"
+                        " expected a real scalar, such as the mean over the batch"
+                    )
             check_finite(number, row)
             self._waiting.popleft()
             self.checkpoints.sound(number - 1)

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxmem.errors import RunError
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a step that are numbers. Reading them waits for the device."""
+    """The metrics of a step that are real numbers. Reading them waits for the device."""
     found = {str(name): _number(value) for name, value in metrics.items()}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -20,7 +21,7 @@ def _number(value: Any) -> float | None:
     """A metric as a number; None for other values, such as images or texts."""
     if value is None or isinstance(value, str | bytes | Mapping | list | tuple):
         return None
-    if getattr(value, "size", 1) != 1:
+    if getattr(value, "size", 1) != 1 or np.iscomplexobj(value):
         return None
     try:
         return float(value.reshape(()) if getattr(value, "ndim", 0) else value)

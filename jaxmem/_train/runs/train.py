@@ -1,11 +1,13 @@
 """train(): reads its arguments, and runs the loop."""
 
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
+from jaxmem._core.reader import is_whole
 from jaxmem._core.warn import warn
 from jaxmem._target.processes.pace import Pace
 from jaxmem._target.processes.signals import Interrupted, held
@@ -53,9 +55,11 @@ def train(
     before.
 
     Arguments:
-      step: `step(state, batch) -> (state, metrics)`. The step may donate the state. The scalars of
-        `metrics` are the numbers of the step's row. `train` reads the scalars one step later, so
-        that the device does not wait.
+      step: `step(state, batch) -> (state, metrics)`. The new state has the tree, the shapes and the
+        dtypes of the old state. The step may donate the state. `metrics` is a dict. The scalars of
+        `metrics` are the numbers of the step's row. Other values are not written, but `loss` and
+        `grad_norm` must be real scalars. `train` reads the scalars one step later, so that the
+        device does not wait.
       state: the first state, or a function that makes it. A resumed run restores a state with the
         tree and the placement of the first state. If `state` is a function, a resumed run calls it
         to learn the tree and the placement, and then frees the arrays.
@@ -86,15 +90,21 @@ def train(
         less memory if a step runs out of memory. The clock decides when a new plan is ready. With
         lossy codecs, two such runs are therefore not equal bit for bit.
 
-    Raises RunError for invalid arguments, for checkpoints with other settings or another state, if
-    no checkpoint is complete, and if a checkpoint cannot be written. Raises NotFiniteError if
-    losses are not finite, and Interrupted if a signal ended the run.
+    Raises RunError for invalid arguments, for a wrong result of `step`, for checkpoints with other
+    settings or another state, if no checkpoint is complete, and if a checkpoint cannot be written.
+    Raises NotFiniteError if losses are not finite, and Interrupted if a signal ended the run.
     """
-    if keep < 1 or not_finite < 1 or not save_every >= 0:
-        raise RunError(
-            f"train: got keep={keep}, not_finite={not_finite}, save_every={save_every}; expected at"
-            " least 1, 1 and 0 seconds"
-        )
+    is_seconds = isinstance(save_every, numbers.Real) and save_every >= 0
+    for name, value, holds, expected in (
+        ("steps", steps, is_whole(steps), "a whole number of at least 0"),
+        ("keep", keep, is_whole(keep, 1), "a whole number of at least 1"),
+        ("not_finite", not_finite, is_whole(not_finite, 1), "a whole number of at least 1"),
+        ("save_every", save_every, is_seconds, "a number of seconds, at least 0"),
+        ("settings", settings, isinstance(settings, Mapping | None), "a dict or None"),
+        ("units", units, isinstance(units, Mapping | None), "a dict or None"),
+    ):
+        if not holds:
+            raise RunError(f"train: `{name}` is {value!r}; expected {expected}")
     if rectifier is not None and not run.processes.alone:
         raise RunError(
             f"train: got a rectifier in {run.processes.count} processes, which would decide apart;"
