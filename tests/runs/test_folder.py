@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -164,6 +165,25 @@ def test_what_an_interrupted_run_has_appears(earlier):
     assert runs.read(earlier).summary == {"steps": 1, "interrupted": True}
     assert losses(earlier) == [1.0]
     assert names(earlier) == ["metrics.jsonl", "notes.txt", "plan.json", "summary.json"]
+
+
+@pytest.mark.parametrize(
+    "number", [np.float32(1.5), np.int64(2), jnp.float32(1.5), np.float32("nan")]
+)
+def test_a_summary_has_scalars_of_numpy_and_jax(tmp_path, number):
+    with runs.record(tmp_path) as run:
+        run.summary({"a": number, "b": [number]})
+    a = None if np.isnan(number) else number
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"a": a, "b": [a]}
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_missing_rows_are_counted(tmp_path, left):
+    with runs.record(tmp_path) as found:
+        for number in range(left):
+            found.row(number + 1, loss=1.0)
+        with pytest.warns(JaxmemWarning, match=f"lacks {5 - left} of the rows of steps 1 to 5"):
+            assert len(found.rows_until(5)) == left
 
 
 def test_of_two_runs_at_once_the_second_is_refused(tmp_path):

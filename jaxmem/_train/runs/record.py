@@ -69,15 +69,19 @@ class Record:
 
         Rows of later steps, and an unfinished last row, are deleted.
 
-        The next row is written after these rows. A warning names other lines that are not rows.
+        The next row is written after these rows. A warning names other lines that are not rows, and
+        a warning has the number of missing rows.
         """
         self._close()
         path = self.path / METRICS
         with told(self.folder):
             rows, others = rows_until(path, step)
+            missing = step - len({row["step"] for row in rows}) - len(others)
             if self.writes:
+                where = str(self.folder / path.parent.name / METRICS)
+                if missing > 0:
+                    warn(f"record: {where!r} lacks {missing} of the rows of steps 1 to {step}")
                 for at in others:
-                    where = str(self.folder / path.parent.name / METRICS)
                     warn(f"record: line {at} of {where!r} is no row of a step, and is let go")
                 write_whole(path, lines_of(rows))
             self.steps = len(rows)
@@ -150,9 +154,9 @@ class Record:
         """Writes the summary of the whole run to summary.json.
 
         Arguments:
-          fields: values that JSON supports, by name. `jaxmem report` shows `config` (the run's
-            name), `command`, `val_loss`, `first_loss`, `final_loss`, `steps`, `compiled_bytes`,
-            `baseline_bytes`, `peak_bytes` and `tokens_per_second`.
+          fields: values that JSON supports, and scalars of NumPy and JAX, by name. `jaxmem report`
+            shows `config` (the run's name), `command`, `val_loss`, `first_loss`, `final_loss`,
+            `steps`, `compiled_bytes`, `baseline_bytes`, `peak_bytes` and `tokens_per_second`.
         """
         if self.writes:
             with told(self.folder):
@@ -266,7 +270,10 @@ def lines_of(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _without_nan(value: Any) -> Any:
-    """`value` with null for numbers that JSON cannot represent."""
+    """`value` with scalars of NumPy and JAX as Python's numbers, and with null for numbers that
+    JSON cannot represent.
+    """
+    value = value.item() if getattr(value, "shape", None) == () else value
     if isinstance(value, Mapping):
         return {str(key): _without_nan(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
