@@ -5,6 +5,7 @@ own code included; 130 where interrupted. JAX is imported by the commands that n
 """
 
 import argparse
+import io
 import os
 import sys
 import traceback
@@ -19,7 +20,15 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command that `argv`, or the process's own line, asks for; returns the exit code."""
+    """Runs the command that `argv`, or the process's own line, asks for; returns the exit code.
+
+    Characters that the encoding of standard output lacks are printed as "?". A closed stream, as of
+    `jaxmem show plan.json >&-`, receives nothing.
+    """
+    sys.stdout = sys.stdout or io.StringIO()
+    sys.stderr = sys.stderr or io.StringIO()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     # Unknown arguments are refused here and not by `parse_args`, so that the error shows the
     # command's usage and not `jaxmem`'s.
     args, unknown = parser().parse_known_args(argv)

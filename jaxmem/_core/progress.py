@@ -88,7 +88,7 @@ def reported() -> Iterator[None]:
     standard error. Without a terminal it shows these records alone. If the program has set up
     logging, it shows nothing: the program's handlers receive the log.
     """
-    if LOG.hasHandlers() or LOG.level != logging.NOTSET:
+    if sys.stderr is None or LOG.hasHandlers() or LOG.level != logging.NOTSET:
         yield
         return
     summaries: list[str] = []
@@ -129,6 +129,8 @@ def _handler(stream) -> logging.Handler:
     """The handler that shows the log on `stream`. A terminal that cannot move its cursor gets plain
     lines.
     """
+    if stream is None:  # standard error is closed
+        return logging.NullHandler()
     terminal = console(stream)
     plain = terminal is None or terminal.is_dumb_terminal
     return _Lines(stream) if plain else _Live(terminal)

@@ -251,6 +251,23 @@ def test_what_needs_no_jax_imports_none(folder):
     assert "no codec 'groped_symmetric'; expected one of" in done.stderr
 
 
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", b"1 ? 2"), ("latin-1", b"1 \xb1 2")])
+def test_characters_that_the_output_cannot_encode_are_replaced(
+    folder, monkeypatch, encoding, shown
+):
+    plan(notes=("1 ± 2",)).save("plan.json")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out := io.BytesIO(), encoding))
+    assert run("show plan.json") == 0
+    assert shown in out.getvalue()
+
+
+@pytest.mark.parametrize("line", [["show", "plan.json"], ["show", "missing.json"]])
+def test_closed_streams_receive_nothing(folder, line):
+    closed = "import sys; sys.stdout = sys.stderr = None; from jaxmem.cli import main"
+    done = children.python("-c", f"{closed}; sys.exit(main({line}))", check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (2 * (line[1] != "plan.json"), "")
+
+
 class Gone(io.StringIO):
     """A pipe that nobody reads."""
 

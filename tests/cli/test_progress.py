@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from jaxmem._core.progress import LOG, progress
+from jaxmem._core.progress import LOG, progress, reported
 from tests.shared.command import Terminal
 
 LONG = "compile 3 and 4 of at most 6; least so far 12.5 GiB, the budget is 12.0 GiB; refining it"
@@ -55,6 +55,13 @@ def test_plain_lines_where_a_line_cannot_be_rewritten(why, terminal, monkeypatch
         LOG.info("timing")
         LOG.info(LONG)
     assert terminal.getvalue() == f"timing (0 s)\n{LONG} (0 s)\n"
+
+
+def test_nothing_is_shown_where_standard_error_is_closed(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    with progress(), reported():
+        LOG.info("timing", extra={"summary": True})
+    assert capsys.readouterr().out == ""
 
 
 def test_the_log_is_left_as_it_was(terminal):
