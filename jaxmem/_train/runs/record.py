@@ -6,7 +6,7 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jaxmem._core.files import write_json, write_whole
@@ -129,9 +129,7 @@ class Record:
 
     def plan(self, plan: Plan) -> None:
         """Writes the plan of the run to plan.json."""
-        if self.writes:
-            with told(self.folder):
-                plan.save(self.path / PLAN)
+        self._write(PLAN, write_json, plan.to_json())
 
     def explained(self, found: Explanation) -> None:
         """Writes the explanation of the step to explained.json.
@@ -140,15 +138,11 @@ class Record:
 
         found: the result of `jaxmem.explain`.
         """
-        if self.writes:
-            with told(self.folder):
-                write_json(self.path / EXPLAINED, found.to_json())
+        self._write(EXPLAINED, write_json, found.to_json())
 
     def sample(self, text: str) -> None:
         """Writes a text that the trained model generated to sample.txt."""
-        if self.writes:
-            with told(self.folder):
-                write_whole(self.path / SAMPLE, text)
+        self._write(SAMPLE, write_whole, text)
 
     def summary(self, fields: Mapping[str, Any]) -> None:
         """Writes the summary of the whole run to summary.json.
@@ -158,19 +152,21 @@ class Record:
             shows `config` (the run's name), `command`, `val_loss`, `first_loss`, `final_loss`,
             `steps`, `compiled_bytes`, `baseline_bytes`, `peak_bytes` and `tokens_per_second`.
         """
+        self._write(SUMMARY, write_json, _without_nan(dict(fields)))
+
+    def _write(self, name: str, write: Callable[[pathlib.Path, Any], None], content: Any) -> None:
+        """Writes a file of the run, in the first process alone."""
         if self.writes:
             with told(self.folder):
-                write_json(self.path / SUMMARY, _without_nan(dict(fields)))
+                write(self.path / name, content)
 
     def _close(self) -> None:
         """Closes the files of the record."""
-        if self._rows is not None:
-            with contextlib.suppress(OSError):  # `row` has raised the error
-                self._rows.close()
-            self._rows = None
-        if self._events is not None:
-            with contextlib.suppress(OSError):
-                self._events.close()
+        for file in (self._rows, self._events):
+            if file is not None:
+                with contextlib.suppress(OSError):  # `row` has raised the error
+                    file.close()
+        self._rows = None
 
 
 class Events:

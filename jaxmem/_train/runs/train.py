@@ -95,16 +95,14 @@ def train(
     Raises NotFiniteError if losses are not finite, and Interrupted if a signal ended the run.
     """
     is_seconds = isinstance(save_every, numbers.Real) and save_every >= 0
-    for name, value, holds, expected in (
-        ("steps", steps, is_whole(steps), "a whole number of at least 0"),
-        ("keep", keep, is_whole(keep, 1), "a whole number of at least 1"),
-        ("not_finite", not_finite, is_whole(not_finite, 1), "a whole number of at least 1"),
-        ("save_every", save_every, is_seconds, "a number of seconds, at least 0"),
-        ("settings", settings, isinstance(settings, Mapping | None), "a dict or None"),
-        ("units", units, isinstance(units, Mapping | None), "a dict or None"),
-    ):
-        if not holds:
-            raise RunError(f"train: `{name}` is {value!r}; expected {expected}")
+    _check(
+        steps=(steps, is_whole(steps), "a whole number of at least 0"),
+        keep=(keep, is_whole(keep, 1), "a whole number of at least 1"),
+        not_finite=(not_finite, is_whole(not_finite, 1), "a whole number of at least 1"),
+        save_every=(save_every, is_seconds, "a number of seconds, at least 0"),
+        settings=(settings, isinstance(settings, Mapping | None), "a dict or None"),
+        units=(units, isinstance(units, Mapping | None), "a dict or None"),
+    )
     if rectifier is not None and not run.processes.alone:
         raise RunError(
             f"train: got a rectifier in {run.processes.count} processes, which would decide apart;"
@@ -140,3 +138,12 @@ def train(
                 " name; expected one of the step's metrics"
             )
         return loop.state
+
+
+def _check(**arguments: tuple[Any, bool, str]) -> None:
+    """Raises RunError for the first argument that is wrong. Each argument is given as its value,
+    whether the value is right, and the expected value in words.
+    """
+    for name, (value, is_right, expected) in arguments.items():
+        if not is_right:
+            raise RunError(f"train: `{name}` is {value!r}; expected {expected}")
