@@ -1,6 +1,7 @@
 """The arithmetic of AdamA (Algorithm 1): decay, fold, reduce over devices, update."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ def _known(value) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
+UNSCALED = lambda count: -1.0  # in place of a learning rate: updates are not scaled
 SECOND_MOMENTS = ("squares", "row")
 
 
@@ -65,7 +67,7 @@ class Rule:
     accumulation_steps: number of microbatches in a minibatch.
     axis_name: the mesh axis over whose devices moments are reduced; None on one device.
     second_moment: one of SECOND_MOMENTS.
-    learning_rate: a number or a schedule; None means that updates are not scaled.
+    learning_rate: a number or a schedule; UNSCALED means that updates are not scaled.
     weight_decay: the rate of weight decay, relative to the learning rate; None means no decay.
     mask: the weights that decay, as for `optax.adamw`; None means all weights.
     moments: one of MOMENTS: how mu and nu are stored.
@@ -80,7 +82,7 @@ class Rule:
     accumulation_steps: Any
     axis_name: str | None
     second_moment: str = "squares"
-    learning_rate: Any = None
+    learning_rate: Any = UNSCALED
     weight_decay: Any = None
     mask: Any = None
     moments: str = "float"
@@ -109,10 +111,14 @@ class Rule:
                     f"adama: `accumulation_steps` is {n!r}; expected a whole number of at least 1"
                 )
             object.__setattr__(self, "accumulation_steps", int(n))
-        for name in ("b1", "b2"):
-            if _known(b := getattr(self, name)) and not 0 <= b < 1:
+        limits = {"b1": 1, "b2": 1} | dict.fromkeys(("eps", "eps_root", "learning_rate"), math.inf)
+        for name, limit in limits.items():
+            a: Any = getattr(self, name)
+            # An array may be traced, and a function is a schedule.
+            if not (0 <= a < limit if _known(a) else hasattr(a, "dtype") or callable(a)):
                 raise OptimizerError(
-                    f"adama: `{name}` is {b!r}; expected a decay rate of at least 0 and below 1"
+                    f"adama: `{name}` is {a!r}; expected a number of at least 0 and below"
+                    f" {limit}; a learning rate may be a schedule"
                 )
         if self.nesterov and not self.single:
             raise OptimizerError(
@@ -335,7 +341,7 @@ class Rule:
         if self.weight_decay is not None:
             decay = optax.add_decayed_weights(self.weight_decay, self.mask)
             u, _ = decay.update(u, decay.init(params), params)
-        if self.learning_rate is None:
+        if self.learning_rate is UNSCALED:
             return u
         rate: Any = (
             self.learning_rate(count) if callable(self.learning_rate) else self.learning_rate

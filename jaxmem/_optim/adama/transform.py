@@ -270,14 +270,14 @@ def scale_by_adama(
     `optax.chain` run every microbatch. Therefore pass rates, schedules and weight decay to `adama`
     or `adamaw_a`.
 
-    Raises OptimizerError for `accumulation_steps` below 1, `b1` or `b2` outside [0, 1), an unknown
-    `second_moment` or `moments`, and `nesterov` with several microbatches. `update` raises
-    OptimizerError for gradients whose tree or shapes differ from the state's, and for a state of
-    another `second_moment`.
+    Raises OptimizerError for `accumulation_steps` below 1, `b1` or `b2` outside [0, 1), a negative
+    `eps` or `eps_root`, an unknown `second_moment` or `moments`, and `nesterov` with several
+    microbatches. `update` raises OptimizerError for gradients whose tree or shapes differ from the
+    state's, and for a state of another `second_moment`.
     """
     numbers = b1, b2, eps, eps_root, mu_dtype
-    rule = Rule(*numbers, nesterov, accumulation_steps, axis_name, second_moment, moments=moments)
-    return AdamA.of(rule)
+    settings = *numbers, nesterov, accumulation_steps, axis_name, second_moment
+    return AdamA.of(Rule(*settings, moments=moments))
 
 
 def adama(
@@ -303,11 +303,11 @@ def adama(
     b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name, second_moment,
       moments: as for `scale_by_adama`.
 
-    Raises OptimizerError as `scale_by_adama` does.
+    Raises OptimizerError as `scale_by_adama` does, and for a negative `learning_rate`.
     """
     numbers = b1, b2, eps, eps_root, mu_dtype
-    rule = Rule(*numbers, nesterov, accumulation_steps, axis_name, second_moment, moments=moments)
-    return AdamA.of(dataclasses.replace(rule, learning_rate=learning_rate))
+    settings = *numbers, nesterov, accumulation_steps, axis_name, second_moment
+    return AdamA.of(Rule(*settings, learning_rate, moments=moments))
 
 
 def adamaw_a(
@@ -339,10 +339,8 @@ def adamaw_a(
     mask: a tree of booleans like the parameters, or a function from the parameters to such a tree.
       Only weights whose boolean is True decay. None means that all weights decay.
 
-    Raises OptimizerError as `scale_by_adama` does, and if `update` receives no `params`.
+    Raises OptimizerError as `adama` does, and if `update` receives no `params`.
     """
     numbers = b1, b2, eps, eps_root, mu_dtype
-    rule = Rule(*numbers, nesterov, accumulation_steps, axis_name, second_moment, moments=moments)
-    return AdamA.of(
-        dataclasses.replace(rule, learning_rate=learning_rate, weight_decay=weight_decay, mask=mask)
-    )
+    settings = *numbers, nesterov, accumulation_steps, axis_name, second_moment
+    return AdamA.of(Rule(*settings, learning_rate, weight_decay, mask, moments))
