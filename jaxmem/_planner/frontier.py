@@ -17,7 +17,6 @@ to compiles near one budget, and cannot say whether a smaller budget is feasible
 
 import dataclasses
 import statistics
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax
@@ -25,7 +24,6 @@ import jax
 from jaxmem._core.actions import Action
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import parse_budget, show_bytes
-from jaxmem._core.database import Database
 from jaxmem._core.progress import LOG
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._planner.advice import infeasible_placement
@@ -38,7 +36,7 @@ from jaxmem._planner.placement.plan import (
     placement_searches,
 )
 from jaxmem._planner.placement.search import PlacementSearch
-from jaxmem._planner.plan import allowed_choices, plan
+from jaxmem._planner.plan import allowed_choices, database_for, plan
 from jaxmem._planner.search.baseline import first_guess
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.step_time import LEAST_GAIN, outside_blocks, sum_of_pieces
@@ -120,7 +118,7 @@ def frontier(
             " differently; expected a single process: call it without jax.distributed.initialize"
         )
     cells: list[Cell] = []
-    with backend_for(target, Database(since=time.time() if fresh else 0.0)) as backend:
+    with backend_for(target, database_for(fresh)) as backend:
         limits = [Limits.on(backend, budget, host_room) for budget in each]
         for batch in batches:
             LOG.info("estimating plans for size %d", batch)

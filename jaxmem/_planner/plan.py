@@ -43,6 +43,7 @@ from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import sized
 from jaxmem._trace.donation import warn_of_copies
 from jaxmem._trace.step import with_microbatches
+from jaxmem.errors import StepError
 
 
 @by_the_first
@@ -156,9 +157,7 @@ def plan(
     host_room = parse_budget(host_budget, target.host_bytes, "host_budget")
     allowed, notes = allowed_choices(actions, codecs, outliers, target)
     notes += budget_notes(limit, target)
-    # The database reads no entry that was written before `since`. It always writes.
-    database = Database(since=time.time() if fresh else 0.0)
-    with backend_for(target, database) as backend:
+    with backend_for(target, database_for(fresh)) as backend:
         limits = Limits.on(backend, limit, host_room)
 
         def plan_for(args: tuple, measure: float | None, number: int | None) -> Plan:
@@ -194,6 +193,16 @@ def plan(
         assert sized_plan.batch is not None
         timed = plan_at(sized(args, sized_plan.batch), measure)
         return dataclasses.replace(timed, batch=sized_plan.batch)
+
+
+def database_for(fresh: bool) -> Database:
+    """The database, which reads nothing that was stored earlier if `fresh` is True. Raises
+    StepError if `fresh` is no boolean.
+    """
+    if not isinstance(fresh, bool):
+        raise StepError(f"plan: `fresh` is {fresh!r}; expected True or False")
+    # The database reads no entry that was written before `since`. It always writes.
+    return Database(since=time.time() if fresh else 0.0)
 
 
 def allowed_choices(

@@ -60,6 +60,7 @@ def test_tags_that_auto_chose_are_not_told():
         ({"codecs": {"gelu": None}}, jaxmem.errors.TagError, "`codecs` is {'gelu': None}"),
         ({"codecs": {"geluu": "bit_mask"}}, jaxmem.errors.TagError, "`kind` is 'geluu'"),
         ({"microbatches": 3}, jaxmem.errors.StepError, "`microbatches` is 3; expected whole"),
+        ({"fresh": "no"}, jaxmem.errors.StepError, "`fresh` is 'no'; expected True or False"),
     ],
 )
 def test_wrong_arguments(arguments, error, message):
