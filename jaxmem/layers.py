@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxmem._model.loop.arguments import lengths_of
 from jaxmem.errors import StackError
 
 
@@ -14,12 +15,13 @@ def stacked(layers: Sequence):
 
     layers: a sequence of L trees with equal structure, shapes and dtypes.
 
-    Raises StackError if `layers` is empty, or if a layer differs from layer 0. The message names
-    the layer and the difference.
+    Raises StackError if `layers` is empty or no sequence, or if a layer differs from layer 0. The
+    message names the layer and the difference.
     """
-    if not layers:
+    if not isinstance(layers, Sequence) or not layers:
+        got = "empty" if isinstance(layers, Sequence) else type(layers).__name__
         raise StackError(
-            "stacked: `layers` is empty; expected the parameters of at least one layer"
+            f"stacked: `layers` is {got}; expected a list of the parameters of at least one layer"
         )
     first = jax.tree.leaves_with_path(layers[0])
     for i, layer in enumerate(layers):
@@ -43,8 +45,10 @@ def unstacked(params) -> list:
     """Splits stacked parameters into a list of L trees, one per layer.
 
     params: a tree of arrays with a leading axis L.
+
+    Raises StackError if `params` has no array, or arrays without one leading axis for all.
     """
-    count = jax.tree.leaves(params)[0].shape[0]
+    count = lengths_of(params)[0]
     return [jax.tree.map(lambda a, i=i: a[i], params) for i in range(count)]
 
 

@@ -11,6 +11,7 @@ from flax import nnx
 
 import jaxmem
 from jaxmem import layers
+from tests.shared.refused import refused
 
 L, B, D = 3, 2, 4
 X = np.linspace(-1.0, 1.0, B * D, dtype=np.float32).reshape(B, D)
@@ -116,6 +117,9 @@ def test_stacked_and_unstacked():
     ("trees", "message"),
     [
         ([], "`layers` is empty"),
+        (({"w": a} for a in "ab"), "`layers` is generator; expected a list"),
+        ({"w": jnp.zeros(2)}, "`layers` is dict"),
+        (jnp.zeros((2, 2)), "`layers` is ArrayImpl"),
         ([{"w": jnp.zeros(2)}, {"v": jnp.zeros(2)}], "layer 1 of `layers`"),
         (
             [{"w": jnp.zeros(2)}] * 2 + [{"w": jnp.zeros(3)}],
@@ -127,3 +131,17 @@ def test_stacked_and_unstacked():
 def test_layers_that_differ(trees, message):
     with pytest.raises(jaxmem.errors.StackError, match=f"stacked: .*{message}"):
         layers.stacked(trees)
+
+
+@refused(
+    jaxmem.errors.StackError,
+    ({}, "`params` holds no array"),
+    (None, "`params` holds no array"),
+    (jnp.zeros(()), r"`params` has shape \(\); expected a leading axis"),
+    (
+        {"a": jnp.arange(4), "b": jnp.arange(2)},
+        r"`params\['b'\]` holds 2 layers, and `params\['a'\]` 4",
+    ),
+)
+def test_trees_that_are_not_stacked(tree):
+    layers.unstacked(tree)
