@@ -21,7 +21,7 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
 
     Raises OSError if the file cannot be written. No part of the content remains in this case.
     """
-    path = pathlib.Path(path)
+    path = _path_of_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
     # Process and random digits keep two writers apart; the dot hides the file after a crash.
@@ -37,6 +37,14 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
             part.unlink()
         raise
     flush_folder(path.parent)
+
+
+def _path_of_file(path: str | os.PathLike) -> pathlib.Path:
+    """The absolute path of a file to write. Raises OSError for the path of a folder."""
+    path = pathlib.Path(path).absolute()
+    if path.is_dir():
+        raise IsADirectoryError(f"{str(path)!r} is a folder; expected the name of a file")
+    return path
 
 
 def write_json(path: str | os.PathLike, data: Any) -> None:
@@ -75,9 +83,7 @@ def check_writable(path: str | os.PathLike) -> None:
     A temporary file is made in the same folder and removed, because permissions do not show full
     disks and read-only file systems. Missing folders are not made.
     """
-    path = pathlib.Path(path).absolute()
-    if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a folder; expected the name of a file")
+    path = _path_of_file(path)
     parent = next(p for p in path.parents if p.exists())
     if not parent.is_dir():
         raise NotADirectoryError(f"{str(parent)!r} is a file; expected a folder")

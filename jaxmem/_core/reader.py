@@ -295,7 +295,7 @@ def named(
     mend: what to do about a broken field.
     line: the number of the line in a file of rows.
     """
-    where = f"{os.fspath(path)!r}" + (f", line {line}" if line else "")
+    where = f"{str(path)!r}" + (f", line {line}" if line else "")
     try:
         yield
     except Broken as broken:
@@ -307,5 +307,5 @@ def named(
         raise PlanFileError(
             f"{by} {where}: got {reprlib.repr(got)}, expected {broken.expected}; {mend}"
         ) from broken.__cause__
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise PlanFileError(f"{by} cannot read {where}: {error}; expected {wrote}") from error

@@ -20,6 +20,16 @@ def test_text_and_bytes_are_written_as_they_are(tmp_path):
     assert not os.stat(tmp_path / "bytes").st_mode & 0o111
 
 
+@pytest.mark.parametrize("path", [".", "", "/", "folder"])
+def test_a_folder_is_not_written_to(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for check in (check_writable, lambda path: write_whole(path, "text")):
+        with pytest.raises(OSError, match="is a folder"):
+            check(path)
+    assert os.listdir(tmp_path) == ["folder"]
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_leaves_the_old_content_and_nothing_else(tmp_path, monkeypatch, fault):
     write_whole(tmp_path / "file", "before")

@@ -55,6 +55,12 @@ def test_a_plan_without_a_budget_is_refused(tmp_path):
         jaxmem.Plan.load(tmp_path / "plan.json")
 
 
+@pytest.mark.parametrize("path", [None, 5, b"plan.json"])
+def test_what_is_no_path_is_told(path):
+    with pytest.raises(PlanFileError, match=r"Plan.load: cannot read .*str"):
+        jaxmem.Plan.load(path)
+
+
 def test_the_one_they_are_made_of_is_in_order():
     plan = full()
     assert jaxmem.Plan.load("whole.json") == plan

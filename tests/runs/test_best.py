@@ -5,6 +5,7 @@ import pytest
 
 from jaxmem.errors import JaxmemWarning, RunError
 from jaxmem.runs import best, newest, record, train
+from tests.shared.refused import refused
 from tests.shared.training import Stop, checkpoints, unfinished
 
 EVERY = {1: 5.0, 2: 4.0, 3: 1.0, 4: float("nan"), 5: 3.0, 6: 2.0, 7: 1.0, 8: 6.0}
@@ -94,6 +95,16 @@ def test_where_the_best_was_changed_the_next_is(tmp_path):
     (tmp_path / "checkpoints/00000003/state/more").write_text("")
     with pytest.warns(JaxmemWarning, match="00000003' is not used"):
         assert best(tmp_path, "val").step == 7
+
+
+@refused(
+    RunError,
+    (newest, "`folder` is None; expected the path"),
+    (lambda folder: best(folder, "val"), "`folder` is None"),
+    (lambda folder: record(folder).__enter__(), "`folder` is None"),
+)
+def test_a_folder_is_a_path(call):
+    call(None)
 
 
 def test_a_folder_without_checkpoints_is_told(tmp_path):

@@ -72,10 +72,17 @@ def best(folder: str | os.PathLike, metric: str) -> Checkpoint:
 
 def _checkpoints(folder: str | os.PathLike) -> pathlib.Path:
     """The folder of a run's checkpoints; in the unfinished run's folder until the run ends."""
-    folder = pathlib.Path(folder)
+    folder = _path(folder)
     ended = folder / CHECKPOINTS
     left = None if steps_in(ended) else _unfinished(folder)
     return ended if left is None else left / CHECKPOINTS
+
+
+def _path(folder: str | os.PathLike) -> pathlib.Path:
+    """The path of a run's folder. Raises RunError for anything but a path."""
+    if not isinstance(folder, str | os.PathLike):
+        raise RunError(f"runs: `folder` is {folder!r}; expected the path of a run's folder")
+    return pathlib.Path(folder)
 
 
 def _found(found: Checkpoint | None, folder: str | os.PathLike, what: str) -> Checkpoint:
@@ -134,7 +141,7 @@ def record(
     """
     if tensorboard:
         tensorboardx()
-    folder, processes = pathlib.Path(folder), joined()
+    folder, processes = _path(folder), joined()
     with contextlib.ExitStack() as held:
         begin = lambda: _begun(folder, overwrite, resume, tensorboard, held)
         name, resumed = processes.first_does(begin)
