@@ -15,12 +15,12 @@ from jaxmem._cost.blocks.policies import check_plan_is_passed_on
 from jaxmem._cost.profile.profile import block_classes
 from jaxmem._planner.placement.steps import placed_steps
 from jaxmem._planner.search.compile import StepCompiler
-from jaxmem._result.plan.plan import Plan, check_fingerprint, other_model
+from jaxmem._result.plan.plan import Plan, check_fingerprint, check_is_plan, other_model
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.devices.support import host_loop_fault
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.step import with_microbatches
-from jaxmem.errors import BudgetError, StepError, TargetError
+from jaxmem.errors import BudgetError, TargetError
 
 
 def verify(plan: Plan, build, *args) -> Plan:
@@ -38,11 +38,7 @@ def verify(plan: Plan, build, *args) -> Plan:
     block. Raises BudgetError if the compiled step exceeds the plan's budget. Raises TargetError if
     the plan stores tensors in host memory, and loops may transfer wrong values there.
     """
-    if not isinstance(plan, Plan):
-        raise StepError(
-            f"verify: `plan` is {type(plan).__name__}; expected a plan, from jaxmem.plan or from"
-            " Plan.load"
-        )
+    check_is_plan("verify", plan=plan)
     build, placed = with_microbatches(build, plan.microbatches), None
     with backend_for(Target.parse(plan.target)) as backend:
         if plan.places is not None:

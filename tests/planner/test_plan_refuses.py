@@ -10,6 +10,7 @@ from jaxmem._core.actions import Action
 from jaxmem._core.bytes import show_bytes
 from jaxmem.errors import BudgetError
 from tests.shared import models
+from tests.shared.plans import plan as small
 from tests.shared.refused import refused
 
 pytestmark = [pytest.mark.core, pytest.mark.jax_defaults]
@@ -59,8 +60,8 @@ def test_tags_that_auto_chose_are_not_told():
         ({"codecs": 5}, jaxmem.errors.TagError, "`codecs` is 5; expected a codec"),
         ({"codecs": {"gelu": None}}, jaxmem.errors.TagError, "`codecs` is {'gelu': None}"),
         ({"codecs": {"geluu": "bit_mask"}}, jaxmem.errors.TagError, "`kind` is 'geluu'"),
-        ({"microbatches": 3}, jaxmem.errors.StepError, "`microbatches` is 3; expected whole"),
         ({"fresh": "no"}, jaxmem.errors.StepError, "`fresh` is 'no'; expected True or False"),
+        ({"microbatches": 3}, jaxmem.errors.StepError, "`microbatches` is 3; expected whole"),
     ],
 )
 def test_wrong_arguments(arguments, error, message):
@@ -68,9 +69,28 @@ def test_wrong_arguments(arguments, error, message):
         jaxmem.plan(build, *SHAPES, **arguments)
 
 
-def test_a_path_is_no_plan_to_verify():
-    with pytest.raises(jaxmem.errors.StepError, match="verify: `plan` is str; expected a plan"):
-        jaxmem.verify("plan.json", build, *SHAPES)
+@refused(
+    jaxmem.errors.StepError,
+    (lambda: jaxmem.verify("plan.json", build, *SHAPES), "verify: `plan` is str; expected a plan"),
+    (
+        lambda: jaxmem.explain(build, *SHAPES, plan="a"),
+        r"explain: `plan` is str; .*Plan.load\(path",
+    ),
+    (lambda: jaxmem.plans.report("plan.json", "page.html"), "report: `plan` is str"),
+    (lambda: jaxmem.plans.difference(small(), None), "difference: `second` is NoneType"),
+    (lambda: jaxmem.plans.difference("a", "b"), "difference: `first` is str"),
+)
+def test_a_path_is_no_plan(call):
+    call()
+
+
+@refused(
+    jaxmem.errors.StepError,
+    (jax.jit(jnp.sin), "`compiled` is PjitFunction; expected a compiled step"),
+    (None, "`compiled` is NoneType"),
+)
+def test_a_step_that_is_not_compiled_has_no_bytes(step):
+    jaxmem.plans.compiled_bytes(step)
 
 
 def test_a_hopeless_budget_is_refused_before_anything_is_timed_or_compiled(monkeypatch):

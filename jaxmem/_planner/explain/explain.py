@@ -35,7 +35,7 @@ from jaxmem._planner.explain.over_time import elsewhere, live
 from jaxmem._planner.placement.steps import placed_steps
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._result.memory.explanation import Explanation, Part
-from jaxmem._result.plan.plan import Plan, check_fingerprint
+from jaxmem._result.plan.plan import Plan, check_fingerprint, check_is_plan
 from jaxmem._target.buffers.held_buffers import Held, Peak
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.protocol import Backend
@@ -110,11 +110,13 @@ def explain(
     holds the buffers at the peak. `live` holds the bytes in use over the schedule, or None if XLA
     reports no history. `transfers` holds the host transfers of a GPU's step.
 
-    Raises StepError for a step that cannot be traced or compiled, for a buffer assignment that
-    cannot be read, and for a step that is not released although the plan places states. Raises
-    PlanFileError for a plan that was made for another model, and TargetError for a target that
-    cannot be compiled for.
+    Raises StepError if `plan` is no plan, for a step that cannot be traced or compiled, for a
+    buffer assignment that cannot be read, and for a step that is not released although the plan
+    places states. Raises PlanFileError for a plan that was made for another model, and TargetError
+    for a target that cannot be compiled for.
     """
+    if plan is not None:
+        check_is_plan("explain", plan=plan)
     target = Target.parse(target)
     build = with_microbatches(build, None if plan is None else plan.microbatches)
     with backend_for(target, workers=1) as backend:

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxmem._core.actions import UNTAGGED, Choice
 from jaxmem._core.bytes import show_bytes
-from jaxmem._result.plan.plan import Plan
+from jaxmem._result.plan.plan import Plan, check_is_plan
 
 # fields of Plan that are compared, by how they are shown
 BYTES = ("budget_bytes", "compiled_bytes", "baseline_bytes", "host_bytes")
@@ -53,7 +53,10 @@ def difference(first: Plan, second: Plan) -> Difference:
     """Compares two plans, and returns their differences.
 
     first, second: the plans. They may belong to one model or to two models.
+
+    Raises StepError if one of them is no plan.
     """
+    check_is_plan("difference", first=first, second=second)
     pairs = {n: (getattr(first, n), getattr(second, n)) for n in (*BYTES, *TEXTS, SECONDS)}
     said = lambda plan: plan.places and str(plan.places)
     pairs["places"] = said(first), said(second)

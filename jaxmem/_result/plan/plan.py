@@ -454,6 +454,16 @@ def summary(plan: Plan) -> list[str]:
     ]
 
 
+def check_is_plan(by: str, **plans) -> None:
+    """Raises StepError unless all arguments `plans` of the function `by` are plans."""
+    for name, plan in plans.items():
+        if not isinstance(plan, Plan):
+            raise StepError(
+                f"{by}: `{name}` is {type(plan).__name__}; expected a plan, from jaxmem.plan, or"
+                " from jaxmem.Plan.load(path) for the path of a plan's file"
+            )
+
+
 def check_fingerprint(plan: Plan, found: str, what: str) -> None:
     """Raises PlanFileError unless a plan has the fingerprint of the model at hand.
 

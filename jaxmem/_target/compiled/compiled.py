@@ -78,7 +78,7 @@ def compiled_bytes(compiled: jax.stages.Compiled) -> int:
 
     compiled: the compiled step, which `jax.jit(step).lower(*args).compile()` returns.
 
-    Raises StepError if the platform has no memory analysis.
+    Raises StepError if the step is not compiled, and if the platform has no memory analysis.
     """
     memory: Any = _memory(compiled)
     device = memory.argument_size_in_bytes + memory.temp_size_in_bytes
@@ -87,6 +87,11 @@ def compiled_bytes(compiled: jax.stages.Compiled) -> int:
 
 def _memory(compiled: jax.stages.Compiled):
     """Returns XLA's memory analysis of a compiled step. Raises StepError if there is none."""
+    if not hasattr(compiled, "memory_analysis"):
+        raise StepError(
+            f"compiled_bytes: `compiled` is {type(compiled).__name__}; expected a compiled step:"
+            " jax.jit(step).lower(*args).compile()"
+        )
     if (memory := compiled.memory_analysis()) is None:
         raise StepError(
             "the compiled step has no memory analysis on this platform, so its bytes cannot be"

@@ -10,7 +10,7 @@ from typing import Any
 from jaxmem._core.actions import ALL, Action
 from jaxmem._core.bytes import show_bytes
 from jaxmem._result.plan import file
-from jaxmem._result.plan.plan import Plan
+from jaxmem._result.plan.plan import Plan, check_is_plan
 from jaxmem._train.rectifier.counts import Outliers, counted
 from jaxmem._train.rectifier.decide import (
     SLOWER,
@@ -78,10 +78,7 @@ class Rectifier:
 
         Raises StepError for other arguments, and for a plan that divides states over devices.
         """
-        if not isinstance(plan, Plan):
-            raise StepError(
-                f"Rectifier: `plan` is {type(plan).__name__}; expected what jaxmem.plan returned"
-            )
+        check_is_plan("Rectifier", plan=plan)
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise StepError(f"Rectifier: `every` is {every!r}; expected a number of steps, from 1")
         if plan.divided not in (None, "nothing"):

@@ -14,7 +14,7 @@ from jaxmem._core.versions import installed
 from jaxmem._result.action_styles import PATTERNS, STYLE
 from jaxmem._result.frontier import Frontier
 from jaxmem._result.memory.explanation import Explanation
-from jaxmem._result.plan.plan import Plan, of_each, pace
+from jaxmem._result.plan.plan import Plan, check_is_plan, of_each, pace
 from jaxmem._result.svg import breakable, element, escape, table
 from jaxmem._train.report.curves import loss_figure, pace_figure, time_figure
 from jaxmem._train.report.facts import (
@@ -89,9 +89,10 @@ def report(
     explained: the result of `jaxmem.explain(..., plan=plan, beside=True)`. The page then also shows
       the bytes in use over the step's schedule. None means no explanation.
 
-    Raises PlanFileError for a broken file, and names the file and its line or field. Raises OSError
-    if the page cannot be written.
+    Raises StepError if `plan` is no plan. Raises PlanFileError for a broken file, and names the
+    file and its line or field. Raises OSError if the page cannot be written.
     """
+    check_is_plan("report", plan=plan)
     path = pathlib.Path(path)
     plan = checked(plan, path)
     if run is None:
