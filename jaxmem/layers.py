@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._model.loop.arguments import lengths_of
+from jaxmem._model.loop import arguments
 from jaxmem.errors import StackError
 
 
@@ -48,7 +48,7 @@ def unstacked(params) -> list:
 
     Raises StackError if `params` has no array, or arrays without one leading axis for all.
     """
-    count = lengths_of(params)[0]
+    count = arguments.lengths_of(params)[0]
     return [jax.tree.map(lambda a, i=i: a[i], params) for i in range(count)]
 
 
