@@ -325,8 +325,8 @@ def test_wrong_arguments_are_refused(name, value, tmp_path):
     (lambda s, b: (s, {}, {}), r"returned tuple \['ArrayImpl', 'dict', 'dict'\]"),
     (lambda s, b: (s, None), r"returned tuple \['ArrayImpl', 'NoneType'\]"),
     (lambda s, b: (s, [b]), "'list'.*; expected a pair"),
-    (lambda s, b: ({"w": s}, {"loss": b}), r"a state with \['w'\] float64\[2\] where"),
-    (lambda s, b: ((s, s), {"loss": b}), r"a state with \[0\] float64\[2\] where"),
+    (lambda s, b: ({"w": s}, {"loss": b}), r"than it received: \['w'\] float64\[2\] where"),
+    (lambda s, b: ((s, s), {"loss": b}), r"it received: \[0\] float64\[2\] where"),
     (lambda s, b: (s[:1], {"loss": b}), r"float64\[1\] where .* float64\[2\]"),
     (lambda s, b: (s.astype("float32"), {"loss": b}), r"float32\[2\] where .* float64\[2\]"),
     (lambda s, b: (s, {"loss": s}), r"step 1 returned Array\(.* as 'loss'; expected a real scalar"),
@@ -344,6 +344,14 @@ def test_a_number_of_pythons_in_the_state_may_become_an_array(tmp_path):
     with record(tmp_path, resume=True) as found:
         assert train(step, {"n": 0}, float, steps=np.int64(2), run=found)["n"] == 2
     assert [row.keys() - {"step_seconds"} for row in rows(tmp_path)] == [{"step", "loss"}] * 2
+
+
+@pytest.mark.jax_defaults
+def test_a_first_state_of_numpy_may_have_64_bits(tmp_path):
+    step = lambda s, b: (jax.tree.map(lambda a: jnp.asarray(a) + 1, s), {"loss": b})
+    with record(tmp_path) as found:
+        state = train(step, {"w": np.zeros(2), "n": np.int64(0)}, float, steps=2, run=found)
+    assert (state["w"].dtype, state["n"].dtype) == (jnp.float32, jnp.int32)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,16 @@ def check(leaves: Sequence[Leaf], like: Sequence[tuple[Any, Any]]) -> None:
         raise another_state(differs)
 
 
+def changed(new, like: Sequence[tuple[Any, Any]]) -> str:
+    """The first array of the state `new` that differs from the state `like`, in words; "" if none
+    does. Without x64, a NumPy array of 64 bits may become an array of 32 bits.
+    """
+    of_jax = lambda a: jax.ShapeDtypeStruct(a.shape, jnp.result_type(a))
+    bits = lambda a: of_jax(a) if isinstance(a, np.ndarray | np.generic) else a
+    leaves = [_leaf(path, bits(a)) for path, a in jax.tree.leaves_with_path(new)]
+    return difference(leaves, [(path, bits(a)) for path, a in like])
+
+
 def difference(leaves: Sequence[Leaf], like: Sequence[tuple[Any, Any]]) -> str:
     """The first array of `leaves` that differs from the state `like`, in words; "" if none does."""
     expected = [_leaf(path, leaf) for path, leaf in like]

@@ -14,7 +14,7 @@ import jax
 from jaxmem._target.compile.running import ran_out_of_memory
 from jaxmem._target.processes.pace import Pace
 from jaxmem._train.checkpoints.checkpoints import Checkpoint, Checkpoints
-from jaxmem._train.checkpoints.stored import difference, shape, taken
+from jaxmem._train.checkpoints.stored import changed, shape
 from jaxmem._train.runs.positions import Data, check_settings
 from jaxmem._train.runs.record import Record
 from jaxmem._train.runs.revised import Revised
@@ -161,10 +161,10 @@ class Loop:
                 f"train: `step` returned {type(result).__name__} {parts}; expected a pair (state,"
                 " metrics), with metrics in a dict such as {'loss': loss}"
             )
-        if not self._compared and (differs := difference(taken(pair[0])[1], self._like)):
+        if not self._compared and (differs := changed(pair[0], self._like)):
             raise RunError(
-                f"train: `step` returned a state with {differs} that it received; expected a state"
-                " of the same tree, shapes and dtypes"
+                f"train: `step` returned another state than it received: {differs}; expected a"
+                " state of the same tree, shapes and dtypes"
             )
         self._compared = True
         return pair[0], pair[1]
