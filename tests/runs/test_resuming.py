@@ -349,7 +349,7 @@ def test_a_number_of_pythons_in_the_state_may_become_an_array(tmp_path):
 @pytest.mark.jax_defaults
 def test_a_first_state_of_numpy_may_have_64_bits(tmp_path):
     step = lambda s, b: ({name: jnp.asarray(a) + 1 for name, a in s.items()}, {"loss": b})
-    with record(tmp_path) as found:
+    with record(tmp_path, resume=True) as found:
         state = train(step, {"w": np.zeros(2), "n": np.int64(0)}, float, steps=2, run=found)
     assert (state["w"].dtype, state["n"].dtype) == (jnp.float32, jnp.int32)
 
