@@ -164,10 +164,10 @@ def test_the_state_is_stored_by_orbax(tmp_path):
     ({"accumulation_steps": 0}, "`accumulation_steps` is 0; expected a whole number"),
     ({"accumulation_steps": 2.5}, "`accumulation_steps` is 2.5"),
     ({"accumulation_steps": True}, "`accumulation_steps` is True"),
-    ({"b1": 1.0}, "`b1` is 1.0; expected a number of at least 0 and below 1;"),
+    ({"b1": 1.0}, "`b1` is 1.0; expected a finite number, at least 0 and below 1;"),
     ({"b2": -0.1}, "`b2` is -0.1"),
     ({"b2": None}, "`b2` is None"),
-    ({"eps": -1}, "`eps` is -1; expected a number of at least 0"),
+    ({"eps": -1}, "`eps` is -1; expected a finite number, at least 0"),
     ({"eps_root": math.nan}, "`eps_root` is nan"),
     ({"nesterov": True, "accumulation_steps": 2}, "needs the minibatch's whole gradient"),
 )
@@ -185,10 +185,7 @@ def test_bad_settings_are_refused(arguments, make):
 
 @refused(
     OptimizerError,
-    *(
-        (rate, f"`learning_rate` is {rate!r}")
-        for rate in (None, "x", -0.1, math.nan, math.inf, True)
-    ),
+    *((rate, f"`learning_rate` is {rate!r}") for rate in (None, "x", math.nan, math.inf, True)),
 )
 @pytest.mark.parametrize("make", [jaxmem.adama, jaxmem.adamaw_a])
 def test_wrong_learning_rates_are_refused(rate, make):
@@ -196,13 +193,20 @@ def test_wrong_learning_rates_are_refused(rate, make):
 
 
 @pytest.mark.parametrize(
-    "rate", [0.1, np.float32(0.1), jnp.float32(0.1), optax.constant_schedule(0.1)]
+    ("rate", "sign"),
+    [
+        (0.1, -1),
+        (-0.1, 1),  # ascent
+        (np.float32(0.1), -1),
+        (jnp.float32(0.1), -1),
+        (optax.constant_schedule(0.1), -1),
+    ],
 )
-def test_learning_rates_are_numbers_arrays_or_schedules(rate):
+def test_learning_rates_are_numbers_arrays_or_schedules(rate, sign):
     params = {"w": jnp.ones(2)}
     for tx in (jaxmem.adama(rate), optax.inject_hyperparams(jaxmem.adama)(rate)):
         updates, _ = jax.jit(tx.update)(params, tx.init(params), params)
-        assert updates["w"] == pytest.approx([-0.1] * 2, rel=1e-6)
+        assert updates["w"] == pytest.approx([sign * 0.1] * 2, rel=1e-6)
 
 
 def test_other_gradients_than_the_states_are_refused():

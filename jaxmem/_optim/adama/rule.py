@@ -25,7 +25,11 @@ def _known(value) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
-UNSCALED = lambda count: -1.0  # in place of a learning rate: updates are not scaled
+def unscaled(count):
+    """The schedule of a transformation without a learning rate: updates are not scaled."""
+    return -1.0
+
+
 SECOND_MOMENTS = ("squares", "row")
 
 
@@ -67,7 +71,7 @@ class Rule:
     accumulation_steps: number of microbatches in a minibatch.
     axis_name: the mesh axis over whose devices moments are reduced; None on one device.
     second_moment: one of SECOND_MOMENTS.
-    learning_rate: a number or a schedule; UNSCALED means that updates are not scaled.
+    learning_rate: a number or a schedule; `unscaled` means that updates are not scaled.
     weight_decay: the rate of weight decay, relative to the learning rate; None means no decay.
     mask: the weights that decay, as for `optax.adamw`; None means all weights.
     moments: one of MOMENTS: how mu and nu are stored.
@@ -82,7 +86,7 @@ class Rule:
     accumulation_steps: Any
     axis_name: str | None
     second_moment: str = "squares"
-    learning_rate: Any = UNSCALED
+    learning_rate: Any = unscaled
     weight_decay: Any = None
     mask: Any = None
     moments: str = "float"
@@ -111,14 +115,15 @@ class Rule:
                     f"adama: `accumulation_steps` is {n!r}; expected a whole number of at least 1"
                 )
             object.__setattr__(self, "accumulation_steps", int(n))
-        limits = {"b1": 1, "b2": 1} | dict.fromkeys(("eps", "eps_root", "learning_rate"), math.inf)
-        for name, limit in limits.items():
+        limits = {"b1": (0, 1), "b2": (0, 1), "eps": (0, math.inf), "eps_root": (0, math.inf)}
+        for name, (low, high) in (limits | {"learning_rate": (-math.inf, math.inf)}).items():
             a: Any = getattr(self, name)
             # An array may be traced, and a function is a schedule.
-            if not (0 <= a < limit if _known(a) else hasattr(a, "dtype") or callable(a)):
+            is_right = hasattr(a, "dtype") or callable(a)
+            if not (low <= a < high and a > -math.inf if _known(a) else is_right):
                 raise OptimizerError(
-                    f"adama: `{name}` is {a!r}; expected a number of at least 0 and below"
-                    f" {limit}; a learning rate may be a schedule"
+                    f"adama: `{name}` is {a!r}; expected a finite number, at least {low} and below"
+                    f" {high}; a learning rate may be a schedule"
                 )
         if self.nesterov and not self.single:
             raise OptimizerError(
@@ -341,7 +346,7 @@ class Rule:
         if self.weight_decay is not None:
             decay = optax.add_decayed_weights(self.weight_decay, self.mask)
             u, _ = decay.update(u, decay.init(params), params)
-        if self.learning_rate is UNSCALED:
+        if self.learning_rate is unscaled:
             return u
         rate: Any = (
             self.learning_rate(count) if callable(self.learning_rate) else self.learning_rate

@@ -303,7 +303,8 @@ def adama(
     b1, b2, eps, eps_root, mu_dtype, nesterov, accumulation_steps, axis_name, second_moment,
       moments: as for `scale_by_adama`.
 
-    Raises OptimizerError as `scale_by_adama` does, and for a negative `learning_rate`.
+    Raises OptimizerError as `scale_by_adama` does, and for a `learning_rate` that is no finite
+    number, no array and no schedule.
     """
     numbers = b1, b2, eps, eps_root, mu_dtype
     settings = *numbers, nesterov, accumulation_steps, axis_name, second_moment
