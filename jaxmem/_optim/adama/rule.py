@@ -119,8 +119,8 @@ class Rule:
         for name, (low, high) in (limits | {"learning_rate": (-math.inf, math.inf)}).items():
             a: Any = getattr(self, name)
             # An array may be traced, and a function is a schedule.
-            is_right = hasattr(a, "dtype") or callable(a)
-            if not (low <= a < high and a > -math.inf if _known(a) else is_right):
+            within = _known(a) and low <= a < high and a > -math.inf
+            if not within and (_known(a) or not (hasattr(a, "dtype") or callable(a))):
                 raise OptimizerError(
                     f"adama: `{name}` is {a!r}; expected a finite number, at least {low} and below"
                     f" {high}; a learning rate may be a schedule"
