@@ -7,6 +7,7 @@ import pytest
 
 from jaxmem._core.actions import KEEP, UNTAGGED
 from jaxmem._planner.search.compile import CompiledStep, StepCompiler
+from jaxmem._target.devices.target import Target
 from jaxmem.errors import StepError
 from tests.shared import models
 
@@ -21,7 +22,7 @@ class Counting:
     def __init__(self, fails: bool = False):
         self.fails, self.asked = fails, 0
 
-    stops_at_buffers = False
+    stops_at_buffers, target = False, Target.parse("local")
 
     def compile_buffers(self, stage, traced):
         self.asked += 1
