@@ -17,11 +17,11 @@ against the exact one, by the tag's own codec and by the naive one: 1 - cosine o
 gradient, as the mean over batches. Targets: within 0.5 % of the unplanned loss; own codecs nearer
 than naive.
 
-`outliers`: the same of a model with outlier channels, which gpt_nano is too small to have. They are
-injected as in `benchmarks.runs`: one channel in 64 of each tag of kind linear, norm, gelu or
-residual is multiplied by 64, tagged, and divided by 64. Without a codec, this changes no number.
-Grouped INT4 without separated outliers is trained too. The gradients are of all tags compressed at
-once, by layer.
+`outliers`: validation losses and gradients of a model with outlier channels. gpt_nano is too small
+to have outlier channels, so they are injected as in `benchmarks.runs`: one channel in 64 of each tag
+of kind linear, norm, gelu or residual is multiplied by 64, tagged, and divided by 64. Without a
+codec, this changes no number. Grouped INT4 without separated outliers is trained too. Gradients are
+compared layer by layer, with all tags compressed.
 """
 
 import itertools

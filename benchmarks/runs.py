@@ -64,8 +64,8 @@ def config_of(seed: int = 0) -> Config:
 
 
 def gains(config: Config, loud: bool, every: int = 12) -> dict[str, jax.Array]:
-    """For each tag a factor a channel: 64 for the first of its channels, one in `every`, where it
-    is loud.
+    """For each tag, a factor for each channel. If loud, the factor of the first channels, one in
+    `every` channels, is 64.
     """
     channels = {tag: times * config.model.width for tag, times in WIDTHS.items()}
     gain = 64.0 if loud else 1.0

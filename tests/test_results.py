@@ -156,27 +156,6 @@ def test_quality():
         assert quotes(" ".join(rows[kind]), found["own"], found["naive"]), kind
 
 
-def test_outliers():
-    rows, summary = PAGE["With outlier channels"], result("outliers")["summary"]
-    trained = {
-        "own_codecs": ("by the codec of its kind, which separates outliers", "own codecs"),
-        "grouped": (
-            "by grouped INT4 in place of the codec that separates outliers",
-            "grouped INT4",
-        ),
-        "naive": ("by naive per-token INT4", "naive INT4"),
-    }
-    for name, (row, layers) in trained.items():
-        found = summary["validation_loss"][name]
-        shares = found["relative_difference"], min(found["by_seed"]), max(found["by_seed"])
-        assert quotes(rows[row][0], *(100 * share for share in shares)), name
-        errors = summary["gradient_one_less_cosine_by_layer"][name]
-        assert len(rows[layers]) == len(errors) == 4
-        assert quotes(" ".join(rows[layers]), *errors), name
-    means = (100 * summary["validation_loss"][name]["relative_difference"] for name in trained)
-    assert quotes(answer("has outlier channels"), *means)
-
-
 def test_policies_on_a_cpu():
     names = {
         "keep_tags": "every tag kept",

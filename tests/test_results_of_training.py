@@ -451,3 +451,24 @@ def test_the_largest_batch():
     assert f"activations are {quoted[0]:.0f} % of the bytes of gpt_345m with batch 4" in text
     assert f"{quoted[1]:.0f} % with batch 8" in text
     assert f"recomputation takes {quoted[2]:.0f} % of the step time" in text
+
+
+def test_outliers():
+    rows, summary = PAGE["With outlier channels"], result("outliers")["summary"]
+    trained = {
+        "own_codecs": ("by the codec of its kind, which separates outliers", "own codecs"),
+        "grouped": (
+            "by grouped INT4 in place of the codec that separates outliers",
+            "grouped INT4",
+        ),
+        "naive": ("by naive per-token INT4", "naive INT4"),
+    }
+    for name, (row, layers) in trained.items():
+        found = summary["validation_loss"][name]
+        shares = found["relative_difference"], min(found["by_seed"]), max(found["by_seed"])
+        assert quotes(rows[row][0], *(100 * share for share in shares)), name
+        errors = summary["gradient_one_less_cosine_by_layer"][name]
+        assert len(rows[layers]) == len(errors) == 4
+        assert quotes(" ".join(rows[layers]), *errors), name
+    means = (100 * summary["validation_loss"][name]["relative_difference"] for name in trained)
+    assert quotes(answer("has outlier channels"), *means)

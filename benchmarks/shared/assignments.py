@@ -126,8 +126,8 @@ class Baseline:
 
 
 def baselines(profile: Profile) -> list[Baseline]:
-    """The baselines that `profile` prices. A baseline that offloads, or uses naive INT4, is among
-    them only if the profile has a price for the choice.
+    """The baselines that `profile` prices. A profile has prices for offload, and for naive INT4,
+    only if it was made with these choices.
     """
     found = {
         "keep_everything": keep_everything(profile),

@@ -96,8 +96,8 @@ def frontier(
     a factor that is the mean of compiled over estimated seconds. Estimates leave out plans that
     divide layers into groups, and the step's own checkpoints. If a compile shows that a size does
     not fit although estimates expected it to fit, the next best size is compiled. If estimates
-    expect no size to fit a budget, the smallest size is compiled, unless it needs 1.5 times the
-    budget by its estimate. A plan of a larger budget is used for a smaller one that it fits.
+    expect no size to fit a budget, the smallest size is compiled, unless its estimate exceeds
+    1.5 times the budget. A plan of a larger budget is used for a smaller one that it fits.
 
     Raises BudgetError, with the least bytes, if no size fits any budget. Raises StepError for
     invalid sizes and arguments, and in a run of several processes: call `frontier` in a process of
