@@ -18,8 +18,8 @@ gradient, as the mean over batches. Targets: within 0.5 % of the unplanned loss;
 than naive.
 
 `outliers`: validation losses and gradients of a model with outlier channels. gpt_nano is too small
-to have outlier channels, so they are injected as in `benchmarks.runs`: one channel in 64 of each tag
-of kind linear, norm, gelu or residual is multiplied by 64, tagged, and divided by 64. Without a
+to have outlier channels, so they are injected as in `benchmarks.runs`: one channel in 64 of each
+tag of kind linear, norm, gelu or residual is multiplied by 64, tagged, and divided by 64. Without a
 codec, this changes no number. Grouped INT4 without separated outliers is trained too. Gradients are
 compared layer by layer, with all tags compressed.
 """
