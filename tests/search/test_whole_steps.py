@@ -187,9 +187,14 @@ BYTES = {"u": 40, "v": 39, "w": 10}  # of each tensor, the dearest to make first
 class Whole(Steps):
     """Compiled whole, every step takes `more` bytes than its buffers."""
 
-    def __init__(self, made, more):
-        super().__init__(made, {})
+    compiles = 0
+
+    def __init__(self, made, more, errors=()):
+        super().__init__(made, dict(errors))
         self.more, self.proved = more, []
+
+    def try_compile_buffers(self, *many, counted=True):
+        return super().try_compile_buffers(*many, counted=False)
 
     def compile_fully(self, step):
         self.proved.append([*step.actions["block"]])
@@ -236,6 +241,29 @@ def test_what_fits_whole_is_returned(more, room, best, proved, monkeypatch):
     found, compiled = settled(more, room, monkeypatch)
     assert found == (best and [best])
     assert sorted(compiled) == [[name] for name in proved]
+
+
+def test_a_second_search_returns_the_plan_of_the_first(monkeypatch):
+    """Everything kept fits, and prices find no faster plan. Whole steps find one: v is kept for
+    nothing.
+    """
+    made = pair(u=2.0, v=1.0)
+    errors = {("block", UNTAGGED, KEEP): 5.0, ("block", "u", KEEP): 4.0}
+    monkeypatch.setattr(search_module, "compile_baseline", lambda search, arguments: None)
+
+    def found(recalled):
+        steps = Whole(made, 0, errors)
+        kept = Trial(steps.step({"block": EVERYTHING}), evaluate(made, {"block": EVERYTHING}), 0)
+        limits = Limits(STATIC + 100, STATIC + 100, 0)
+        search = searches.search(made, limits, kept, [], steps, recalled=recalled)
+        search_module.find_plan(search, STATIC)
+        return search
+
+    first = found([])
+    assert effective(made, first.best.actions)["block"] == {"u": RECOMPUTE, "v": KEEP}
+    second = found(first.plan_trials)
+    assert effective(made, second.best.actions) == effective(made, first.best.actions)
+    assert len(second.compiler.weighed) < len(first.compiler.weighed)
 
 
 SMALLEST = STATIC + BYTES["w"]

@@ -95,23 +95,29 @@ def _descended(
 
 
 def recalled(
-    search: Search, problem: ActionProblem, seconds: Callable[[Trial], float]
-) -> ActionSolution | None:
+    search: Search, problem: ActionProblem, seconds: Callable[[Trial], float], gain: float = 0.0
+) -> list[ActionSolution]:
     """Returns the fastest plan that an earlier search compiled to bytes within this budget, if no
-    trial of this search is as fast yet. `seconds` returns the seconds by which trials are ranked.
+    trial of this search is as fast yet. If a lossy codec must gain more than other actions, the
+    fastest lossless plan is also returned, if no lossless trial of this search is as fast yet.
+
+    seconds: returns the seconds by which trials are ranked.
+    gain: the share of the seconds of this search's fastest trial that the plan must gain.
     """
-    best = min((seconds(t) for t in search.fitting_on_device), default=math.inf)
-    limits = search.limits
-    faster = [
-        t
-        for t in search.recalled
-        if limits.allow(t)
-        if seconds(t) < best
-        if not is_among(t.actions, search.trials)
+    limits, here = search.limits, search.fitting_on_device
+    earlier = [
+        t for t in search.recalled if limits.allow(t) and not is_among(t.actions, search.trials)
     ]
-    if not faster:
-        return None
-    return ActionSolution.of(problem, min(faster, key=seconds).actions)
+
+    def fastest(here: Sequence[Trial], earlier: Sequence[Trial]) -> list[Trial]:
+        most = (1 - gain) * min(map(seconds, here), default=math.inf)
+        return sorted((t for t in earlier if seconds(t) < most), key=seconds)[:1]
+
+    found = fastest(here, earlier)
+    if search.codecs_by_default and all(t.cost.is_lossy for t in found):
+        exact = lambda trials: [t for t in trials if not t.cost.is_lossy]
+        found += fastest(exact(here), exact(earlier))
+    return [ActionSolution.of(problem, t.actions) for t in found]
 
 
 def settled(profile: Profile, solution: ActionSolution) -> Actions:

@@ -126,20 +126,20 @@ def compile_least(search: Search) -> None:
 
 
 def compile_unlimited(search: Search) -> None:
-    """Compiles the fastest plan without a limit on device bytes, if its predicted time is less than
-    the time of everything kept, which fits.
+    """Compiles the fastest plan without a limit on device bytes, and the fastest plan of earlier
+    searches, each if its time is less than the time of everything kept, which fits.
     """
-
+    if search.profile.time_source == "roofline":
+        return
     problem = ActionProblem(search.profile, None, search.limits.host_bytes)
     best = search.solved(candidates.solve_fastest, problem)
     most = search.baseline.cost.seconds - LEAST_GAIN * search.profile.step_seconds
-    if best is None or best.risk_adjusted_seconds >= most:
-        return
-    if search.profile.time_source == "roofline":
-        return
-    if candidates.is_among(best.actions, search.trials):
-        return
-    search.compile_solutions([best])
+    picks = [] if best is None or best.risk_adjusted_seconds >= most else [best]
+    # `refine_by_whole_steps` compiles no plan that an earlier search compiled. Without this compile
+    # it would miss the fastest plan that it found then, and the second search for a plan would
+    # return a slower plan than the first.
+    picks += candidates.recalled(search, problem, search.step_time.risk_adjusted, LEAST_GAIN)
+    search.compile_solutions(_fresh(search, picks))
 
 
 def refine(search: Search) -> None:
@@ -160,7 +160,7 @@ def _next_solutions(search: Search, least_seconds: float) -> list[ActionSolution
     """
     limits, width = search.limits, search.compiler.backend.parallel_compiles
     within, model = search.fitting_on_device, search.model()
-    # A faster plan that an earlier search compiled within the limits is compiled before the search
+    # Faster plans that an earlier search compiled within the limits are compiled before the search
     # ends. Otherwise, a search with more history could return a slower plan than one with less.
     earlier = candidates.recalled(search, search.problem(model), search.step_time.risk_adjusted)
     # A plan that fills the budget, or that is as fast as a plan without a limit, ends the search. A
@@ -172,12 +172,11 @@ def _next_solutions(search: Search, least_seconds: float) -> list[ActionSolution
     )
     # A step whose layers can be divided leaves its last compiles to `divide`.
     last = bool(within and divisible(search.profile)) and search.compiles_left <= DIVIDED_COMPILES
-    if earlier is None and (done or last):
+    if not earlier and (done or last):
         return []
     # Candidates, the most promising first. There is one more candidate than compiles at the same
     # time, since some candidates may have been compiled before.
-    picks = [] if earlier is None else [earlier]
-    picks += search.solved(candidates.solve_within_budget, search, width + 1)
+    picks = [*earlier, *search.solved(candidates.solve_within_budget, search, width + 1)]
     fresh = _fresh(search, picks)
     # No trial fits, and no solution is expected to fit: try the assignments nearest to the budget.
     if not within and not fresh:
