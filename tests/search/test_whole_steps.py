@@ -266,6 +266,37 @@ def test_a_second_search_returns_the_plan_of_the_first(monkeypatch):
     assert len(second.compiler.weighed) < len(first.compiler.weighed)
 
 
+def test_the_search_goes_on_if_the_least_bytes_fit_against_the_prediction(monkeypatch):
+    """The first guess, which keeps u, takes 9000 bytes of working memory, so that no plan is
+    expected to fit. Plans without u take none.
+    """
+    keep = [Option(KEEP, 1000, 0, 0.0)]
+    made = independent({"u": (9.0, 1000, keep), "v": (8.0, 1000, keep), "w": (1.0, 1000, keep)})
+    steps = Whole(made, 0)
+    steps.backend.stops_at_buffers = False
+    plain = steps.step
+
+    def step(actions):
+        done = plain(actions)
+        kept = actions["block"].get("u") == KEEP or UNTAGGED in actions["block"]
+        total = done.compiled.total_bytes + 9000 * kept
+        return dataclasses.replace(
+            done, compiled=dataclasses.replace(done.compiled, total_bytes=total)
+        )
+
+    steps.step = step
+    trial = lambda tags: Trial(step({"block": tags}), evaluate(made, {"block": tags}), 0)
+    limits = Limits(STATIC + 1500, STATIC + 1500, 0)
+    search = searches.search(made, limits, trial(EVERYTHING), [trial({"u": KEEP})], steps)
+    monkeypatch.setattr(search_module, "compile_baseline", lambda search, arguments: None)
+    search_module.find_plan(search, STATIC)
+    assert effective(made, search.best.actions)["block"] == {
+        "u": RECOMPUTE,
+        "v": KEEP,
+        "w": RECOMPUTE,
+    }
+
+
 SMALLEST = STATIC + BYTES["w"]
 
 

@@ -16,10 +16,10 @@ class NoEstimates(Estimates):
     def learn(self, actions) -> bool:
         return False
 
-    def told(self, actions) -> None:
+    def estimate(self, actions) -> None:
         return None
 
-    least = told
+    estimate_for_least = estimate
 
 
 def stub(target: str) -> Any:
@@ -39,7 +39,11 @@ def search(
     others: fields of `Search`.
     """
     compiler = stub("h200") if compiler is None else compiler
-    history: Any = types.SimpleNamespace(remember=lambda step: None)
+    history: Any = types.SimpleNamespace(
+        remember=lambda step: None,
+        recall_least=lambda key: None,
+        remember_least=lambda key, actions: None,
+    )
     found = Search(profile, limits, compiler, history, NoEstimates(compiler, profile), **others)
     found.baseline, found.plan_trials = baseline, [*plan_trials]
     return found

@@ -67,7 +67,9 @@ def find_plan(search: Search, arguments: int) -> None:
         search.best = _proven_least(search)
         if search.best is not None:
             return
-        if not search.fitting:
+        if search.fitting:
+            refine(search)  # against the model's predictions a plan fits, and corrected the model
+        else:
             compile_in_spans(search)
     if search.codecs_by_default:
         look_for_lossless(search)
