@@ -164,8 +164,10 @@ def bad_configs(text: str, trainer: str) -> Iterator[Bad]:
     """Yields bad configs made from `text`, a config for the command `trainer`."""
     config = parsed(text)
     for name, values in leaves(trainer).items():
+        # A mesh of more devices than this machine has is refused before the file of a plan is read.
+        sections = {k: v for k, v in config.items() if (k, name) != ("mesh", "plan.path")}
         for value in values:
-            yield Bad("a value", with_value(config, name, value), name)
+            yield Bad("a value", with_value(sections, name, value), name)
     yield from _misplaced(config)
     yield from _missing(config, trainer)
     yield from _not_toml(config)

@@ -30,9 +30,11 @@ PASSES = (("forward",), ("backward",), ("last",))  # of a layer, whose lanes hav
 # Fields that may be missing or null.
 OPTIONAL = {
     "uncertain_seconds", "baseline_source", "places", "lanes", "microbatches", "batch", "divided",
-    "compiler_options", "notes", "rows", "points", "measured", "count", "actions",
+    "compiler_options", "notes", "rows", "points", "measured", "count", "actions", "written",
 }  # fmt: skip
-NULLS = {"places", "lanes", "microbatches", "batch", "divided", "kind", "codec", "actions"}
+NULLS = {
+    "places", "lanes", "microbatches", "batch", "divided", "kind", "codec", "actions", "written",
+}  # fmt: skip
 FILE = "mine.json"
 # How plans' files are read: by a program's function, and a line.
 READERS: dict[str, tuple[Callable, list[str]]] = {
@@ -97,6 +99,8 @@ def wrong(place: Place, value: Any) -> tuple[Any, ...]:
             found = NO_FINITE
         case str():
             found = NO_TEXT
+            if "compiler_options" in place:
+                found = tuple(one for one in found if one is not True)  # any option may be a flag
         case list():
             found = NO_LIST
         case _:
