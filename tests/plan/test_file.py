@@ -10,6 +10,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import KEEP, Action, Choice
+from jaxmem._result.frontier import Cell, Frontier
 from jaxmem._result.plan.difference import difference
 from jaxmem._result.plan.file import read_assignment
 from jaxmem._result.plan.rows import Bytes, WrittenStep
@@ -71,6 +72,20 @@ def test_only_a_plan_that_leaves_the_step_may_have_no_actions(tmp_path):
     (tmp_path / "plan.json").write_text(json.dumps(data))
     with pytest.raises(PlanFileError, match="field `actions`"):
         jaxmem.Plan.load(tmp_path / "plan.json")
+
+
+def test_a_plan_that_leaves_the_step_has_no_actions(tmp_path):
+    data = plans.plan().to_json() | {"as_written": True}
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(PlanFileError, match="field `as_written`"):
+        jaxmem.Plan.load(tmp_path / "plan.json")
+
+
+def test_the_file_of_a_frontier_is_named(tmp_path):
+    cells = (Cell(8, 2**20, 2**21),)
+    Frontier(cells, "h200", 2**30, "xla").save(tmp_path / "frontier.json")
+    with pytest.raises(PlanFileError, match="frontier.json.*file of a frontier.*Frontier.load"):
+        jaxmem.Plan.load(tmp_path / "frontier.json")
 
 
 def test_the_two_baselines_have_names_of_their_own(tmp_path):

@@ -50,6 +50,14 @@ def test_the_page_has_the_table_and_the_plans(tmp_path):
         assert said in text
 
 
+def test_the_page_of_a_frontier_without_a_plan_has_the_table(tmp_path):
+    cells = Cell(8, 10 * MIB, bytes=20 * MIB), Cell(16, 10 * MIB, bytes=60 * MIB)
+    text = page_of(tmp_path, Frontier(cells, "h200", 100 * MIB, "xla", None))
+    assert "needs 20.0 MiB" in text
+    assert "needs 60.0 MiB" in text
+    assert "batch 8 in" not in text
+
+
 def test_marks_are_at_the_cells_bytes_and_throughput(tmp_path):
     text, *_ = page_of(tmp_path, found()).split("The best size")
     # estimates, then the compiled plans: (bytes in MiB, tokens a second)

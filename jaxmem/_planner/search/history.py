@@ -11,7 +11,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from jaxmem._core.actions import Action, Actions, Choice
@@ -65,14 +65,9 @@ class History:
         self._step = f"{FORM} {flags}\n{text_of(jaxpr)}"
 
     def recall(self) -> list[CompiledStep]:
-        """Earlier compiles, the latest last. Entries that cannot be read are left out."""
-        steps = []
-        for actions, result in self._database.read_tried(self._device, self._step, RECALLED):
-            try:
-                steps.append(CompiledStep(_parse(actions), Compiled(**json.loads(result))))
-            except (ValueError, TypeError, AttributeError):
-                continue  # for example, an entry of another version of jaxmem
-        return steps
+        """Earlier compiles, the latest last."""
+        compiled = lambda actions, result: CompiledStep(actions, Compiled(**json.loads(result)))
+        return self._stored(self._device, self._step, compiled)
 
     def recall_seconds(self) -> float | None:
         """Measured seconds of an earlier search; None if no search measured them, or if a new
@@ -92,21 +87,13 @@ class History:
         return least
 
     def recall_runs(self) -> list[Comparison[Actions]]:
-        """Pairs of steps that earlier searches ran in alternation. Entries that cannot be read are
-        left out.
-        """
-        runs = []
-        for actions, result in self._database.read_tried(
-            f"{self._device} runs", self._step, RECALLED
-        ):
-            try:
-                other, seconds, noise = json.loads(result)
-                runs.append(
-                    Comparison(_parse(actions), _parse(other), float(seconds), float(noise))
-                )
-            except (ValueError, TypeError, AttributeError):
-                continue
-        return runs
+        """Pairs of steps that earlier searches ran in alternation."""
+
+        def comparison(first: Actions, result: str) -> Comparison[Actions]:
+            other, seconds, noise = json.loads(result)
+            return Comparison(first, _parse(other), float(seconds), float(noise))
+
+        return self._stored(f"{self._device} runs", self._step, comparison)
 
     def remember_run(self, run: Comparison[Actions]) -> None:
         """Stores the measured difference of two steps."""
@@ -118,10 +105,8 @@ class History:
 
         key: a text of the open choices and the limits of that search.
         """
-        for actions, _ in self._database.read_tried(f"{self._device} least", self._under(key), 1):
-            with contextlib.suppress(ValueError, TypeError, AttributeError):
-                return _parse(actions)
-        return None
+        device, smallest = f"{self._device} least", lambda actions, _: actions
+        return next(iter(self._stored(device, self._under(key), smallest, 1)), None)
 
     def remember_least(self, key: str, actions: Actions) -> None:
         """Stores the assignment of least bytes. `key` is as in `recall_least`."""
@@ -136,6 +121,18 @@ class History:
     def remember_plan(self, key: str, plan: str) -> None:
         """Stores a plan as text."""
         self._database.write_tried(f"{self._device} plan", self._under(key), "", plan)
+
+    def _stored(
+        self, device: str, step: str, read: Callable[[Actions, str], T], most: int = RECALLED
+    ) -> list[T]:
+        """The latest `most` entries, the latest last. Entries that cannot be read, such as entries
+        of another version of jaxmem, are left out.
+        """
+        found: list[T] = []
+        for actions, result in self._database.read_tried(device, step, most):
+            with contextlib.suppress(ValueError, TypeError, AttributeError):
+                found.append(read(_parse(actions), result))
+        return found
 
     def _under(self, key: str) -> str:
         return f"{self._step}\n{key}"

@@ -77,10 +77,15 @@ def without_schema(data: Any) -> dict[str, Any]:
 
 def plan_of(kind: type[T], data: Any) -> T:
     """Makes a plan of the values of JSON. Raises Broken for another schema, or without actions."""
+    if isinstance(data, dict) and "cells" in data:
+        reads = "no such field; this is the file of a frontier, which `Frontier.load` reads"
+        raise Broken(data["cells"], reads, "cells")
     found: Any = _READER.read(kind, without_schema(data))
     # Of a step that its own checkpoints decide, a plan has no actions.
     if not found.actions and not found.as_written:
         raise Broken(found.actions, "an object: block -> tag -> action", "actions")
+    if found.actions and found.as_written:
+        raise Broken(found.as_written, "false beside `actions`", "as_written")
     if found.divided is not None and found.places is None:
         raise Broken(found.divided, "a division beside `places`, or nothing", "divided")
     if found.moments == INT8 and found.places is None:

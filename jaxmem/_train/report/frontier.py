@@ -21,11 +21,14 @@ from jaxmem._train.report.curves import series
 
 def frontier_figure(frontier: Frontier) -> str:
     """The throughput against the bytes of the step. Estimates are dots, with a line for each size;
-    estimates of `Frontier.pareto` are rings. Compiled plans are discs.
+    estimates of `Frontier.pareto` are rings. Compiled plans are discs. Empty if no size fits any
+    budget.
     """
     cells = [cell for cell in frontier.cells if cell.throughput]
     plans = [(cell, cell.plan) for cell in frontier.cells if cell.plan is not None]
     sizes = [cell.bytes for cell in cells] + [plan.compiled_bytes for _, plan in plans]
+    if not sizes:
+        return ""
     rates = [c.throughput for c in cells] + [c.compiled_throughput for c, _ in plans]
     budgets = [b for b in frontier.budgets if near_scale(b, max(sizes)) is not None]
     x, y = bytes_axis(*padded([*sizes, *budgets])), axis(*padded(map(frontier.rate, rates)))

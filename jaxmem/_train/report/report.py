@@ -131,9 +131,10 @@ def report_frontier(frontier: Frontier, path: str | os.PathLike) -> None:
         _section("The best size for each budget", element("ul", items), BEST),
         _section("Every size and budget", frontier_table(frontier), units.strip("()")),
     ]
+    sections += _sections(runs) if runs else []  # no plan: no size fits any budget
     again = f"jaxmem.plans.report_frontier(frontier, {str(path)!r})"
     title = f"frontier for {frontier.target}"
-    _write(path, _document(title, _sentence(lead), [*sections, *_sections(runs)], again))
+    _write(path, _document(title, _sentence(lead), sections, again))
 
 
 def report_runs(runs: Sequence[str], out: pathlib.Path) -> str:
