@@ -23,6 +23,11 @@ from jaxmem.errors import TagError
 # Shares of the usable bytes for which candidates are solved. If a prediction is too low, the plan
 # for a smaller share may still fit.
 SHARES = (1.0, 0.985, 0.96)
+# Shares of the usable bytes for which a candidate is solved if the search would end, and no plan
+# uses `FILLED` of them. If predictions are too high, the candidate fits: near the least bytes,
+# estimates err by up to a tenth.
+LARGER_SHARES = (1.03, 1.1)
+FILLED = 0.95
 # A candidate may be predicted to take up to this multiple of the usable bytes: predictions are no
 # more exact, and the solver counts bytes in units.
 PREDICTED_SHARE = 1.002
@@ -47,6 +52,22 @@ def solve_within_budget(search: Search, count: int) -> list[ActionSolution]:
     solutions = [search.agreed(solve_fastest, share) for share in shares]
     most = PREDICTED_SHARE * search.limits.usable_bytes
     return [s for s in solutions if s is not None and search.expected(s) <= most]
+
+
+def solve_above_budget(search: Search, seconds: float) -> list[ActionSolution]:
+    """Returns the fastest assignment for the first of `LARGER_SHARES` that has one of less than
+    `seconds`. Empty if a plan uses `FILLED` of the usable bytes, or if such an assignment of this
+    search did not fit: predictions are not too high.
+    """
+    usable = search.limits.usable_bytes
+    filled = any(t.total >= FILLED * usable for t in search.fitting_on_device)
+    if filled or any(min(t.predicted_bytes, t.total) > usable for t in search.plan_trials[1:]):
+        return []
+    for share in LARGER_SHARES:
+        solution = search.agreed(solve_fastest, share)
+        if solution is not None and solution.risk_adjusted_seconds < seconds:
+            return [solution]
+    return []
 
 
 def _short(search: Search) -> float:

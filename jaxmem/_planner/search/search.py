@@ -180,6 +180,10 @@ def _next_solutions(search: Search, least_seconds: float) -> list[ActionSolution
     # time, since some candidates may have been compiled before.
     picks = [*earlier, *search.solved(candidates.solve_within_budget, search, width + 1)]
     fresh = _fresh(search, picks)
+    if within and not fresh:
+        fastest = min(t.cost.risk_adjusted_seconds for t in within)
+        most = fastest - LEAST_GAIN * search.step_time.base
+        fresh = _fresh(search, search.solved(candidates.solve_above_budget, search, most))
     # No trial fits, and no solution is expected to fit: try the assignments nearest to the budget.
     if not within and not fresh:
         smallest, *_ = search.solved(least, search, search.refused)
