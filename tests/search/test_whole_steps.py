@@ -89,6 +89,22 @@ def test_what_is_kept_in_the_place_of_another_is_found():
     assert effective(made, best.actions)["block"] == {"u": RECOMPUTE, "v": KEEP}
 
 
+def test_what_is_offloaded_faster_than_its_price_is_found():
+    keep, offload = Option(KEEP, 10, 0, 0.0), Option(OFFLOAD, 0, 10, 5.0)
+    made = independent({"u": (2.0, 10, [keep, offload]), "v": (1.0, 10, [keep, offload])})
+    made = dataclasses.replace(made, link_bytes_per_second=1000.0)
+    errors = {("block", "v", OFFLOAD): -4.5}
+    best, _, _ = polished(made, errors, STATIC + 15, {"block": {"u": KEEP}})
+    assert effective(made, best.actions)["block"] == {"u": KEEP, "v": OFFLOAD}
+
+
+def test_a_change_that_waits_long_for_the_host_is_not_weighed():
+    keep, offload = Option(KEEP, 10, 0, 0.0), Option(OFFLOAD, 0, 10, 50.0, 50.0)
+    made = independent({"u": (2.0, 10, [keep]), "v": (1.0, 10, [keep, offload])})
+    _, _, steps = polished(made, {}, STATIC + 15, {"block": {"u": KEEP}})
+    assert all(OFFLOAD not in a["block"].values() for a in steps.weighed)
+
+
 def test_what_was_weighed_is_not_weighed_again_and_nothing_plainly_too_large_is():
     made = pair(u=2.0, v=1.0)
     _, search, steps = polished(made, {}, STATIC + 15, {"block": {"u": KEEP}})
@@ -295,6 +311,29 @@ def test_the_search_goes_on_if_the_least_bytes_fit_against_the_prediction(monkey
         "v": KEEP,
         "w": RECOMPUTE,
     }
+
+
+def test_a_solution_that_is_predicted_to_exceed_the_budget_by_little_is_compiled(monkeypatch):
+    """A step takes 1000 bytes of working memory without u, and 200 if u is kept."""
+    keep = [Option(KEEP, 1000, 0, 0.0)]
+    made = independent({"u": (9.0, 1000, keep), "v": (8.0, 1000, keep)})
+    steps = Whole(made, 0)
+    steps.backend.stops_at_buffers = False
+    plain = steps.step
+
+    def step(actions):
+        done = plain(actions)
+        more = 200 if actions["block"].get("u") == KEEP else 1000
+        compiled = dataclasses.replace(done.compiled, total_bytes=done.compiled.total_bytes + more)
+        return dataclasses.replace(done, compiled=compiled)
+
+    steps.step = step
+    trial = lambda tags: Trial(step({"block": tags}), evaluate(made, {"block": tags}), 0)
+    limits = Limits(STATIC + 1950, STATIC + 1950, 0)
+    search = searches.search(made, limits, trial(EVERYTHING), [trial({})], steps)
+    monkeypatch.setattr(search_module, "compile_baseline", lambda search, arguments: None)
+    search_module.find_plan(search, STATIC)
+    assert effective(made, search.best.actions)["block"] == {"u": KEEP, "v": RECOMPUTE}
 
 
 SMALLEST = STATIC + BYTES["w"]

@@ -41,14 +41,15 @@ FASTER = 1e-4  # the share of a step's time that a change must gain
 # lower working memory: for a Llama of eight layers on a v5e, a kept tag of 128 MiB, a ninth of the
 # step's bytes, took 31 MiB less than its recomputation.
 CHANGED_SHARE = 1.15
+MOST_WAIT = 0.05  # the largest share of a step's time by which a change may wait for host memory
 IN_A_ROW = 3  # the most successive solutions by corrected prices that gain nothing
 
 
 def refine_by_whole_steps(search: Search) -> Mapping[Key, float]:
     """Compiles for buffers, and adds to the search, plans that may be faster than its best plan:
     policies that a user would write by hand, solutions of the program with corrected prices, and
-    changes of one tag to keep or to recompute. It ends if no further plan is faster by the seconds
-    of whole steps. Returns the corrections of prices, as `ActionProblem.corrections`.
+    changes of one tag. It ends if no further plan is faster by the seconds of whole steps. Returns
+    the corrections of prices, as `ActionProblem.corrections`.
 
     Does nothing, and returns no corrections, on a target that does not compile for buffers only.
     """
@@ -87,7 +88,7 @@ class _Refinement:
             batch, base = [], self.best
             while left and len(batch) < width:
                 actions = _changed(self.search.profile, base.actions, *left.pop(0))
-                batch += [actions] if self._may_fit(actions, base) else []
+                batch += [actions] if self._is_worth_it(actions, base) else []
             self.compile_buffers(batch)
         # Any new best plan counts, even if it gains little: it has other changes than `before`.
         return self.best is not before
@@ -143,13 +144,20 @@ class _Refinement:
         worth = self.step_time.risk_adjusted(best) - FASTER * self.step_time.base
         return solution if expected < worth else None
 
-    def _may_fit(self, actions: Actions, base: Trial) -> bool:
-        """Whether the saved bytes of `actions`, together with the other bytes of `base`, are at
-        most `CHANGED_SHARE` times the usable bytes. Other assignments are not worth a compile.
+    def _is_worth_it(self, actions: Actions, base: Trial) -> bool:
+        """Whether `actions`, a change of `base`, are worth a compile. Their saved bytes, together
+        with the other bytes of `base`, are at most the usable bytes; or if they are faster by
+        prices, at most `CHANGED_SHARE` times the usable bytes. Their additional waits for host
+        memory are at most `MOST_WAIT` of the step.
         """
         cost = candidates.price_of(self.search.profile, actions)
-        more = 0 if cost is None else cost.saved_bytes - base.cost.saved_bytes
-        return base.total + more <= CHANGED_SHARE * self.search.limits.usable_bytes
+        if cost is None:
+            return False  # `compile_buffers` compiles no assignment without a price
+        if cost.host_seconds - base.cost.host_seconds > MOST_WAIT * self.step_time.base:
+            return False
+        faster = cost.risk_adjusted_seconds < base.cost.risk_adjusted_seconds
+        most = (CHANGED_SHARE if faster else 1.0) * self.search.limits.usable_bytes
+        return base.total + cost.saved_bytes - base.cost.saved_bytes <= most
 
     def compile_buffers(self, many: list[Actions], gap: float = 0.0) -> None:
         """Compiles for buffers the assignments that are new and have a price.
@@ -195,13 +203,14 @@ def _without_limit(search: Search) -> list[Actions]:
 
 
 def _changes(profile: Profile) -> Iterator[tuple[str, str, Choice]]:
-    """Changes (block, tag, choice) of every tag to keep and to recompute. The tags with the most
-    bytes are first.
+    """Changes (block, tag, choice) of every tag to recompute it, or to store it without a codec.
+    The tags with the most bytes are first.
     """
-    size = lambda tag: max((o.device_bytes for o in tag.options), default=0)
-    tags = {(b.name, t.name): b.layers * size(t) for b in profile.blocks for t in b.tags}
-    for key in sorted(tags, key=lambda key: -tags[key]):
-        yield from ((*key, choice) for choice in (KEEP, RECOMPUTE))
+    size = lambda block, tag: block.layers * max((o.device_bytes for o in tag.options), default=0)
+    tags = [(block, tag) for block in profile.blocks for tag in block.tags]
+    for block, tag in sorted(tags, key=lambda each: -size(*each)):
+        stored = [o.choice for o in tag.options if not o.choice.action.encodes]
+        yield from ((block.name, tag.name, choice) for choice in (*stored, RECOMPUTE))
 
 
 def _changed(profile: Profile, actions: Actions, block: str, tag: str, choice: Choice) -> Actions:
