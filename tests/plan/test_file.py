@@ -74,13 +74,6 @@ def test_only_a_plan_that_leaves_the_step_may_have_no_actions(tmp_path):
         jaxmem.Plan.load(tmp_path / "plan.json")
 
 
-def test_a_plan_that_leaves_the_step_has_no_actions(tmp_path):
-    data = plans.plan().to_json() | {"as_written": True}
-    (tmp_path / "plan.json").write_text(json.dumps(data))
-    with pytest.raises(PlanFileError, match="field `as_written`"):
-        jaxmem.Plan.load(tmp_path / "plan.json")
-
-
 def test_the_file_of_a_frontier_is_named(tmp_path):
     cells = (Cell(8, 2**20, 2**21),)
     Frontier(cells, "h200", 2**30, "xla").save(tmp_path / "frontier.json")

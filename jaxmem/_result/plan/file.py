@@ -84,8 +84,6 @@ def plan_of(kind: type[T], data: Any) -> T:
     # Of a step that its own checkpoints decide, a plan has no actions.
     if not found.actions and not found.as_written:
         raise Broken(found.actions, "an object: block -> tag -> action", "actions")
-    if found.actions and found.as_written:
-        raise Broken(found.as_written, "false beside `actions`", "as_written")
     if found.divided is not None and found.places is None:
         raise Broken(found.divided, "a division beside `places`, or nothing", "divided")
     if found.moments == INT8 and found.places is None:
