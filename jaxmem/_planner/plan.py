@@ -246,7 +246,6 @@ def _plan(
     _warn_of_unrolled(profile, target, step.arguments, limits)
     _warn_of_waste(profile)
     _warn_of_no_tags(profile, jaxpr, step.shards)
-    _warn_of_outliers(profile, allowed.outliers)
     # Search: solve and compile in alternation.
     search = step.search(limits, allowed.codecs_by_default)
     find_plan(search, step.arguments)
@@ -334,17 +333,6 @@ def _warn_of_waste(profile: Profile) -> None:
         return
     for message in waste.warnings(profile, every_tag):
         warn(f"jaxmem: {message}")
-
-
-def _warn_of_outliers(profile: Profile, outliers: Mapping[str, Mapping[str, int]]) -> None:
-    """Warns of counts of outliers in tags that the step does not have."""
-    known = sorted(f"{block.name}/{tag.name}" for block in profile.blocks for tag in block.tags)
-    given = [f"{label}/{name}" for label, names in outliers.items() for name in names]
-    for absent in (one for one in given if one not in known):
-        warn(
-            f"plan: `outliers` counts channels of {absent}, and the step has {', '.join(known)}:"
-            " the count changes nothing; use the step's labels and tags"
-        )
 
 
 def _warn_of_no_tags(profile: Profile, jaxpr, shards: int) -> None:

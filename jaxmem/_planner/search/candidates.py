@@ -24,8 +24,8 @@ from jaxmem.errors import TagError
 # for a smaller share may still fit.
 SHARES = (1.0, 0.985, 0.96)
 # Shares of the usable bytes for which a candidate is solved if the search would end, and no plan
-# uses `FILLED` of them. If predictions are too high, the candidate fits: near the least bytes,
-# estimates err by up to a tenth.
+# uses `FILLED` of them. If predictions are too high, as they often are near the least bytes, the
+# candidate fits.
 LARGER_SHARES = (1.03, 1.1)
 FILLED = 0.95
 # A candidate may be predicted to take up to this multiple of the usable bytes: predictions are no
@@ -63,11 +63,8 @@ def solve_above_budget(search: Search, seconds: float) -> list[ActionSolution]:
     filled = any(t.total >= FILLED * usable for t in search.fitting_on_device)
     if filled or any(min(t.predicted_bytes, t.total) > usable for t in search.plan_trials[1:]):
         return []
-    for share in LARGER_SHARES:
-        solution = search.agreed(solve_fastest, share)
-        if solution is not None and solution.risk_adjusted_seconds < seconds:
-            return [solution]
-    return []
+    solutions = (search.agreed(solve_fastest, share) for share in LARGER_SHARES)
+    return next(([s] for s in solutions if s and s.risk_adjusted_seconds < seconds), [])
 
 
 def _short(search: Search) -> float:

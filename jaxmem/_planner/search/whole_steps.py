@@ -37,9 +37,9 @@ from jaxmem.errors import SolverError
 
 MOST_BUFFER_COMPILES = 64
 FASTER = 1e-4  # the share of a step's time that a change must gain
-# A change may be predicted to take up to this multiple of the usable bytes, since the change may
-# lower working memory: for a Llama of eight layers on a v5e, a kept tag of 128 MiB, a ninth of the
-# step's bytes, took 31 MiB less than its recomputation.
+# A change that is faster by prices may be predicted to take up to this multiple of the usable
+# bytes, since it may lower working memory: a kept tensor may take fewer bytes than its
+# recomputation.
 CHANGED_SHARE = 1.15
 MOST_WAIT = 0.05  # the largest share of a step's time by which a change may wait for host memory
 IN_A_ROW = 3  # the most successive solutions by corrected prices that gain nothing
