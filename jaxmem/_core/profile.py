@@ -141,7 +141,7 @@ class Profile:
     time_source: str  # "measured" | "xla" | "roofline"
     idle_tags: tuple[str, ...] = ()  # tags that no backward reads: all actions are equal
     idle_blocks: tuple[str, ...] = ()  # labels of blocks without a gradient: all actions are equal
-    unrolled: tuple[str, ...] = ()  # labels of blocks whose layers a Python loop repeats
+    unrolled: tuple[str, ...] = ()  # labels of blocks that follow each other without a loop
     disturbed: float = 0.0  # share of the times that were measured while the machine was busy
     uncertainty: float = 0.0  # error bound of the times, as a share
     overlap: float = 1.0  # share of a layer's work that runs beside its copies to and from the host

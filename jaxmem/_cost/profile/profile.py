@@ -120,13 +120,14 @@ def _opened(graph: BlockGraph, jobs: Jobs, axes: Mapping[str, int]) -> Opened:
 
 
 def _unrolled(classes: Sequence[BlockGraph]) -> tuple[str, ...]:
-    """Returns labels of blocks that a Python loop repeats."""
+    """Returns labels of blocks that follow each other without a loop: several instances of one
+    layer each.
+    """
     repeats: dict[str, list[int]] = {}
     for graph in classes:
         repeats.setdefault(graph.instance.label, []).extend(i.layers for i in graph.instances)
-    # Several instances under one label, each of one layer: no loop of the program repeats them.
-    found = (label for label, layers in repeats.items() if len(layers) > 1 and max(layers) == 1)
-    return tuple(sorted(found))
+    alone = {label: layers for label, layers in repeats.items() if max(layers) == 1}
+    return tuple(sorted(alone)) if sum(map(len, alone.values())) > 1 else ()
 
 
 def _nested(classes: Sequence[BlockGraph]) -> tuple[str, ...]:

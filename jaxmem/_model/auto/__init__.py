@@ -12,5 +12,8 @@ run unchanged, and results are equal to the last bit.
 Equal layers of a Python loop share the candidates of the second layer, matched by position. So
 their tags have equal names by construction, and only one layer is searched for candidates.
 
+What does not repeat is cut into pieces. The alternative is a checkpoint for each of the user's
+functions or modules. Their ends are not where few bytes cross, and a trace does not show them all.
+
 `auto(loss, None)` is the loss itself, so that the baseline is the user's own step.
 """

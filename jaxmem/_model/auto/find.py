@@ -1,11 +1,13 @@
 """Finds the layers of a program, wherever they are in it, and makes them blocks.
 
 Layers are the iterations of a `jax.lax.scan`, or the layers of a Python loop: stretches of a
-program that repeat, which are cut where the fewest bytes cross.
+program that repeat, which are cut where the fewest bytes cross. What does not repeat is cut into
+pieces (`pieces.py`), if it has enough of the FLOPs.
 """
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -14,15 +16,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem._core.groups import AUTO, auto_label
+from jaxmem._model.auto.pieces import SHARE, activations_of, pieces, with_views
 from jaxmem._model.layer.block import Layer, layer_of, layers_of
-from jaxmem._model.layer.graph import LayerGraph, flops, is_inexact, through, uses_references
+from jaxmem._model.layer.graph import (
+    LayerGraph,
+    flops,
+    is_inexact,
+    through,
+    uses_references,
+    views_of,
+)
 from jaxmem._model.tags.named import is_block
 from jaxmem._model.tags.policy import groups_of
 from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, as_closed, as_scan, inside, line_of, text_of
 from jaxmem._trace.primitives import VIEWS
 from jaxmem._trace.rewrite import Node, Program, branches, program_of, standing_for, with_branches
 
-SHARE = 0.6  # of an iteration's FLOPs: an inner loop with more FLOPs is the loop over layers
+WITHIN = 0.6  # of an iteration's FLOPs: an inner loop with more FLOPs is the loop over layers
 SHORTEST = 4  # operations: a shorter stretch that repeats is not a layer
 # Equal layers differ in these parameters: they say where a layer's share is stored, or are
 # addresses.
@@ -47,15 +57,24 @@ class Finder:
         self._started: dict[int, int] = {}
 
     def with_blocks(self, program: Program) -> Program:
-        """Returns `program` with its layers as blocks. The layers are the iterations of scans. If
-        there are none, they are the layers of Python loops, and if there are none of these either,
-        the layers inside conditionals and `shard_map`s.
+        """Returns `program` with its layers as blocks: the iterations of scans, the layers of
+        Python loops, and pieces of what does not repeat; and the layers inside conditionals and
+        `shard_map`s outside these.
         """
-        before = self.labels
-        graph = LayerGraph(program, ())
-        nodes = [self._loop(node, graph) for node in program.nodes]
-        if self.labels == before and (stretches := repeats(program)):
-            return self._unrolled(program, stretches)
+        graph, views = LayerGraph(program, ()), views_of(program, program.inputs)
+        equal = {low: layers for layers in _equal_layers(program) for low, _ in layers}
+        nodes: list[Node] = []
+        blocks: dict[int, tuple[int, list[Node]]] = {}
+        position = 0
+        while position < len(program.nodes):
+            if position not in equal:
+                nodes.append(self._loop(program.nodes[position], graph))
+                position += 1
+                continue
+            if position not in blocks:
+                blocks |= self._unrolled(program, equal[position], views)
+            position, block = blocks[position]
+            nodes += block
         return dataclasses.replace(program, nodes=tuple(nodes))
 
     def _label(self) -> str:
@@ -86,26 +105,34 @@ class Finder:
         spans = {group: policy.span for group, policy in groups.items()}
         return with_bodies(node, layer.blocks(groups, prevent_cse=False), spans)
 
-    def _unrolled(self, program: Program, stretches: list[range]) -> Program:
-        """Makes blocks of the layers of Python loops. The layers of one stretch share decisions."""
-        nodes: list[Node] = []
-        done = 0
-        for stretch in stretches:
-            nodes += program.nodes[done : stretch.start]
-            label = self._label()
-            layers = [(low, low + stretch.step) for low in stretch]
-            parts = [part(program, low, high) for low, high in layers]
-            alike = layers_of(parts, between(program, layers), label)
-            lines = [line_of(program.nodes[low].eqn) for low, _ in layers]
-            self.found += [dataclasses.replace(x, line=line) for x, line in zip(alike, lines)]
-            ends = [program.nodes[high - 1] for _, high in layers]
-            groups = groups_of(self.plan, label, len(layers))
-            for number, (end, layer) in enumerate(zip(ends, alike)):
-                blocks = layer.blocks(groups, prevent_cse=True)
-                block = next(b for group, b in blocks.items() if number in group)
-                nodes.append(_segment(end, layer, block))
-            done = layers[-1][1]
-        return dataclasses.replace(program, nodes=(*nodes, *program.nodes[done:]))
+    def _unrolled(
+        self, program: Program, layers: Sequence[tuple[int, int]], views: list[Node]
+    ) -> dict[int, tuple[int, list[Node]]]:
+        """Makes blocks of equal layers, which share decisions. Returns for the first node of each
+        the end of the layer, and the nodes that replace it.
+
+        views: the casts and views of the program's inputs.
+        """
+        label, parts = self._label(), [part(program, low, high) for low, high in layers]
+        apart = any(end != start for (_, end), (start, _) in itertools.pairwise(layers))
+        pieces = apart or len(layers) == 1
+        if pieces:
+            parts = [with_views(piece, views) for piece in parts]
+            activations = [activations_of(program, piece) for piece in parts]
+        else:
+            activations = between(program, layers)
+        alike = layers_of(parts, activations, label)
+        lines = [line_of(program.nodes[low].eqn) for low, _ in layers]
+        self.found += [dataclasses.replace(x, line=line) for x, line in zip(alike, lines)]
+        groups, found = groups_of(self.plan, label, len(layers)), {}
+        of_views = {v for node in views for v in node.outputs} if pieces else set[int]()
+        for number, ((low, high), layer) in enumerate(zip(layers, alike)):
+            blocks = layer.blocks(groups, prevent_cse=True)
+            block = next(b for group, b in blocks.items() if number in group)
+            nodes = program.nodes[low:high]
+            kept = [n for n in nodes if not of_views.isdisjoint(n.outputs)]
+            found[low] = high, [*kept, _segment(nodes[-1], layer, block)]
+        return found
 
     def _run(self, closed, operands) -> list:
         """Runs an inner program with its layers as blocks. The program is read while it is traced,
@@ -138,6 +165,48 @@ def read(closed: ClosedJaxpr) -> Program:
 def _holds_blocks(node: Node) -> bool:
     """Whether an operation contains a block under a jaxmem policy."""
     return any(map(is_block, inside(node.eqn)))
+
+
+def _equal_layers(program: Program) -> list[list[tuple[int, int]]]:
+    """Returns the ends of the layers of Python loops and of the pieces of a program. Equal layers,
+    and equal pieces, are in one list. There are none if scans have nearly all FLOPs.
+    """
+    nodes = program.nodes
+    work = np.array([flops(node) for node in nodes])
+    loops = np.array([is_loop(node) for node in nodes], bool)
+    if work[~loops].sum() < SHARE * work.sum():
+        return []
+    kinds = _kinds(program)
+    kinds[loops] = -1 - np.flatnonzero(loops)  # unlike all other nodes, so that it is in no layer
+    stretches = repeats(program, kinds=kinds)
+    found = [[(low, low + s.step) for low in s] for s in stretches]
+    if loops.any() and sum(work[a:b].sum() for s in found for a, b in s) < SHARE * work.sum():
+        found = []
+    free = ~loops & ~np.array([_stays(node) for node in nodes], bool)
+    for low, high in itertools.chain(*found):
+        free[low:high] = False
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], free, [0]]))).tolist()
+    runs = [*map(range, edges[::2], edges[1::2])]
+    equal: dict[tuple, list[tuple[int, int]]] = {}
+    for piece in pieces(program, runs, [range(*ends) for ends in itertools.chain(*found)]):
+        key = (*kinds[piece.start : piece.stop], *_wiring(nodes[piece.start : piece.stop]))
+        equal.setdefault(key, []).append((piece.start, piece.stop))
+    return [*found, *equal.values()]
+
+
+def _wiring(nodes: Sequence[Node]) -> list[int]:
+    """Returns a number for each value that nodes read and make, in the order of the first uses."""
+    numbers: dict[int, int] = {}
+    return [
+        numbers.setdefault(v, len(numbers)) if isinstance(v, int) else -1
+        for node in nodes
+        for v in (*node.inputs, *node.outputs)
+    ]
+
+
+def _stays(node: Node) -> bool:
+    """Whether a node is in no piece: it is a block of the user, or holds blocks or a `jax.Ref`."""
+    return bool(branches(node)) or _holds_blocks(node) or uses_references(node)
 
 
 def is_loop(node: Node) -> bool:
@@ -178,7 +247,7 @@ def holds_layers_within(program: Program) -> bool:
     microbatch, for example.
     """
     total = sum(map(flops, program.nodes))
-    return any(is_loop(n) and _slices(n) and flops(n) > SHARE * total for n in program.nodes)
+    return any(is_loop(n) and _slices(n) and flops(n) > WITHIN * total for n in program.nodes)
 
 
 def _slices(node: Node) -> bool:
@@ -266,12 +335,16 @@ def _body(step: Callable, whole: Sequence, carry: int) -> Callable:
     return body
 
 
-def repeats(program: Program, shortest: int = SHORTEST) -> list[range]:
+def repeats(
+    program: Program, shortest: int = SHORTEST, kinds: np.ndarray | None = None
+) -> list[range]:
     """Returns the repeated stretches with matrix products, in order. A stretch is the range of the
     first nodes of its layers; the step of the range is the number of nodes of a layer, at least
     `shortest`. The stretch with most FLOPs is found first, then stretches before and after it.
+
+    kinds: a number for each node, equal for equal operations; None for `_kinds`.
     """
-    kinds = _kinds(program)
+    kinds = _kinds(program) if kinds is None else kinds
     work = np.array([flops(node) for node in program.nodes])
     crossing = _crossing(program)
 

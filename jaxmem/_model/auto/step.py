@@ -161,11 +161,11 @@ def _no_layers(function: Callable, program: Program) -> NoLayersError:
     largest = sorted(loops, key=_size, reverse=True)[:_SHOWN]
     looked_at = "; ".join(f"the {n.primitive} at {line_of(n.eqn)}: {_why_not(n)}" for n in largest)
     products = sum(flops(n) > 0 for n in program.nodes)
-    rest = f"of {products} matrix products outside loops, no layers of equal operations repeat"
+    rest = f"of its operations outside loops, {products} multiply matrices"
     return NoLayersError(
         f"auto: no layer was found in {name!r} ({looked_at or 'it has no loop'}; {rest}). Layers"
-        " are the turns of a jax.lax.scan, or equal ones after each other, that multiply matrices"
-        " or convolve. Wrap a layer by hand: jax.checkpoint(layer,"
+        " are the turns of a jax.lax.scan, and stretches of operations before the last product,"
+        " that multiply matrices or convolve. Wrap a layer by hand: jax.checkpoint(layer,"
         " policy=jaxmem.remat_policy(plan))"
     )
 

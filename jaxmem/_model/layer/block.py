@@ -99,9 +99,9 @@ def layers_of(
     """Returns equal layers, with equal candidates and names. `frozen` is as for `layer_of`.
 
     The candidates are found in the second layer, whose input comes from an equal layer. They have
-    the same positions in the other layers.
+    the same positions in the other layers. A piece of a program may be the only one of its kind.
     """
-    model = layer_of(programs[1], activations[1], label, frozen)
+    model = layer_of(programs[:2][-1], activations[:2][-1], label, frozen)
     own = lambda i: layer_of(programs[i], activations[i], label, frozen)
     return [_like(model, program) or own(i) for i, program in enumerate(programs)]
 

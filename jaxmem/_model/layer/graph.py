@@ -7,14 +7,14 @@ graph indexes a `Program` for questions about layers.
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import jax
 import jax.numpy as jnp
 
 from jaxmem._model.tags.primitive import name_p, tag_p
 from jaxmem._trace.jaxpr import Literal, inside, is_reference, matmul_flops
-from jaxmem._trace.primitives import COSTLY, RANDOM, TAGS, VIEWS
+from jaxmem._trace.primitives import COSTLY, RANDOM, REPEATED, TAGS, VIEWS
 from jaxmem._trace.rewrite import Node, Program
 
 SOFTMAX = "softmax"  # the primitive of a node that stands for a whole softmax
@@ -163,3 +163,16 @@ def through(graph: LayerGraph, value, follow: Callable[[Node], bool]) -> tuple[i
         passed.append(node)
         value = node.reads[0]
     return value, passed
+
+
+def views_of(program: Program, sources: Collection[int]) -> list[Node]:
+    """Returns the casts and views of `sources` alone."""
+    found, known = [], {*sources, *program.constants}
+    of_sources = set(sources)
+    for node in program.nodes:
+        reads_one = not of_sources.isdisjoint(node.reads)
+        if node.primitive in REPEATED and reads_one and known.issuperset(node.reads):
+            found.append(node)
+            known.update(node.outputs)
+            of_sources.update(node.outputs)
+    return found

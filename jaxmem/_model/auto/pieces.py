@@ -1,0 +1,159 @@
+"""Cuts what does not repeat in a program into pieces: layers of which there is one each.
+
+The levels of a U-Net, the first blocks of a ResNet's stages, and the layers of a network of unequal
+widths are pieces. The values that cross the ends of a piece are saved, and the backward recomputes
+one piece at a time. So the cuts minimize the bytes of the values that cross them plus the bytes of
+the largest piece, as checkpoints of equal layers do (Chen et al. 2016, section 4.2: √n layers in a
+piece).
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxmem._model.layer.graph import LayerGraph, flops, is_inexact, views_of
+from jaxmem._trace.rewrite import Node, Program, leading_to
+
+MOST_CUTS = 400  # positions at which one stretch may be cut
+SIZES = 32  # sizes of the largest piece that are tried
+SHARE = 0.1  # of a program's FLOPs: pieces that have fewer together get no decisions
+
+
+class Values:
+    """The values that a program's nodes make, casts and views of its inputs left out.
+
+    made: the position of the node that makes each value.
+    read: the position of the last node that reads it; the number of nodes for an output.
+    bytes: its bytes.
+    """
+
+    def __init__(self, program: Program):
+        graph, nodes = LayerGraph(program, ()), program.nodes
+        views = {v for node in views_of(program, program.inputs) for v in node.outputs}
+        last = {v: i for i, node in enumerate(nodes) for v in node.reads}
+        last |= dict.fromkeys(graph.outputs, len(nodes))
+        rows = [
+            (i, last[v], graph.bytes(v))
+            for i, node in enumerate(nodes)
+            for v in node.outputs
+            if v in last and v not in views
+        ]
+        self.made, self.read, self.bytes = np.array(rows, int).reshape(-1, 3).T
+
+    def inside(self, low: int, high: int) -> int:
+        """Returns the bytes of the values that nodes `low` to `high` make, and nothing after them
+        reads.
+        """
+        return int(self.bytes[(self.made >= low) & (self.read < high)].sum())
+
+    def crossing(self, low: int, high: int) -> np.ndarray:
+        """Returns, for each position from `low` to `high`, the bytes of the values that are made
+        from `low` on and read after the position.
+        """
+        change = np.zeros(high - low + 2, int)
+        own = (self.made >= low) & (self.made < high)
+        np.add.at(change, self.made[own] + 1 - low, self.bytes[own])
+        np.add.at(change, np.minimum(self.read[own], high) + 1 - low, -self.bytes[own])
+        return np.cumsum(change)[:-1]
+
+
+class Cuts:
+    """The ways to cut a stretch of a program.
+
+    positions: where it may be cut: its ends, the positions after matrix products, and the positions
+      where fewer bytes cross than before.
+    across: `across[i, j]` are the bytes that are made between cuts i and j and cross cut j.
+    inside: `inside[i, j]` are the bytes that are made between them and do not cross cut j;
+      infinitely many for no piece.
+    """
+
+    def __init__(self, values: Values, work: np.ndarray, stretch: range):
+        """work: the FLOPs of the program's nodes."""
+        low, high = stretch.start, stretch.stop
+        crossing = values.crossing(low, high)
+        found = np.union1d(np.flatnonzero(np.diff(crossing) < 0), np.flatnonzero(work[low:high]))
+        found = found[found < high - low - 1] + 1
+        found = np.sort(found[np.argsort(crossing[found], kind="stable")][:MOST_CUTS])
+        self.positions = low + np.concatenate([[0], found, [high - low]]).astype(int)
+        count = len(self.positions)
+        # By the cut before a value is made, and the first cut after it is read.
+        own = (values.made >= low) & (values.made < high)
+        place = lambda at: np.searchsorted(self.positions, at[own], side="right")
+        table = np.zeros((count + 1, count + 1))
+        np.add.at(table, (place(values.made), place(values.read)), values.bytes[own])
+        before = np.cumsum(np.cumsum(table, axis=0), axis=1)
+        i, j = np.arange(count)[:, None], np.arange(count)[None]
+        self.inside = before[j, j] - before[i, j]
+        self.across = before[j, count] - before[i, count] - self.inside
+        products = np.concatenate([[0], np.cumsum(work > 0)])[self.positions]
+        self.inside[products[j] <= products[i]] = np.inf
+        if high == len(work):
+            self.across[:, -1] = 0  # the end of the program
+
+    def best(self, largest: float) -> tuple[float, list[range]]:
+        """Returns the pieces of at most `largest` bytes inside with the fewest bytes across their
+        ends, and these bytes: infinitely many if there are no such pieces.
+        """
+        least = np.zeros(len(self.positions))
+        begin = np.zeros(len(self.positions), int)
+        for j in range(1, len(least)):
+            total = np.where(self.inside[:j, j] <= largest, least[:j] + self.across[:j, j], np.inf)
+            begin[j] = np.argmin(total)
+            least[j] = total[begin[j]]
+        ends = [len(least) - 1]
+        while ends[-1]:
+            ends.append(int(begin[ends[-1]]))
+        cuts = self.positions[ends[::-1]].tolist()
+        return float(least[-1]), [range(*ends) for ends in itertools.pairwise(cuts)]
+
+
+def pieces(program: Program, stretches: Sequence[range], layers: Sequence[range]) -> list[range]:
+    """Returns the pieces of a program, in order. None are returned if they have less than `SHARE`
+    of its FLOPs.
+
+    The end of the program is no piece: the backward begins with it, and would compute it at once
+    again.
+
+    stretches: the nodes that pieces may have.
+    layers: the nodes of layers that repeat. One of them is recomputed at a time, as a piece is.
+    """
+    values, work = Values(program), np.array([flops(node) for node in program.nodes])
+    tables = [Cuts(values, work, s) for s in stretches if work[s.start : s.stop].any()]
+    sizes = [t.inside[np.isfinite(t.inside) & (t.inside > 0)] for t in tables]
+    if not any(len(s) for s in sizes):
+        return []
+    repeated = max((values.inside(s.start, s.stop) for s in layers), default=0)
+    every = np.concatenate(sizes)
+    tried = [max(size, repeated) for size in np.geomspace(every.min(), every.max(), SIZES)]
+    bytes_of = lambda size: size + sum(t.best(size)[0] for t in tables)
+    size = min(tried, key=bytes_of)
+    found = [piece for t in tables for piece in t.best(size)[1] if piece.stop < len(work)]
+    worth_it = sum(work[p.start : p.stop].sum() for p in found) >= SHARE * work.sum()
+    return found if worth_it else []
+
+
+def with_views(piece: Program, views: Sequence[Node]) -> Program:
+    """Returns a piece that computes the casts and views that it reads."""
+    made = {v for node in piece.nodes for v in node.outputs}
+    more = (n for n in leading_to(views, piece.inputs) if made.isdisjoint(n.outputs))
+    nodes = (*more, *piece.nodes)
+    made = {v for node in nodes for v in node.outputs}
+    reads = dict.fromkeys(v for node in nodes for v in node.reads if v not in made)
+    inputs = tuple(v for v in reads if v not in piece.constants)
+    of_views = {v for node in views for v in node.outputs}
+    outputs = tuple(v for v in piece.outputs if v not in of_views)
+    return dataclasses.replace(piece, nodes=nodes, inputs=inputs, outputs=outputs)
+
+
+def activations_of(program: Program, piece: Program) -> list[int]:
+    """Returns the values of a piece that the program computes before it. For the first piece these
+    are what the first operand of its first product depends on: the other operand is a parameter.
+    """
+    inexact = [v for v in piece.inputs if is_inexact(piece.avals[v])]
+    if computed := [v for v in inexact if v not in program.inputs]:
+        return computed
+    first = next(node for node in piece.nodes if flops(node)).inputs[:1]
+    reads = {v for node in leading_to(piece.nodes, first) for v in node.reads}.union(first)
+    return [v for v in inexact if v in reads]

@@ -1,0 +1,207 @@
+"""Pieces of a loss that does not repeat: where they are cut, and that plans save with them."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxmem
+from jaxmem._model.auto.find import read
+from jaxmem._model.auto.pieces import Cuts, Values, pieces
+from jaxmem._model.layer.graph import flops
+from jaxmem._trace.rewrite import Program
+from jaxmem.plans import Assignment
+from tests.auto.steps import NOTHING, layers_of
+from tests.shared.compare import farthest
+from tests.shared.deviceless import result
+from tests.shared.foreign.unlike import chain, chunked_loss, unet
+
+EVERYTHING = Assignment.everything()
+
+
+def program_of_widths(widths: list[int], skips: list[bool]) -> Program:
+    """Products of these widths; a skip adds the value before the last to a later product."""
+
+    def loss(params, x):
+        kept = [x]
+        for w, skip in zip(params, skips):
+            x = jnp.tanh(x @ w)
+            if skip:
+                x = jnp.concatenate([x, kept[-1]], axis=1)
+                x = x @ jnp.ones((x.shape[1], w.shape[1]), x.dtype)
+            kept.append(x)
+        return (x**2).sum()
+
+    shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)
+    params = [shape(a, b) for a, b in itertools.pairwise(widths)]
+    return read(jax.make_jaxpr(loss)(params, shape(3, widths[0])))
+
+
+def bytes_of(program: Program, cuts: tuple[int, ...]) -> tuple[float, float]:
+    """By following each value: the bytes that cross cuts, each value once, and the bytes of the
+    largest piece; infinitely many for a piece without a product. The last piece ends the program.
+    """
+    nodes, across, inside = program.nodes, 0.0, [0.0] * (len(cuts) - 1)
+    given = {*program.inputs, *program.constants}
+    for i, node in enumerate(nodes):
+        if node.primitive in ("reshape", "transpose") and given.issuperset(node.reads):
+            given.update(node.outputs)
+        for v in node.outputs:
+            readers = [j for j, other in enumerate(nodes) if v in other.reads]
+            last = len(nodes) if v in program.outputs else max(readers, default=None)
+            if last is None or v in given:
+                continue
+            nbytes = program.avals[v].size * 4
+            piece = max(k for k, cut in enumerate(cuts) if cut <= i)
+            if last < cuts[piece + 1]:
+                inside[piece] += nbytes
+            elif cuts[piece + 1] < len(nodes):
+                across += nbytes
+    for k, (low, high) in enumerate(itertools.pairwise(cuts)):
+        if not any(flops(node) for node in nodes[low:high]):
+            inside[k] = np.inf
+    return across, max(inside)
+
+
+@given(
+    widths=st.lists(st.integers(1, 9), min_size=3, max_size=5),
+    skips=st.lists(st.booleans(), min_size=4, max_size=4),
+    share=st.floats(0.0, 1.0),
+)
+def test_no_cuts_have_fewer_bytes_across(widths, skips, share):
+    """Among all cuts at the same positions whose largest piece is as small."""
+    program = program_of_widths(widths, skips)
+    nodes = program.nodes
+    work = np.array([flops(node) for node in nodes])
+    cuts = Cuts(Values(program), work, range(len(nodes)))
+    positions = cuts.positions.tolist()
+    middle = positions[1:-1]
+    every = [
+        bytes_of(program, (0, *chosen, len(nodes)))
+        for count in range(len(middle) + 1)
+        for chosen in itertools.combinations(middle, count)
+    ]
+    sizes = sorted({inside for _, inside in every if np.isfinite(inside)})
+    limit = sizes[int(share * (len(sizes) - 1))]
+    least, found = cuts.best(limit)
+    chosen = (0, *(piece.stop for piece in found))
+    across, inside = bytes_of(program, chosen)
+    assert inside <= limit
+    assert across == least == min(a for a, size in every if size <= limit)
+
+
+MODELS = {
+    "unequal widths": chain,
+    "a U-Net": unet,
+    "a U-Net in bfloat16": functools.partial(unet, jnp.bfloat16),
+    "a chunked loss": chunked_loss,
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_gradients_are_the_models_own(model):
+    loss, params, batch = MODELS[model]()
+    want = jax.jit(jax.value_and_grad(loss))(params, batch)
+    assert all(jnp.any(g != 0) for g in jax.tree.leaves(want[1]))
+    near = 1e-6 if model != "a U-Net in bfloat16" else 2e-2
+    for assignment in (NOTHING, EVERYTHING):
+        got = jax.jit(jax.value_and_grad(jaxmem.auto(loss, assignment)))(params, batch)
+        assert farthest(got, want) < near
+
+
+def saved_bytes(loss, *args) -> int:
+    """The bytes of the arrays that the backward of a loss reads, arguments left out."""
+    pullback = jax.eval_shape(lambda *args: jax.vjp(loss, *args)[1], *args)
+    own = {id(a) for a in jax.tree.leaves(args)}
+    shapes = [(a.shape, a.dtype) for a in jax.tree.leaves(args)]
+    total = 0
+    for a in jax.tree.leaves(pullback):
+        if (a.shape, a.dtype) in shapes:
+            shapes.remove((a.shape, a.dtype))
+        else:
+            total += a.size * a.dtype.itemsize
+    assert own
+    return total
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_recomputation_saves_less_than_half(model):
+    loss, *args = MODELS[model]()
+    least = saved_bytes(jaxmem.auto(loss, NOTHING), *args)
+    assert least < 0.5 * saved_bytes(jaxmem.auto(loss, EVERYTHING), *args)
+
+
+def test_parameters_are_cast_again_in_each_piece():
+    """Casts are saved for the end of the loss alone, which is no piece."""
+    loss, params, x = chain(batch=60)  # no width: then no activation has a kernel's shape
+
+    def in_half_precision(params, x):
+        return loss(jax.tree.map(lambda a: a.astype(jnp.bfloat16), params), x.astype(jnp.bfloat16))
+
+    auto = jaxmem.auto(in_half_precision, NOTHING)
+    pullback = jax.eval_shape(lambda p: jax.vjp(auto, p, x)[1], params)
+    kinds = [(a.shape, a.dtype) for a in jax.tree.leaves(pullback)]
+    cast = [i for i, (w, _) in enumerate(params) if (w.shape, jnp.bfloat16) in kinds]
+    assert 0 < len(cast) < 4
+    assert cast == [*range(len(params) - len(cast), len(params))]
+
+
+def test_equal_pieces_share_decisions():
+    def loss(params, x):
+        for wide, square in params:
+            x = jnp.tanh(jnp.tanh(x @ wide) @ square)
+            x = jax.lax.scan(
+                lambda _, row: (None, jnp.sin(row) @ jnp.ones((8, 8), row.dtype)), None, x
+            )[1]
+        return (x**2).sum()
+
+    params = [(jnp.ones((8, 32)), jnp.ones((32, 8)))] * 3
+    found = layers_of(loss, params, jnp.ones((4, 8)))
+    of_rows = [layer for layer in found if layer.turns == 4]
+    others = [layer for layer in found if layer.turns == 1]
+    assert len(of_rows) == len(others) == 3
+    assert len({layer.label for layer in others}) == 1
+
+
+def test_layers_of_a_python_loop_beside_a_chunked_loss():
+    """The chunks of the loss are a scan with matrix products, and so are not the only layers."""
+    loss, params, batch = chunked_loss()
+    found = layers_of(loss, params, batch)
+    assert [layer.label for layer in found].count("auto") == 4
+    assert [layer.turns for layer in found].count(1) == 4
+
+
+def test_the_end_of_a_loss_is_no_piece():
+    program = program_of_widths([8, 9, 7, 6], [False] * 3)
+    found = pieces(program, [range(len(program.nodes))], [])
+    assert found
+    assert found[0].start == 0
+    assert found[-1].stop < len(program.nodes)
+
+
+def test_pieces_with_few_of_the_flops_are_left_alone():
+    """A scan over layers has most of the FLOPs."""
+
+    def loss(params, x):
+        stem, layers, head = params
+        x = jnp.tanh(jnp.tanh(x @ stem) @ stem.T) @ stem
+        return (jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, layers)[0] @ head).sum()
+
+    params = jnp.ones((4, 64)), jnp.ones((8, 64, 64)), jnp.ones((64, 2))
+    assert [layer.turns for layer in layers_of(loss, params, jnp.ones((3, 4)))] == [8]
+
+
+@pytest.mark.slow
+def test_a_unet_takes_fewer_bytes_on_a_gpu(h200):
+    loss, params, batch = unet(batch=32)
+
+    def temporaries(assignment) -> int:
+        step = jax.value_and_grad(jaxmem.auto(loss, assignment))
+        return result(h200, step, params, batch).temp_bytes
+
+    assert temporaries(NOTHING) < 0.75 * temporaries(EVERYTHING)
