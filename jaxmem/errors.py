@@ -15,11 +15,16 @@ class BudgetError(JaxmemError):
       exceed the budget, jaxmem compiles nothing, and `least_bytes` is the bytes of the arguments.
       Every plan needs more bytes. If the plan places model states, `least_bytes` is the least
       expected bytes. None if the budget cannot be read, or if no plan meets `host_budget`.
+    least_budget: the least budget that has room for `least_bytes`. It is larger on GPUs and TPUs,
+      where a share of the budget is left for what the device takes beside a step's buffers. None if
+      it is not known.
     """
 
-    def __init__(self, message: str, least_bytes: int | None = None):
+    def __init__(
+        self, message: str, least_bytes: int | None = None, least_budget: int | None = None
+    ):
         super().__init__(message)
-        self.least_bytes = least_bytes
+        self.least_bytes, self.least_budget = least_bytes, least_budget
 
 
 class TargetError(JaxmemError):

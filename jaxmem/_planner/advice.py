@@ -197,9 +197,10 @@ def arguments_exceed(
         f"plan: `budget` is {show_bytes(limits.budget)}, and the step's arguments alone take"
         f" {show_bytes(arguments)} ({arguments} bytes){each} for target {str(target)!r}. Every plan"
         " takes more, so none was compiled: give a larger budget, or"
-        f" {ADVICE['arguments and model states']}{_margin(limits)}"
+        f" {ADVICE['arguments and model states']}{_margin(limits, arguments)}"
         + (f". {advice[0].upper()}{advice[1:]}" if advice else ""),
         least_bytes=arguments,
+        least_budget=limits.budget_for(arguments),
     )
 
 
@@ -218,14 +219,16 @@ def infeasible(search: Search, unnamed: str = "", hint: str = "") -> BudgetError
         f" {show_bytes(least.total)} ({least.total} bytes){_each(target)} for target"
         f" {str(target)!r}, of {len(search.trials) + len(search.in_spans)} assignments: "
         + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
-        + f"; the largest part is {holder}: {ADVICE[holder]}{_margin(search.limits)}"
+        + f"; the largest part is {holder}: {ADVICE[holder]}"
+        + _margin(search.limits, least.total)
     )
     if unnamed and holder == SAVED:
         message += f"; the largest tensors that no tag names are {unnamed}"
     message += "".join(f"; {sentence}" for sentence in held_by_schedule(search, least))
     if least.host_bytes:
         message += f"; host memory needed: {show_bytes(least.host_bytes)}"
-    return BudgetError(message + hint, least_bytes=least.total)
+    needed = search.limits.budget_for(least.total)
+    return BudgetError(message + hint, least_bytes=least.total, least_budget=needed)
 
 
 def infeasible_placement(search: PlacementSearch) -> BudgetError:
@@ -247,8 +250,9 @@ def infeasible_placement(search: PlacementSearch) -> BudgetError:
         f"plan: `budget` is {given}, and `host_budget` {host} for target {str(target)!r}: the least"
         f" that is expected to compile is {show_bytes(bytes_)} ({bytes_} bytes) on the device, with"
         f" {show_bytes(least.host_bytes)} in host memory, {least.places}; expected a larger budget:"
-        " smaller microbatches and a chunked loss need less",
+        f" smaller microbatches and a chunked loss need less{_margin(limits, bytes_)}",
         least_bytes=bytes_,
+        least_budget=limits.budget_for(bytes_),
     )
 
 
@@ -260,11 +264,14 @@ def _each(target: Target) -> str:
     return f" on each of {target.devices} devices" if several else ""
 
 
-def _margin(limits: Limits) -> str:
-    """The end of an error's sentence, about the share of the budget that a plan may not use; empty
-    if a plan may use the whole budget.
+def _margin(limits: Limits, least: int) -> str:
+    """The end of an error's sentence, about the share of the budget that a plan may not use, and
+    the budget of which a plan may use the `least` bytes; empty if a plan may use the whole budget.
     """
-    margin = 1 - limits.usable_bytes / limits.budget
-    if not 1e-3 < margin < 0.5:  # a larger share comes from rounding a budget of a few bytes
+    if not limits.margin:
         return ""
-    return f"; {margin:.0%} of the budget is left for what the device takes beside a step's buffers"
+    needed = limits.budget_for(least)
+    return (
+        f"; {limits.margin:.0%} of the budget is left for what the device takes beside a step's"
+        f" buffers, so that these bytes need a budget of {show_bytes(needed)} ({needed} bytes)"
+    )

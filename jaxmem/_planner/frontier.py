@@ -158,6 +158,7 @@ def frontier(
             f" ({smallest.bytes} bytes), of size {smallest.batch}, and the largest budget is"
             f" {show_bytes(each[-1])}; expected a larger budget, or a smaller size in `batches`",
             least_bytes=smallest.bytes,
+            least_budget=limits[-1].budget_for(smallest.bytes),
         )
     return Frontier(tuple(_scaled(done)), str(target), target.usable_bytes, source, tokens)
 

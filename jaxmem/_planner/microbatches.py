@@ -85,6 +85,7 @@ def fastest_plan(numbers: Sequence[int], plan_for: Callable[[int], Plan]) -> Pla
             f"plan: none of {tried} microbatches fits; the least, {show_bytes(least)}, is with"
             f" {number}: {error}",
             least_bytes=least,
+            least_budget=error.least_budget,
         ) from error
     seconds = lambda plan: plan.predicted_seconds
     best, exact = min(plans, key=seconds), [plan for plan in plans if plan.moments == FLOAT]

@@ -16,6 +16,7 @@ from jaxmem._trace.arguments import sized
 from jaxmem.errors import JaxmemError
 
 P = ParamSpec("P")
+LEAST = "least_bytes", "least_budget"  # fields of a `BudgetError`
 # Seconds that a process waits while the first process plans: the search for a large step takes
 # hours. The coordinator of `jax.distributed` reports a dead process much earlier.
 LONGEST = 24 * 3600.0
@@ -45,8 +46,8 @@ def by_the_first(plan: Callable[P, Plan]) -> Callable[P, Plan]:
                 return {"plan": json.dumps(plan(*args, **kwargs).to_json())}
             except JaxmemError as error:
                 failed = error
-                least = getattr(error, "least_bytes", None)
-                return {"error": type(error).__name__, "text": str(error), "least_bytes": least}
+                least = {name: getattr(error, name, None) for name in LEAST}
+                return {"error": type(error).__name__, "text": str(error), **least}
 
         def compile() -> None:
             nonlocal compiled_plan
@@ -83,5 +84,5 @@ def _error_of(message: dict[str, Any]) -> JaxmemError:
     """The error of the first process, with its type, from the process's message."""
     kind = getattr(errors, message["error"], JaxmemError)
     if issubclass(kind, errors.BudgetError):
-        return kind(message["text"], least_bytes=message["least_bytes"])
+        return kind(message["text"], **{name: message[name] for name in LEAST})
     return kind(message["text"])

@@ -307,6 +307,7 @@ class Boundary:
                 f"plan: no size fits: {size}, the least of `sizes`, needs {show_bytes(least)}"
                 f" ({least} bytes) at the least: {error}",
                 least_bytes=least,
+                least_budget=error.least_budget,
             ) from error
         return fits
 

@@ -72,6 +72,7 @@ def compiled_under(plan: Plan, steps: StepCompiler) -> Plan:
             f" {show_bytes(plan.budget_bytes)}; the plan was made with jax {plan.jax_version}, this"
             f" is {jax.__version__}: plan anew",
             least_bytes=total,
+            least_budget=total,
         )
     verified = dataclasses.replace(
         plan,

@@ -76,7 +76,7 @@ def test_a_size_that_was_chosen_is_that_of_all(processes):
     assert [x.shape for _, _, (x,) in processes.verified] == [(6, 2)] * 2
 
 
-@pytest.mark.parametrize("error", [BudgetError("too small", least_bytes=77), TagError("unknown")])
+@pytest.mark.parametrize("error", [BudgetError("too small", 77, 81), TagError("unknown")])
 def test_an_error_of_the_planner_is_that_of_all(processes, error):
     @by_the_first
     def plan(build):
@@ -86,7 +86,8 @@ def test_an_error_of_the_planner_is_that_of_all(processes, error):
     assert first is error
     assert type(second) is type(error)
     assert str(second) == str(error)
-    assert getattr(second, "least_bytes", None) == getattr(error, "least_bytes", None)
+    for name in ("least_bytes", "least_budget"):
+        assert getattr(second, name, None) == getattr(error, name, None)
     assert processes.verified == []
 
 

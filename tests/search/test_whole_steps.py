@@ -336,6 +336,40 @@ def test_a_solution_that_is_predicted_to_exceed_the_budget_by_little_is_compiled
     assert effective(made, search.best.actions)["block"] == {"u": KEEP, "v": RECOMPUTE}
 
 
+class Estimated(searches.NoEstimates):
+    """Estimates by the choice for u, of which that of the compressed tensor errs."""
+
+    def estimate_for_least(self, actions) -> int:
+        choice = actions["block"].get("u", RECOMPUTE)
+        return {KEEP: 500, RECOMPUTE: 600, INT4: 100}[choice]
+
+
+def test_a_budget_that_lossless_actions_meet_is_not_refused_with_codecs(monkeypatch):
+    """Steps without u kept take 9000 bytes of working memory. The estimates find the kept tensor
+    smaller than the recomputed one, and the compressed one much smaller than both.
+    """
+    made = independent(
+        {"u": (9.0, 10, [Option(KEEP, 10, 0, 0.0), Option(INT4, 5, 0, 1.0, lossy=True)])}
+    )
+    steps = Whole(made, 0)
+    steps.backend.stops_at_buffers = False
+    plain = steps.step
+
+    def step(actions):
+        done, more = plain(actions), 9000 * (actions["block"].get("u") != KEEP)
+        compiled = dataclasses.replace(done.compiled, total_bytes=done.compiled.total_bytes + more)
+        return dataclasses.replace(done, compiled=compiled)
+
+    steps.step = step
+    trial = lambda tags: Trial(step({"block": tags}), evaluate(made, {"block": tags}), 0)
+    limits = Limits(STATIC + 100, STATIC + 100, 0)
+    search = searches.search(made, limits, trial(EVERYTHING), [trial({})], steps)
+    search.estimates = Estimated(steps, made)
+    monkeypatch.setattr(search_module, "compile_baseline", lambda search, arguments: None)
+    search_module.compile_least(search)
+    assert [t.actions["block"]["u"] for t in search.fitting] == [KEEP]
+
+
 SMALLEST = STATIC + BYTES["w"]
 
 

@@ -62,7 +62,8 @@ def near_least(
 def _timeless(search: Search, refused: Sequence[Actions]) -> ActionProblem:
     """The problem without a limit on device bytes, in which every price is 0."""
     profile = rescaled(search.profile, Factors(0.0, 0.0, 0.0))
-    return ActionProblem(profile, None, search.limits.host_bytes, excluded=tuple(refused))
+    problem = ActionProblem(profile, None, search.limits.host_bytes, excluded=tuple(refused))
+    return problem.lossless() if search.lossless else problem
 
 
 def _each(search: Search, many: Sequence[Actions]) -> list[ActionSolution]:

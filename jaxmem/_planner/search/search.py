@@ -112,7 +112,18 @@ def look_for_lossless(search: Search) -> None:
 
 
 def compile_least(search: Search) -> None:
-    """Compiles the assignments of least bytes, before a budget is refused."""
+    """Compiles the assignments of least bytes, before a budget is refused: of all actions, and then
+    of the lossless ones. The estimates with codecs may err where the estimates without them do not,
+    and a budget that lossless actions meet must not be refused if codecs are allowed too.
+    """
+    _compile_least(search)
+    lossy = (o.lossy for b in search.profile.blocks for t in b.tags for o in t.options)
+    if any(lossy) and not any(map(search.limits.allow, search.plan_trials)):
+        _compile_least(search.without_loss())
+
+
+def _compile_least(search: Search) -> None:
+    """Compiles the assignments of least bytes of the actions that the search allows."""
     limits = search.limits
     smallest = search.solved(least, search, search.refused)
     first = smallest[:2]  # two different assignments, since the liveness estimate of one may err

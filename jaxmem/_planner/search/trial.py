@@ -10,6 +10,7 @@ recomputation, by the FLOPs of its matrix products.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -78,16 +79,24 @@ class Limits:
     budget: the budget that the user requested.
     usable_bytes: the part of the budget that a plan may use; the device needs the rest.
     host_bytes: the bytes that a plan may store in host memory.
+    margin: the share of the budget that the device needs.
     """
 
     budget: int
     usable_bytes: int
     host_bytes: int
+    margin: float = 0.0
 
     @staticmethod
     def on(backend: Backend, budget: int, host_bytes: int) -> "Limits":
         """The limits on a backend, whose margin no plan may use."""
-        return Limits(budget, int(budget * (1 - backend.margin)), host_bytes)
+        usable = int(budget * (1 - backend.margin))
+        return Limits(budget, usable, host_bytes, backend.margin)
+
+    def budget_for(self, nbytes: int) -> int:
+        """The least budget of which a plan may use `nbytes`."""
+        found = math.ceil(nbytes / (1 - self.margin))
+        return found if int(found * (1 - self.margin)) >= nbytes else found + 1
 
     def allow(self, step: Trial | CompiledStep) -> bool:
         """Whether a compiled step fits on the device and in host memory."""

@@ -110,6 +110,21 @@ def test_a_hopeless_budget_names_each_devices_bytes():
     assert e.value.least_bytes == whole // 2
 
 
+@CORE
+def test_the_least_budget_of_a_refusal_is_met(unplanned):
+    """The least bytes are not, since a part of a GPU's budget is left for the device."""
+    plan_for = functools.partial(jaxmem.plan, build, *SHAPES, target="h200")
+    arguments = sum(a.size * 4 for a in jax.tree.leaves(SHAPES))
+    with pytest.raises(BudgetError, match="the least that compiled") as refused:
+        plan_for(budget=int(arguments / 0.96) + 100)
+    error = refused.value
+    assert f"{error.least_budget} bytes" in str(error)
+    with pytest.raises(BudgetError):
+        plan_for(budget=error.least_bytes)
+    plan = plan_for(budget=error.least_budget)
+    assert plan.compiled_bytes <= error.least_bytes < error.least_budget == plan.budget_bytes
+
+
 def test_offload_wants_a_scan():
     if not OFFLOADS:
         return
