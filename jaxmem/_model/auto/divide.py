@@ -288,6 +288,7 @@ def _no_loop(program: Program, own: dict[int, int]) -> str:
     return (
         f"released_step: no loop over layers was found in the loss ({seen or 'it has no loop'});"
         " expected a jax.lax.scan that runs forward, multiplies matrices and reads slices of"
-        " trained parameters: stack the layers' parameters, or give embed, block and head; a model"
-        " whose layers are all frozen needs no released step"
+        " trained parameters, or two matrix products that read trained parameters: stack the"
+        " layers' parameters, or give embed, block and head; a model whose layers are all frozen"
+        " needs no released step"
     )

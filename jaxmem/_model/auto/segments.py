@@ -1,9 +1,13 @@
-"""Cuts a loss whose layers are a Python loop into segments, which are differentiated one by one.
+"""Cuts a loss whose layers are a Python loop, or are unlike each other, into segments, which are
+differentiated one by one.
 
 The layers of a Python loop are stretches of the loss's trace that repeat (`find.repeats`). Each
 layer is a segment, and so is each stretch before, between and after layers. A released step runs
 the segments forward in order and backward in reverse order, and uses the gradient of a parameter
 as soon as the first segment that reads the parameter has run backward.
+
+Layers that are unlike each other, as of a U-Net, begin with each product that reads parameters, and
+so do the segments between loops.
 
 Stacking the layers' parameters, and running a scan over them, is the alternative. The stacks would
 be copies of the parameters, and the user's tree and its optimizer state would have another form.
@@ -16,17 +20,18 @@ cotangent.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxmem._core.groups import is_auto
+from jaxmem._core.groups import AUTO, is_auto
 from jaxmem._model.auto.divide import holds_loop
 from jaxmem._model.auto.find import SHORTEST, Finder, between, part, read, repeats
 from jaxmem._model.layer.block import Layer, layers_of
-from jaxmem._model.layer.graph import flops, is_inexact
+from jaxmem._model.layer.graph import flops, is_inexact, views_of
 from jaxmem._model.tags.policy import groups_of
 from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, as_scan, line_of, nbytes
-from jaxmem._trace.primitives import REMAT, REPEATED
+from jaxmem._trace.primitives import REMAT
 from jaxmem._trace.rewrite import Node, Program, leading_to, program_of, run
 from jaxmem.errors import NoLayersError
 
@@ -66,7 +71,7 @@ class SegmentedLoss:
       itself. `leaves` are the parameters by number, and `values` the values of segments.
     owned: for each layer, the numbers of the parameters that it alone reads.
     placed: the numbers of the layers whose states may lie in host memory: the layers of the Python
-      loop that has most bytes of parameters.
+      loop that has most bytes of parameters, or all layers if they are unlike each other.
     label: the label of the block of these layers in a plan.
     frozen: the numbers of the parameters that are not trained.
     """
@@ -107,7 +112,8 @@ class PythonLoops:
     def of(
         closed: ClosedJaxpr, count: int, planned: bool, frozen: Collection[int] = ()
     ) -> "PythonLoops | None":
-        """Finds the layers in the trace of a loss. Returns None if no layers repeat.
+        """Finds the layers in the trace of a loss. Returns None if a scan over slices of parameters
+        has them, or if no layer is found.
 
         closed: the trace. Its first `count` inputs are the leaves of the parameters, and its first
           output is the loss.
@@ -116,34 +122,40 @@ class PythonLoops:
         """
         keeps = lambda eqn: eqn.primitive.name in REMAT and not holds_loop(eqn)
         program = read(closed) if planned else program_of(closed, keeps)
-        views = _views(program, program.inputs[:count])
+        views = views_of(program, program.inputs[:count])
         is_view = {v for node in views for v in node.outputs}
         nodes = tuple(n for n in program.nodes if is_view.isdisjoint(n.outputs))
         program = dataclasses.replace(program, nodes=nodes)
         # A checkpoint that the user wrote is one operation, and may be a whole layer.
         shortest = 1 if any(n.primitive in REMAT for n in nodes) else SHORTEST
-        stretches = repeats(program, shortest)
-        if not stretches or not isinstance(program.outputs[0], int):
+        if not isinstance(program.outputs[0], int):
             return None
-        made = PythonLoops(program, views, count, stretches, frozen)
-        return None if made._holds_layers(is_view) else made
+        made = PythonLoops(program, views, count, repeats(program, shortest), frozen)
+        return made if made._are_layers(is_view) else None
 
-    def _holds_layers(self, views: set[int]) -> bool:
-        """Whether scans over slices of parameters have most of the layers' FLOPs. Two equal towers,
-        each a scan over its layers, are two such stretches.
+    def _are_layers(self, views: set[int]) -> bool:
+        """Whether the stretches, and not scans over slices of parameters, have the layers. Two
+        equal towers, each a scan over its layers, are two stretches. Without stretches and such
+        scans, the layers are unlike each other: each is a segment of its own.
 
         views: the casts and views of parameters.
         """
         parameters = views.union(self._program.inputs[: self._count])
-        inside = 0.0
-        for stretch in self._stretches:
-            for node in self._program.nodes[stretch.start : stretch.stop]:
-                scan = as_scan(node.eqn)
-                if scan is not None and not parameters.isdisjoint(
-                    v for v in node.inputs[scan.consts + scan.carry :] if isinstance(v, int)
-                ):
-                    inside += flops(node)
-        return inside > 0.5 * self.work
+
+        def slices(node: Node) -> bool:
+            scan = as_scan(node.eqn)
+            first = len(node.inputs) if scan is None else scan.consts + scan.carry
+            return not parameters.isdisjoint(v for v in node.inputs[first:] if isinstance(v, int))
+
+        nodes = self._program.nodes
+        if not self._stretches:
+            self.work, self.scanned = 1.0, 0.0
+            given = self._program.inputs[: self._count]
+            trained = (v for i, v in enumerate(given) if i not in self._frozen)
+            products = _products(nodes, _with_views(trained, self._views))
+            return not any(map(slices, nodes)) and len(products) > 1
+        inside = (n for s in self._stretches for n in nodes[s.start : s.stop] if slices(n))
+        return sum(map(flops, inside)) <= 0.5 * self.work
 
     def segmented(self, plan: Any, label: str) -> SegmentedLoss:
         """Cuts the loss at its layers.
@@ -151,14 +163,18 @@ class PythonLoops:
         plan: the plan that decides the layers, or None.
         label: the label under which the plan decides the layers of the first loop. Further loops
           have the labels `label_2`, `label_3`, and so on. The layers of scans between them become
-          blocks as in `jaxmem.auto`.
+          blocks as in `jaxmem.auto`, as layers that are unlike each other do.
 
         Raises NoLayersError if no layer has trained parameters that it alone reads.
         """
         program = self._program
-        finder = None if plan is None else Finder(plan, first=int(is_auto(label)))
+        taken = is_auto(label) and bool(self._stretches)
+        finder = None if plan is None else Finder(plan, first=int(taken))
         cutter, done = _Cutter(program, self._views, self._count, self._frozen, finder), 0
         loops: dict[str, range] = {}  # the numbers of each loop's layers, by label
+        if not self._stretches:
+            cutter.unlike()
+            return cutter.loss(_place(program.nodes), {label: range(cutter.layers)})
         for number, stretch in enumerate(self._stretches, 1):
             cutter.between(done, stretch.start)
             bounds = [(low, low + stretch.step) for low in stretch]
@@ -188,17 +204,17 @@ def _blocks(layers: Sequence[Layer], plan) -> list[Callable[[Sequence], list]]:
     return found
 
 
-def _views(program: Program, parameters: Sequence[int]) -> list[Node]:
-    """Returns the casts and views of parameters alone."""
-    found, known = [], {*parameters, *program.constants}
-    of_parameters = set(parameters)
-    for node in program.nodes:
-        reads_one = not of_parameters.isdisjoint(node.reads)
-        if node.primitive in REPEATED and reads_one and known.issuperset(node.reads):
-            found.append(node)
-            known.update(node.outputs)
-            of_parameters.update(node.outputs)
+def _with_views(values: Iterable[int], views: Sequence[Node]) -> set[int]:
+    """Returns values, and the casts and views of them."""
+    found = set(values)
+    for node in views:
+        found.update(() if found.isdisjoint(node.reads) else node.outputs)
     return found
+
+
+def _products(nodes: Sequence[Node], values: set[int]) -> list[int]:
+    """Returns the positions of matrix products that read values."""
+    return [i for i, n in enumerate(nodes) if flops(n) and not values.isdisjoint(n.reads)]
 
 
 def _place(nodes: Sequence[Node]) -> str:
@@ -238,11 +254,29 @@ class _Cutter:
         self.still = sorted(made - self.active) if frozen else []
 
     def between(self, low: int, high: int) -> None:
-        """Adds the segment of the nodes between two loops over layers."""
-        if low < high:
-            stretch = part(self.program, low, high)
-            planned = self.finder.with_blocks(stretch) if self.finder else stretch
-            self._add(stretch, planned.run, None)
+        """Adds the segments of the nodes between two loops over layers."""
+        for stretch in self._parts(low, high):
+            self._add(stretch, stretch.run, None)
+
+    def unlike(self) -> None:
+        """Adds the program as layers that are unlike each other."""
+        for stretch in self._parts(0, len(self.program.nodes)):
+            self.layer(stretch, stretch.run)
+
+    def _parts(self, low: int, high: int) -> list[Program]:
+        """Returns nodes as parts, which begin at products that read trained parameters. Under a
+        plan, each block is a part, and so is what is between blocks.
+        """
+        whole = part(self.program, low, high)
+        if self.finder is not None:
+            whole = self.finder.with_blocks(whole)
+            blocks = (i for i, node in enumerate(whole.nodes) if node.primitive == AUTO)
+            inner = itertools.chain(*((i, i + 1) for i in blocks))
+        else:
+            trained = (v for v, i in self.numbers.items() if i not in self.frozen)
+            inner = _products(whole.nodes, _with_views(trained, self.views))[1:]
+        ends = sorted({0, *inner, len(whole.nodes)})
+        return [part(whole, *each) for each in itertools.pairwise(ends)]
 
     def layer(self, stretch: Program, call: Callable) -> None:
         """Adds the segment of a layer. `call` returns the outputs of `stretch` for its inputs."""

@@ -106,19 +106,20 @@ def released_step(
     the gradient is complete before the layers' backward. If `embed` reads the array too, as with
     tied embeddings, the gradient is complete at the end of the backward.
 
-    **A whole loss.** `released_step(tx, loss)` takes a loss as it is, `loss(params, microbatch)`
-    or `loss(params, microbatch, key)`, and returns a step with `init(params, batch)`. Microbatch i
+    **A whole loss.** `released_step(tx, loss)` takes a loss as it is, `loss(params, microbatch)` or
+    `loss(params, microbatch, key)`, and returns a step with `init(params, batch)`. Microbatch i
     receives entry i of `jax.random.split(key, n)`, where n is the number of microbatches: 1 for an
     optax transformation, whose loss receives `jax.random.split(key, 1)[0]`. `params` is any tree of
     floating-point arrays, and the state keeps this tree. jaxmem traces the loss and finds the
     layers with most FLOPs: the iterations of a `jax.lax.scan` that reads slices of parameters, or
-    the equal layers of Python loops. The leaves of `params` that the scan slices are the layers'
-    parameters, and nothing else may read them. The scan may carry floating-point arrays, a counter,
-    and arrays that it does not change. A layer of a Python loop needs a parameter that nothing else
-    reads. Without a plan, the layers keep their own checkpoints; with a
+    the equal layers of Python loops. If a loss has neither, as a U-Net may, each product that reads
+    trained parameters begins a layer, with what follows it. The leaves of `params` that the scan
+    slices are the layers' parameters, and nothing else may read them. The scan may carry floating-
+    point arrays, a counter, and arrays that it does not change. A layer of a Python loop needs a
+    parameter that nothing else reads. Without a plan, the layers keep their own checkpoints; with a
     plan, their tensors get the tags of `jaxmem.auto`. `plan`, `label` and `clip` are as for three
-    functions; a second Python loop has the label `label_2`. The step raises NoLayersError for a
-    loss without such layers.
+    functions; a second Python loop has the label `label_2`, and layers that are unlike each other
+    have the labels of `jaxmem.auto`. The step raises NoLayersError for a loss without layers.
 
     **Frozen parameters.** A parameter that `trainable` leaves out is frozen. The step computes no
     gradient of it, stores no moments for it, and returns its array as it is. The optimizer receives

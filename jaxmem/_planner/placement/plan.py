@@ -295,7 +295,8 @@ def _with_stack(profile: Profile, steps: PlacedSteps) -> tuple[Profile, BlockCla
         raise StepError(
             f"plan: the step has {steps.layers} layers of states, of the block {steps.label!r}, and"
             f" its blocks are {known}; expected one block of this label, with as many layers: give"
-            " `plan` to released_step, and other blocks other labels"
+            " `plan` to released_step, and other blocks other labels; of layers that are unlike"
+            " each other, plan the actions alone"
         )
     if len(stacks) == 1:
         return profile, stacks[0]

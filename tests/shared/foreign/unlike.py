@@ -37,8 +37,8 @@ def convolved(x, kernel, stride: int = 1):
 
 
 def normalized(x, scale):
-    x = x - x.mean((1, 2), keepdims=True)
-    return x * jax.lax.rsqrt((x**2).mean((1, 2), keepdims=True) + 1e-5) * scale
+    x = x - x.mean((1, 2, 3), keepdims=True)
+    return x * jax.lax.rsqrt((x**2).mean((1, 2, 3), keepdims=True) + 1e-5) * scale
 
 
 def unet(dtype=jnp.float32, batch: int = 4):
