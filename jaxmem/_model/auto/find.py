@@ -115,8 +115,7 @@ class Finder:
         """
         label, parts = self._label(), [part(program, low, high) for low, high in layers]
         apart = any(end != start for (_, end), (start, _) in itertools.pairwise(layers))
-        pieces = apart or len(layers) == 1
-        if pieces:
+        if are_pieces := apart or len(layers) == 1:
             parts = [with_views(piece, views) for piece in parts]
             activations = [activations_of(program, piece) for piece in parts]
         else:
@@ -125,7 +124,7 @@ class Finder:
         lines = [line_of(program.nodes[low].eqn) for low, _ in layers]
         self.found += [dataclasses.replace(x, line=line) for x, line in zip(alike, lines)]
         groups, found = groups_of(self.plan, label, len(layers)), {}
-        of_views = {v for node in views for v in node.outputs} if pieces else set[int]()
+        of_views = {v for node in views for v in node.outputs} if are_pieces else set[int]()
         for number, ((low, high), layer) in enumerate(zip(layers, alike)):
             blocks = layer.blocks(groups, prevent_cse=True)
             block = next(b for group, b in blocks.items() if number in group)

@@ -17,8 +17,8 @@ from jaxmem._model.layer.graph import LayerGraph, flops, is_inexact, views_of
 from jaxmem._trace.rewrite import Node, Program, leading_to
 
 MOST_CUTS = 400  # positions at which one stretch may be cut
-SIZES = 32  # sizes of the largest piece that are tried
-SHARE = 0.1  # of a program's FLOPs: pieces that have fewer together get no decisions
+SIZES = 24  # sizes of the largest piece that are tried
+SHARE = 0.1  # of a program's FLOPs, or bytes: pieces with less of both get no decisions
 
 
 class Values:
@@ -111,7 +111,7 @@ class Cuts:
 
 def pieces(program: Program, stretches: Sequence[range], layers: Sequence[range]) -> list[range]:
     """Returns the pieces of a program, in order. None are returned if they have less than `SHARE`
-    of its FLOPs.
+    of its FLOPs, and less of the bytes of its values.
 
     The end of the program is no piece: the backward begins with it, and would compute it at once
     again.
@@ -130,8 +130,9 @@ def pieces(program: Program, stretches: Sequence[range], layers: Sequence[range]
     bytes_of = lambda size: size + sum(t.best(size)[0] for t in tables)
     size = min(tried, key=bytes_of)
     found = [piece for t in tables for piece in t.best(size)[1] if piece.stop < len(work)]
-    worth_it = sum(work[p.start : p.stop].sum() for p in found) >= SHARE * work.sum()
-    return found if worth_it else []
+    of_work = sum(work[p.start : p.stop].sum() for p in found) >= SHARE * work.sum()
+    of_bytes = sum(values.inside(p.start, p.stop) for p in found) >= SHARE * values.bytes.sum()
+    return found if of_work or of_bytes else []
 
 
 def with_views(piece: Program, views: Sequence[Node]) -> Program:

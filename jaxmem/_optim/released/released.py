@@ -114,12 +114,13 @@ def released_step(
     layers with most FLOPs: the iterations of a `jax.lax.scan` that reads slices of parameters, or
     the equal layers of Python loops. If a loss has neither, as a U-Net may, each product that reads
     trained parameters begins a layer, with what follows it. The leaves of `params` that the scan
-    slices are the layers' parameters, and nothing else may read them. The scan may carry floating-
-    point arrays, a counter, and arrays that it does not change. A layer of a Python loop needs a
-    parameter that nothing else reads. Without a plan, the layers keep their own checkpoints; with a
-    plan, their tensors get the tags of `jaxmem.auto`. `plan`, `label` and `clip` are as for three
-    functions; a second Python loop has the label `label_2`, and layers that are unlike each other
-    have the labels of `jaxmem.auto`. The step raises NoLayersError for a loss without layers.
+    slices are the layers' parameters, and nothing else may read them. The scan may carry
+    floating-point arrays, a counter, and arrays that it does not change. A layer of a Python loop
+    needs a parameter that nothing else reads. Without a plan, the layers keep their own
+    checkpoints; with a plan, their tensors get the tags of `jaxmem.auto`. `plan`, `label` and
+    `clip` are as for three functions; a second Python loop has the label `label_2`, and layers that
+    are unlike each other have the labels of `jaxmem.auto`. The step raises NoLayersError for a loss
+    without layers.
 
     **Frozen parameters.** A parameter that `trainable` leaves out is frozen. The step computes no
     gradient of it, stores no moments for it, and returns its array as it is. The optimizer receives
