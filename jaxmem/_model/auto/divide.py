@@ -287,8 +287,8 @@ def _no_loop(program: Program, own: dict[int, int]) -> str:
     seen = "; ".join(f"the {n.primitive} at {line_of(n.eqn)}: {why(n)}" for n in loops[:3])
     return (
         f"released_step: no loop over layers was found in the loss ({seen or 'it has no loop'});"
-        " expected a jax.lax.scan that runs forward, multiplies matrices and reads slices of"
-        " trained parameters, or two matrix products that read trained parameters: stack the"
-        " layers' parameters, or give embed, block and head; a model whose layers are all frozen"
-        " needs no released step"
+        " expected two matrix products outside loops that read trained parameters, or a"
+        " jax.lax.scan that runs forward, multiplies matrices and reads slices of trained"
+        " parameters: stack the layers' parameters, or give embed, block and head; a model whose"
+        " layers are all frozen needs no released step"
     )

@@ -10,7 +10,6 @@ recomputation, by the FLOPs of its matrix products.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -95,8 +94,8 @@ class Limits:
 
     def budget_for(self, nbytes: int) -> int:
         """The least budget of which a plan may use `nbytes`."""
-        found = math.ceil(nbytes / (1 - self.margin))
-        return found if int(found * (1 - self.margin)) >= nbytes else found + 1
+        near = int(nbytes / (1 - self.margin))
+        return next(b for b in range(near, near + 3) if int(b * (1 - self.margin)) >= nbytes)
 
     def allow(self, step: Trial | CompiledStep) -> bool:
         """Whether a compiled step fits on the device and in host memory."""
