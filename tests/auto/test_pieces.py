@@ -176,6 +176,14 @@ def test_layers_of_a_python_loop_beside_a_chunked_loss():
     assert [layer.turns for layer in found].count(1) == 4
 
 
+@pytest.mark.parametrize("model", ["unequal widths", "a U-Net"])
+def test_a_batch_of_the_closure_is_no_parameter(model):
+    """The first piece has tags as its batch is an argument, and as it is not."""
+    loss, params, batch = MODELS[model]()
+    for first, *_ in (layers_of(loss, params, batch), layers_of(lambda p: loss(p, batch), params)):
+        assert "linear" in [candidate.name for candidate in first.candidates]
+
+
 def test_the_end_of_a_loss_is_no_piece():
     program = program_of_widths([8, 9, 7, 6], [False] * 3)
     found = pieces(program, [range(len(program.nodes))], [])

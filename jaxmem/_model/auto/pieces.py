@@ -151,9 +151,11 @@ def with_views(piece: Program, views: Sequence[Node]) -> Program:
 def activations_of(program: Program, piece: Program) -> list[int]:
     """Returns the values of a piece that the program computes before it. For the first piece these
     are what the first operand of its first product depends on: the other operand is a parameter.
+    A batch that the loss reads from its closure is a constant.
     """
-    inexact = [v for v in piece.inputs if is_inexact(piece.avals[v])]
-    if computed := [v for v in inexact if v not in program.inputs]:
+    inexact = [v for v in (*piece.inputs, *piece.constants) if is_inexact(piece.avals[v])]
+    given = {*program.inputs, *program.constants}
+    if computed := [v for v in inexact if v not in given]:
         return computed
     first = next(node for node in piece.nodes if flops(node)).inputs[:1]
     reads = {v for node in leading_to(piece.nodes, first) for v in node.reads}.union(first)
