@@ -103,6 +103,7 @@ MODELS = {
 }
 
 
+@pytest.mark.quick("unequal widths", "a U-Net", "a chunked loss")
 @pytest.mark.parametrize("model", MODELS)
 def test_gradients_are_the_models_own(model):
     loss, params, batch = MODELS[model]()
@@ -129,6 +130,7 @@ def saved_bytes(loss, *args) -> int:
     return total
 
 
+@pytest.mark.quick("unequal widths", "a U-Net", "a chunked loss")
 @pytest.mark.parametrize("model", MODELS)
 def test_recomputation_saves_less_than_half(model):
     loss, *args = MODELS[model]()

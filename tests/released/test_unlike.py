@@ -36,6 +36,7 @@ def near(got, want) -> bool:
     return farthest(jax.tree.map(np.asarray, got), jax.tree.map(np.asarray, want)) < NEAR
 
 
+@pytest.mark.quick("as it is-a chain", "recomputed-a chain", "as it is-a U-Net")
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("plan", [None, Assignment.nothing()], ids=["as it is", "recomputed"])
 def test_values_and_states_are_the_plain_steps(model, plan):
