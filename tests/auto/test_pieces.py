@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import jaxmem
 from jaxmem._model.auto.find import read
 from jaxmem._model.auto.pieces import Cuts, Values, pieces
-from jaxmem._model.layer.graph import flops
+from jaxmem._model.layer.graph import flops, views_of
 from jaxmem._trace.rewrite import Program
 from jaxmem.plans import Assignment
 from tests.auto.steps import NOTHING, layers_of
@@ -78,7 +78,7 @@ def test_no_cuts_have_fewer_bytes_across(widths, skips, share):
     program = program_of_widths(widths, skips)
     nodes = program.nodes
     work = np.array([flops(node) for node in nodes])
-    cuts = Cuts(Values(program), work, range(len(nodes)))
+    cuts = Cuts(Values(program, views_of(program, program.inputs)), work, range(len(nodes)))
     positions = cuts.positions.tolist()
     middle = positions[1:-1]
     every = [

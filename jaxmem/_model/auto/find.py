@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem._core.groups import AUTO, auto_label
-from jaxmem._model.auto.pieces import SHARE, activations_of, pieces, with_views
+from jaxmem._model.auto.pieces import SHARE, Values, activations_of, pieces, with_views
 from jaxmem._model.layer.block import Layer, layer_of, layers_of
 from jaxmem._model.layer.graph import (
     LayerGraph,
@@ -345,7 +345,7 @@ def repeats(
     """
     kinds = _kinds(program) if kinds is None else kinds
     work = np.array([flops(node) for node in program.nodes])
-    crossing = _crossing(program)
+    crossing = Values(program, ()).crossing(0, len(program.nodes))
 
     def within(low: int, high: int) -> list[range]:
         found = _longest(kinds[low:high], work[low:high], shortest)
@@ -407,21 +407,6 @@ def _cut(start: int, period: int, length: int, work, crossing) -> range:
 
     offsets = range(min(period, length - 2 * period + 1))
     return min(map(layers, offsets), key=rank)
-
-
-def _crossing(program: Program) -> np.ndarray:
-    """Returns, for each position, the bytes of the values that earlier nodes make and that later
-    nodes read.
-    """
-    graph = LayerGraph(program, ())
-    last = {v: i for i, node in enumerate(program.nodes) for v in node.reads}
-    last |= dict.fromkeys(graph.outputs, len(program.nodes))
-    change = np.zeros(len(program.nodes) + 2)
-    for v, i in graph.order.items():
-        if i >= 0 and last.get(v, -1) > i:
-            change[i + 1] += graph.bytes(v)
-            change[last[v] + 1] -= graph.bytes(v)
-    return np.cumsum(change)
 
 
 def between(program: Program, layers: Sequence[tuple[int, int]]) -> list[list[int]]:

@@ -9,7 +9,7 @@ piece).
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -22,23 +22,24 @@ SHARE = 0.1  # of a program's FLOPs, or bytes: pieces with less of both get no d
 
 
 class Values:
-    """The values that a program's nodes make, casts and views of its inputs left out.
+    """The values that a program's nodes make.
 
     made: the position of the node that makes each value.
     read: the position of the last node that reads it; the number of nodes for an output.
     bytes: its bytes.
     """
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, views: Iterable[Node]):
+        """views: nodes whose results are left out."""
         graph, nodes = LayerGraph(program, ()), program.nodes
-        views = {v for node in views_of(program, program.inputs) for v in node.outputs}
+        without = {v for node in views for v in node.outputs}
         last = {v: i for i, node in enumerate(nodes) for v in node.reads}
         last |= dict.fromkeys(graph.outputs, len(nodes))
         rows = [
             (i, last[v], graph.bytes(v))
             for i, node in enumerate(nodes)
             for v in node.outputs
-            if v in last and v not in views
+            if v in last and v not in without
         ]
         self.made, self.read, self.bytes = np.array(rows, int).reshape(-1, 3).T
 
@@ -119,7 +120,8 @@ def pieces(program: Program, stretches: Sequence[range], layers: Sequence[range]
     stretches: the nodes that pieces may have.
     layers: the nodes of layers that repeat. One of them is recomputed at a time, as a piece is.
     """
-    values, work = Values(program), np.array([flops(node) for node in program.nodes])
+    values = Values(program, views_of(program, program.inputs))
+    work = np.array([flops(node) for node in program.nodes])
     tables = [Cuts(values, work, s) for s in stretches if work[s.start : s.stop].any()]
     sizes = [t.inside[np.isfinite(t.inside) & (t.inside > 0)] for t in tables]
     if not any(len(s) for s in sizes):
