@@ -37,5 +37,6 @@ def unrolled(params, x, layers):
 def layers_of(loss, *args) -> list:
     """Returns the layers that are found in a loss."""
     finder, call = Finder(NOTHING), traced(loss, args, {})
-    jax.eval_shape(lambda *xs: finder.with_blocks(read(call.closed)).run(xs), *call.arrays)
+    with todays_checkpoint():
+        jax.eval_shape(lambda *xs: finder.with_blocks(read(call.closed)).run(xs), *call.arrays)
     return finder.found
