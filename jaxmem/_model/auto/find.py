@@ -47,11 +47,13 @@ class Finder:
 
     plan: an object that makes decisions.
     first: number of labels that other functions of the step have taken.
+    beside: the bytes inside a layer of a Python loop that the programs are beside; 0 if there is
+      none.
     found: the layers, in order. Equal layers of one stretch have one label.
     """
 
-    def __init__(self, plan, first: int = 0):
-        self.plan = plan
+    def __init__(self, plan, first: int = 0, beside: int = 0):
+        self.plan, self.beside = plan, beside
         self.found: list[Layer] = []
         self.labels = first
         self._started: dict[int, int] = {}
@@ -62,7 +64,7 @@ class Finder:
         `shard_map`s outside these.
         """
         graph, views = LayerGraph(program, ()), views_of(program, program.inputs)
-        equal = {low: layers for layers in _equal_layers(program) for low, _ in layers}
+        equal = {low: layers for layers in _equal_layers(program, self.beside) for low, _ in layers}
         nodes: list[Node] = []
         blocks: dict[int, tuple[int, list[Node]]] = {}
         position = 0
@@ -166,9 +168,11 @@ def _holds_blocks(node: Node) -> bool:
     return any(map(is_block, inside(node.eqn)))
 
 
-def _equal_layers(program: Program) -> list[list[tuple[int, int]]]:
+def _equal_layers(program: Program, beside: int) -> list[list[tuple[int, int]]]:
     """Returns the ends of the layers of Python loops and of the pieces of a program. Equal layers,
     and equal pieces, are in one list. There are none if scans have nearly all FLOPs.
+
+    beside: as for `Finder`.
     """
     nodes = program.nodes
     work = np.array([flops(node) for node in nodes])
@@ -187,7 +191,8 @@ def _equal_layers(program: Program) -> list[list[tuple[int, int]]]:
     edges = np.flatnonzero(np.diff(np.concatenate([[0], free, [0]]))).tolist()
     runs = [*map(range, edges[::2], edges[1::2])]
     equal: dict[tuple, list[tuple[int, int]]] = {}
-    for piece in pieces(program, runs, [range(*ends) for ends in itertools.chain(*found)]):
+    layers = [range(*ends) for ends in itertools.chain(*found)]
+    for piece in pieces(program, runs, layers, beside):
         key = (*kinds[piece.start : piece.stop], *_wiring(nodes[piece.start : piece.stop]))
         equal.setdefault(key, []).append((piece.start, piece.stop))
     return [*found, *equal.values()]

@@ -110,15 +110,19 @@ class Cuts:
         return float(least[-1]), [range(*ends) for ends in itertools.pairwise(cuts)]
 
 
-def pieces(program: Program, stretches: Sequence[range], layers: Sequence[range]) -> list[range]:
+def pieces(
+    program: Program, stretches: Sequence[range], layers: Sequence[range], beside: int = 0
+) -> list[range]:
     """Returns the pieces of a program, in order. None are returned if they have less than `SHARE`
-    of its FLOPs, and less of the bytes of its values.
+    of its FLOPs, and less of the bytes of its values; or fewer bytes inside than a layer that
+    repeats.
 
     The end of the program is no piece: the backward begins with it, and would compute it at once
     again.
 
     stretches: the nodes that pieces may have.
     layers: the nodes of layers that repeat. One of them is recomputed at a time, as a piece is.
+    beside: the bytes inside a layer that repeats, for a program beside such layers.
     """
     values = Values(program, views_of(program, program.inputs))
     work = np.array([flops(node) for node in program.nodes])
@@ -126,15 +130,16 @@ def pieces(program: Program, stretches: Sequence[range], layers: Sequence[range]
     sizes = [t.inside[np.isfinite(t.inside) & (t.inside > 0)] for t in tables]
     if not any(len(s) for s in sizes):
         return []
-    repeated = max((values.inside(s.start, s.stop) for s in layers), default=0)
+    repeated = max((values.inside(s.start, s.stop) for s in layers), default=beside)
     every = np.concatenate(sizes)
     tried = [max(size, repeated) for size in np.geomspace(every.min(), every.max(), SIZES)]
     bytes_of = lambda size: size + sum(t.best(size)[0] for t in tables)
     size = min(tried, key=bytes_of)
     found = [piece for t in tables for piece in t.best(size)[1] if piece.stop < len(work)]
     of_work = sum(work[p.start : p.stop].sum() for p in found) >= SHARE * work.sum()
-    of_bytes = sum(values.inside(p.start, p.stop) for p in found) >= SHARE * values.bytes.sum()
-    return found if of_work or of_bytes else []
+    inside = sum(values.inside(p.start, p.stop) for p in found)
+    of_bytes = inside >= SHARE * values.bytes.sum()
+    return found if inside > repeated and (of_work or of_bytes) else []
 
 
 def with_views(piece: Program, views: Sequence[Node]) -> Program:

@@ -27,6 +27,7 @@ from typing import Any
 from jaxmem._core.groups import AUTO, is_auto
 from jaxmem._model.auto.divide import holds_loop
 from jaxmem._model.auto.find import SHORTEST, Finder, between, part, read, repeats
+from jaxmem._model.auto.pieces import Values
 from jaxmem._model.layer.block import Layer, layers_of
 from jaxmem._model.layer.graph import flops, is_inexact, views_of
 from jaxmem._model.tags.policy import groups_of
@@ -169,7 +170,9 @@ class PythonLoops:
         """
         program = self._program
         taken = is_auto(label) and bool(self._stretches)
-        finder = None if plan is None else Finder(plan, first=int(taken))
+        layers = [(s.start, s.start + s.step) for s in self._stretches]
+        beside = max(itertools.starmap(Values(program, ()).inside, layers), default=0)
+        finder = None if plan is None else Finder(plan, first=int(taken), beside=beside)
         cutter, done = _Cutter(program, self._views, self._count, self._frozen, finder), 0
         loops: dict[str, range] = {}  # the numbers of each loop's layers, by label
         if not self._stretches:

@@ -127,12 +127,12 @@ def flops(node: Node) -> float:
 
 
 def uses_references(node: Node) -> bool:
-    """Whether a node reads or writes a `jax.Ref`, or is a loop whose iterations make one: no block
+    """Whether a node reads, writes or makes a `jax.Ref`, or is a loop whose iterations do: no block
     may. The references inside a Pallas kernel are the kernel's own.
     """
     loop = inside(node.eqn, lambda e: e.primitive.name != "pallas_call")
     eqns = (node.eqn, *loop) if node.primitive == "scan" else (node.eqn,)
-    return any(is_reference(v.aval) for eqn in eqns for v in eqn.invars)
+    return any(is_reference(v.aval) for eqn in eqns for v in (*eqn.invars, *eqn.outvars))
 
 
 def is_inexact(aval) -> bool:
