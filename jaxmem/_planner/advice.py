@@ -266,7 +266,7 @@ def _each(target: Target) -> str:
 
 def _margin(limits: Limits, least: int) -> str:
     """The end of an error's sentence, about the share of the budget that a plan may not use, and
-    the budget of which a plan may use the `least` bytes; empty if a plan may use the whole budget.
+    the smallest budget with room for the `least` bytes; empty if a plan may use the whole budget.
     """
     if not limits.margin:
         return ""

@@ -118,7 +118,6 @@ def test_gradients_are_the_models_own(model):
 def saved_bytes(loss, *args) -> int:
     """The bytes of the arrays that the backward of a loss reads, arguments left out."""
     pullback = jax.eval_shape(lambda *args: jax.vjp(loss, *args)[1], *args)
-    own = {id(a) for a in jax.tree.leaves(args)}
     shapes = [(a.shape, a.dtype) for a in jax.tree.leaves(args)]
     total = 0
     for a in jax.tree.leaves(pullback):
@@ -126,7 +125,6 @@ def saved_bytes(loss, *args) -> int:
             shapes.remove((a.shape, a.dtype))
         else:
             total += a.size * a.dtype.itemsize
-    assert own
     return total
 
 

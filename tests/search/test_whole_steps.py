@@ -282,29 +282,36 @@ def test_a_second_search_returns_the_plan_of_the_first(monkeypatch):
     assert len(second.compiler.weighed) < len(first.compiler.weighed)
 
 
-def test_the_search_goes_on_if_the_least_bytes_fit_against_the_prediction(monkeypatch):
-    """The first guess, which keeps u, takes 9000 bytes of working memory, so that no plan is
-    expected to fit. Plans without u take none.
+def planted(made, more, room, start, monkeypatch) -> Search:
+    """A search from the tags `start`, for a profile whose steps take `more(tags)` bytes of working
+    memory.
     """
-    keep = [Option(KEEP, 1000, 0, 0.0)]
-    made = independent({"u": (9.0, 1000, keep), "v": (8.0, 1000, keep), "w": (1.0, 1000, keep)})
     steps = Whole(made, 0)
     steps.backend.stops_at_buffers = False
     plain = steps.step
 
     def step(actions):
         done = plain(actions)
-        kept = actions["block"].get("u") == KEEP or UNTAGGED in actions["block"]
-        total = done.compiled.total_bytes + 9000 * kept
+        total = done.compiled.total_bytes + more(actions["block"])
         return dataclasses.replace(
             done, compiled=dataclasses.replace(done.compiled, total_bytes=total)
         )
 
     steps.step = step
     trial = lambda tags: Trial(step({"block": tags}), evaluate(made, {"block": tags}), 0)
-    limits = Limits(STATIC + 1500, STATIC + 1500, 0)
-    search = searches.search(made, limits, trial(EVERYTHING), [trial({"u": KEEP})], steps)
+    limits = Limits(STATIC + room, STATIC + room, 0)
     monkeypatch.setattr(search_module, "compile_baseline", lambda search, arguments: None)
+    return searches.search(made, limits, trial(EVERYTHING), [trial(start)], steps)
+
+
+def test_the_search_goes_on_if_the_least_bytes_fit_against_the_prediction(monkeypatch):
+    """The first guess, which keeps u, takes 9000 bytes of working memory, so that no plan is
+    expected to fit. Plans without u take none.
+    """
+    keep = [Option(KEEP, 1000, 0, 0.0)]
+    made = independent({"u": (9.0, 1000, keep), "v": (8.0, 1000, keep), "w": (1.0, 1000, keep)})
+    more = lambda tags: 9000 * (tags.get("u") == KEEP or UNTAGGED in tags)
+    search = planted(made, more, 1500, {"u": KEEP}, monkeypatch)
     search_module.find_plan(search, STATIC)
     assert effective(made, search.best.actions)["block"] == {
         "u": RECOMPUTE,
@@ -317,27 +324,14 @@ def test_a_solution_that_is_predicted_to_exceed_the_budget_by_little_is_compiled
     """A step takes 1000 bytes of working memory without u, and 200 if u is kept."""
     keep = [Option(KEEP, 1000, 0, 0.0)]
     made = independent({"u": (9.0, 1000, keep), "v": (8.0, 1000, keep)})
-    steps = Whole(made, 0)
-    steps.backend.stops_at_buffers = False
-    plain = steps.step
-
-    def step(actions):
-        done = plain(actions)
-        more = 200 if actions["block"].get("u") == KEEP else 1000
-        compiled = dataclasses.replace(done.compiled, total_bytes=done.compiled.total_bytes + more)
-        return dataclasses.replace(done, compiled=compiled)
-
-    steps.step = step
-    trial = lambda tags: Trial(step({"block": tags}), evaluate(made, {"block": tags}), 0)
-    limits = Limits(STATIC + 1950, STATIC + 1950, 0)
-    search = searches.search(made, limits, trial(EVERYTHING), [trial({})], steps)
-    monkeypatch.setattr(search_module, "compile_baseline", lambda search, arguments: None)
+    more = lambda tags: 200 if tags.get("u") == KEEP else 1000
+    search = planted(made, more, 1950, {}, monkeypatch)
     search_module.find_plan(search, STATIC)
     assert effective(made, search.best.actions)["block"] == {"u": KEEP, "v": RECOMPUTE}
 
 
 class Estimated(searches.NoEstimates):
-    """Estimates by the choice for u, of which that of the compressed tensor errs."""
+    """Estimates by the choice for u. The estimate of the compressed u errs."""
 
     def estimate_for_least(self, actions) -> int:
         choice = actions["block"].get("u", RECOMPUTE)
@@ -348,24 +342,10 @@ def test_a_budget_that_lossless_actions_meet_is_not_refused_with_codecs(monkeypa
     """Steps without u kept take 9000 bytes of working memory. The estimates find the kept tensor
     smaller than the recomputed one, and the compressed one much smaller than both.
     """
-    made = independent(
-        {"u": (9.0, 10, [Option(KEEP, 10, 0, 0.0), Option(INT4, 5, 0, 1.0, lossy=True)])}
-    )
-    steps = Whole(made, 0)
-    steps.backend.stops_at_buffers = False
-    plain = steps.step
-
-    def step(actions):
-        done, more = plain(actions), 9000 * (actions["block"].get("u") != KEEP)
-        compiled = dataclasses.replace(done.compiled, total_bytes=done.compiled.total_bytes + more)
-        return dataclasses.replace(done, compiled=compiled)
-
-    steps.step = step
-    trial = lambda tags: Trial(step({"block": tags}), evaluate(made, {"block": tags}), 0)
-    limits = Limits(STATIC + 100, STATIC + 100, 0)
-    search = searches.search(made, limits, trial(EVERYTHING), [trial({})], steps)
-    search.estimates = Estimated(steps, made)
-    monkeypatch.setattr(search_module, "compile_baseline", lambda search, arguments: None)
+    options = [Option(KEEP, 10, 0, 0.0), Option(INT4, 5, 0, 1.0, lossy=True)]
+    made = independent({"u": (9.0, 10, options)})
+    search = planted(made, lambda tags: 9000 * (tags.get("u") != KEEP), 100, {}, monkeypatch)
+    search.estimates = Estimated(search.compiler, made)
     search_module.compile_least(search)
     assert [t.actions["block"]["u"] for t in search.fitting] == [KEEP]
 

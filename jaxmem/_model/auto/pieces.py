@@ -1,4 +1,4 @@
-"""Cuts what does not repeat in a program into pieces: layers of which there is one each.
+"""Cuts the operations of a program that do not repeat into pieces. A piece is a layer for itself.
 
 The levels of a U-Net, the first blocks of a ResNet's stages, and the layers of a network of unequal
 widths are pieces. The values that cross the ends of a piece are saved, and the backward recomputes
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jaxmem._model.layer.graph import LayerGraph, flops, is_inexact, views_of
+from jaxmem._model.layer.graph import aval_bytes, flops, is_inexact, views_of
 from jaxmem._trace.rewrite import Node, Program, leading_to
 
 MOST_CUTS = 400  # positions at which one stretch may be cut
@@ -31,12 +31,12 @@ class Values:
 
     def __init__(self, program: Program, views: Iterable[Node]):
         """views: nodes whose results are left out."""
-        graph, nodes = LayerGraph(program, ()), program.nodes
+        nodes = program.nodes
         without = {v for node in views for v in node.outputs}
         last = {v: i for i, node in enumerate(nodes) for v in node.reads}
-        last |= dict.fromkeys(graph.outputs, len(nodes))
+        last |= {v: len(nodes) for v in program.outputs if isinstance(v, int)}
         rows = [
-            (i, last[v], graph.bytes(v))
+            (i, last[v], aval_bytes(program.avals[v]))
             for i, node in enumerate(nodes)
             for v in node.outputs
             if v in last and v not in without

@@ -21,6 +21,7 @@ cotangent.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -88,9 +89,9 @@ class SegmentedLoss:
 
 
 class PythonLoops:
-    """The layers of a loss's Python loops.
+    """The layers of a loss's Python loops, or of a loss whose layers are unlike each other.
 
-    work: FLOPs of the layers.
+    work: FLOPs of the layers; infinite for layers unlike each other, since no scan has layers then.
     scanned: FLOPs of the loss's largest scan.
     """
 
@@ -105,7 +106,8 @@ class PythonLoops:
         self._program, self._views, self._count = program, views, count
         self._stretches, self._frozen = stretches, frozen
         each = list(map(flops, program.nodes))
-        self.work = sum(sum(each[s.start : s.stop]) for s in stretches)
+        work = sum(sum(each[s.start : s.stop]) for s in stretches)
+        self.work = work if stretches else math.inf
         scans = [w for node, w in zip(program.nodes, each) if node.primitive == "scan"]
         self.scanned = max(scans, default=0.0)
 
@@ -150,10 +152,8 @@ class PythonLoops:
 
         nodes = self._program.nodes
         if not self._stretches:
-            self.work, self.scanned = 1.0, 0.0
             given = self._program.inputs[: self._count]
-            trained = (v for i, v in enumerate(given) if i not in self._frozen)
-            products = _products(nodes, _with_views(trained, self._views))
+            products = _products(nodes, given, self._frozen, self._views)
             return not any(map(slices, nodes)) and len(products) > 1
         inside = (n for s in self._stretches for n in nodes[s.start : s.stop] if slices(n))
         return sum(map(flops, inside)) <= 0.5 * self.work
@@ -207,17 +207,16 @@ def _blocks(layers: Sequence[Layer], plan) -> list[Callable[[Sequence], list]]:
     return found
 
 
-def _with_views(values: Iterable[int], views: Sequence[Node]) -> set[int]:
-    """Returns values, and the casts and views of them."""
-    found = set(values)
+def _products(
+    nodes: Sequence[Node], parameters: Iterable[int], frozen: Collection[int], views: Sequence[Node]
+) -> list[int]:
+    """Returns the positions of the matrix products that read trained parameters, or casts and views
+    of them.
+    """
+    trained = {v for i, v in enumerate(parameters) if i not in frozen}
     for node in views:
-        found.update(() if found.isdisjoint(node.reads) else node.outputs)
-    return found
-
-
-def _products(nodes: Sequence[Node], values: set[int]) -> list[int]:
-    """Returns the positions of matrix products that read values."""
-    return [i for i, n in enumerate(nodes) if flops(n) and not values.isdisjoint(n.reads)]
+        trained.update(() if trained.isdisjoint(node.reads) else node.outputs)
+    return [i for i, n in enumerate(nodes) if flops(n) and not trained.isdisjoint(n.reads)]
 
 
 def _place(nodes: Sequence[Node]) -> str:
@@ -276,8 +275,7 @@ class _Cutter:
             blocks = (i for i, node in enumerate(whole.nodes) if node.primitive == AUTO)
             inner = itertools.chain(*((i, i + 1) for i in blocks))
         else:
-            trained = (v for v, i in self.numbers.items() if i not in self.frozen)
-            inner = _products(whole.nodes, _with_views(trained, self.views))[1:]
+            inner = _products(whole.nodes, self.numbers, self.frozen, self.views)[1:]
         ends = sorted({0, *inner, len(whole.nodes)})
         return [part(whole, *each) for each in itertools.pairwise(ends)]
 

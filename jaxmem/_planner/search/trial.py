@@ -93,7 +93,7 @@ class Limits:
         return Limits(budget, usable, host_bytes, backend.margin)
 
     def budget_for(self, nbytes: int) -> int:
-        """The least budget of which a plan may use `nbytes`."""
+        """The smallest budget whose usable part has room for `nbytes`."""
         near = int(nbytes / (1 - self.margin))
         return next(b for b in range(near, near + 3) if int(b * (1 - self.margin)) >= nbytes)
 
