@@ -28,7 +28,7 @@ from jaxmem._planner.placement.plan import (
 )
 from jaxmem._planner.search.candidates import price_of
 from jaxmem._planner.search.compile import StepCompiler
-from jaxmem._planner.search.measure import Runs, check_measure, compare_by_runs
+from jaxmem._planner.search.measure import check_measure, compare_by_runs
 from jaxmem._planner.search.search import find_plan
 from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.sizes import Boundary, StepSizes, check_batch, of_size, possible
@@ -110,7 +110,8 @@ def plan(
       prices. The fastest measured step is returned. If `actions` is None, a step with a lossy codec
       must be faster by at least 2 % plus the spread of the runs. `Plan.measured` lists all steps
       that ran. The compiles of these steps take additional time. Arguments that are shapes are
-      filled with made-up numbers. None runs no step for comparison.
+      filled with made-up numbers. None runs steps for comparison only if the step fits without a
+      plan on the device at hand: then it and the plan run for three seconds.
     decide: what the plan decides. "actions" is required. "states", for a step from
       `jaxmem.released_step`, decides which layers keep their model states in device memory, and
       which layers' states are streamed from host memory, so that a model larger than the device can
@@ -257,10 +258,8 @@ def _plan(
         raise infeasible(search, largest, hint)
     notes += step.notes + _time_notes(profile) + _gap_notes(search.best.gap)
     notes += random_notes(jaxpr.jaxpr, target)
-    runs: list[Runs] = []
-    if measure is not None:
-        runs, notes_of_runs = compare_by_runs(search, measure)
-        notes += notes_of_runs
+    runs, notes_of_runs = compare_by_runs(search, measure)
+    notes += notes_of_runs
     if allowed.named_values != allowed.actions and search.best is not search.baseline:
         notes += would_save(search, search.best, wider)
     notes += _kernel_notes(search.estimates.more_by_kernels(search.best.actions))

@@ -14,6 +14,7 @@ from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
 from jaxmem._cost.profile.doubt import MIN_GAIN_DEFAULT
 from jaxmem._cost.profile.options import recoded
+from jaxmem._cost.profile.times import is_beside_training
 from jaxmem._planner.search import candidates
 from jaxmem._planner.search.candidates import hand_policies
 from jaxmem._planner.search.compile import StepCompiler
@@ -35,6 +36,7 @@ CORRECTIONS = 2  # how often prices are corrected, and the program is solved aga
 CORRECTED = "a plan by corrected prices"
 # A policy is not compiled if its predicted bytes exceed the usable bytes by more than this share.
 OVER = 0.1
+CONFIRM_SECONDS = 3.0  # seconds for runs of a plan and of the step without it, which fits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,13 +70,7 @@ def run_and_correct(search: Search, seconds: float) -> list[Runs]:
 
     Raises CannotRun if the step does not run on the device at hand.
     """
-    assert search.best is not None
-    named = {"the plan": search.best}
-    if search.baseline in search.fitting and search.best is not search.baseline:
-        named["everything kept"] = search.baseline
-    as_written = search.checkpoints_fit
-    if as_written is not None and search.best is not as_written:
-        named["the step as written"] = as_written
+    named = _with_unplanned(search)
     others = hand_policies(search.profile) | _solved_otherwise(search)
     for name, actions in others.items():
         if candidates.is_among(actions, list(named.values())):
@@ -100,10 +96,45 @@ def run_and_correct(search: Search, seconds: float) -> list[Runs]:
         # the fastest step's seconds, before and now.
         pace = fastest.median / fastest_again.median
         runs.append(dataclasses.replace(new, rounds=tuple(pace * s for s in new.rounds)))
+    _select_fastest(search, runs)
+    return runs
+
+
+def confirm_by_runs(search: Search) -> list[Runs]:
+    """Runs the best plan in alternation with everything kept and the step as written, if one of
+    them fits, and returns their runs. The fastest measured trial becomes the search's best plan.
+
+    A step that fits without a plan needs no plan that is only predicted to be faster. XLA fuses the
+    pieces of a whole step otherwise than a piece that is timed alone. Returns no runs if the step
+    without a plan was not timed.
+    """
+    named = _with_unplanned(search)
+    if len(named) < 2 or search.step_time.source != "measured" or is_beside_training():
+        return []
+    LOG.info("timing the plan, and the step without a plan, which fits too")
+    runs = _run(search, named, CONFIRM_SECONDS)
+    if runs:
+        _select_fastest(search, runs)
+    return runs
+
+
+def _with_unplanned(search: Search) -> dict[str, Trial]:
+    """The best plan, and everything kept and the step as written if they fit, by their names."""
+    assert search.best is not None
+    named = {"the plan": search.best}
+    if search.baseline in search.fitting and search.best is not search.baseline:
+        named["everything kept"] = search.baseline
+    as_written = search.checkpoints_fit
+    if as_written is not None and search.best is not as_written:
+        named["the step as written"] = as_written
+    return named
+
+
+def _select_fastest(search: Search, runs: Sequence[Runs]) -> None:
+    """The fastest measured trial becomes the search's best plan."""
     best = fastest_run(search.codecs_by_default, runs).trial
     search.divided_problem = search.divided_problem if best is search.best else None
     search.best = best
-    return runs
 
 
 def fastest_run(codecs_by_default: bool, runs: Sequence[Runs]) -> Runs:
@@ -243,8 +274,12 @@ def remember_run(build, args: tuple, actions: Actions, other: Actions, seconds, 
         History(backend, traced.jaxpr).remember_run(Comparison(actions, other, seconds, noise))
 
 
-def compare_by_runs(search: Search, seconds: float) -> tuple[list[Runs], tuple[str, ...]]:
-    """Runs steps as `run_and_correct` does. Returns the runs, and notes for the user."""
+def compare_by_runs(search: Search, seconds: float | None) -> tuple[list[Runs], tuple[str, ...]]:
+    """Runs steps as `run_and_correct` does, or as `confirm_by_runs` if `seconds` is None. Returns
+    the runs, and notes for the user.
+    """
+    if seconds is None:
+        return confirm_by_runs(search), ()
     LOG.info("running the likely fastest steps for %g s", seconds)
     try:
         runs = run_and_correct(search, seconds)

@@ -64,7 +64,7 @@ class Plan:
       points: the curve that `pareto` returns.
       rows: the plan's table, with one row per tag.
       notes: sentences for the user, such as actions that were left out, and why.
-      measured: the steps that ran for `measure=`, the plan's step among them.
+      measured: the steps that ran for comparison, the plan's step among them.
       microbatches: the chosen number of microbatches. None if the plan did not choose a number.
       batch: the chosen size for the arguments that are functions of a size. None if the plan did
         not choose a size.

@@ -6,7 +6,9 @@ import jax
 import pytest
 
 import jaxmem
+from jaxmem._core.database import Timing
 from jaxmem._target.compile.backend import Local
+from jaxmem._trace.jaxpr import equations
 from tests.shared import models
 
 SHAPES = models.shapes(4, 64, 8, 128)
@@ -20,18 +22,18 @@ def clocked(own_database, tmp_path_factory):
     asked: list[float] = []
 
     @functools.cache
-    def plan_by(name: str, budget: int | None = None, measure: float | None = 3.0):
+    def plan_by(name: str, budget: int | None = None, measure: float | None = 3.0, folder=""):
         def run(self, steps, traced, args, seconds):
             asked.append(seconds)
             told = [CLOCKS[name](step.total_bytes) for step in steps]
             return [[seconds * f for f in (1.0, 1.1, 1.3)] for seconds in told]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("XDG_CACHE_HOME", str(folders[name]))
+            patch.setenv("XDG_CACHE_HOME", str(folders[folder or name]))
             patch.setattr(Local, "run", run)
             return jaxmem.plan(build, *SHAPES, budget=budget, measure=measure)
 
-    folders = {name: tmp_path_factory.mktemp("cache") for name in CLOCKS}
+    folders = {name: tmp_path_factory.mktemp("cache") for name in (*CLOCKS, "slow saving")}
     return plan_by, asked
 
 
@@ -75,6 +77,21 @@ def test_what_was_run_corrects_the_next_search(clocked):
     assert not any("corrected" in note for note in first.notes)
     again = clocked[0]("the least is fastest", measure=None)
     assert any("corrected by earlier runs of whole steps, in which" in note for note in again.notes)
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_a_step_that_fits_takes_a_plan_only_if_the_plan_runs_faster(clocked, clock):
+    def times(self, jobs):
+        """The seconds of saving in loops alone, so that recomputing is predicted to be faster."""
+        loops = [[e for e in equations(job.jaxpr) if e.primitive.name == "scan"] for job in jobs]
+        saved = [sum(v.aval.size for loop in found for v in loop.outvars) for found in loops]
+        return [Timing(1e-12 + size, 0.0) for size in saved]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Local, "times", times)
+        plan = clocked[0](clock, measure=None, folder="slow saving")
+    assert set(medians(plan)) == {"the plan", "everything kept"}
+    assert plan.keeps_everything == (clock == "the most is fastest")
 
 
 def test_steps_that_cannot_be_run_are_planned_with_a_note():
