@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._core.groups import is_auto
-from jaxmem._model.auto.find import Finder, is_loop, read, turn
+from jaxmem._model.auto.find import Finder, is_loop, loops_named, read, turn
 from jaxmem._model.layer.block import layer_of
 from jaxmem._model.layer.graph import LayerGraph, flops, through
 from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, Scan, as_closed, as_scan, inside, line_of
@@ -80,7 +80,7 @@ def divided_loss(
     loops = (_Loop.of(program, node, own, frozen) for node in program.nodes)
     found = [loop for loop in loops if loop is not None and loop.trains]
     if not found:
-        raise NoLayersError(_no_loop(program, own))
+        raise NoLayersError(_no_loop(program))
     return max(found, key=lambda loop: flops(loop.node)).divided(paths, label, plan)
 
 
@@ -274,9 +274,8 @@ def _converted(array, conversions: Sequence[Node]):
     return array
 
 
-def _no_loop(program: Program, own: dict[int, int]) -> str:
+def _no_loop(program: Program) -> str:
     """The message for a loss without a loop over layers, with its loops."""
-    loops = [n for n in program.nodes if n.primitive in ("scan", "while")]
 
     def why(node: Node) -> str:
         if not is_loop(node):
@@ -284,9 +283,8 @@ def _no_loop(program: Program, own: dict[int, int]) -> str:
         backward = node.eqn.params["reverse"]
         return "it runs backward" if backward else "it slices no parameter that is trained"
 
-    seen = "; ".join(f"the {n.primitive} at {line_of(n.eqn)}: {why(n)}" for n in loops[:3])
     return (
-        f"released_step: no loop over layers was found in the loss ({seen or 'it has no loop'});"
+        f"released_step: no loop over layers was found in the loss ({loops_named(program, why)});"
         " expected two matrix products outside loops that read trained parameters, or a"
         " jax.lax.scan that runs forward, multiplies matrices and reads slices of trained"
         " parameters: stack the layers' parameters, or give embed, block and head; a model whose"

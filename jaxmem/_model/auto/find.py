@@ -34,6 +34,7 @@ from jaxmem._trace.rewrite import Node, Program, branches, program_of, standing_
 
 WITHIN = 0.6  # of an iteration's FLOPs: an inner loop with more FLOPs is the loop over layers
 SHORTEST = 4  # operations: a shorter stretch that repeats is not a layer
+SHOWN = 3  # loops in an error
 # Equal layers differ in these parameters: they say where a layer's share is stored, or are
 # addresses.
 _ADDRESSES = {
@@ -445,3 +446,16 @@ def part(program: Program, low: int, high: int) -> Program:
     outputs = tuple(v for node in nodes for v in node.outputs if v in later)
     inputs = tuple(v for v in reads if v not in program.constants)
     return dataclasses.replace(program, nodes=nodes, inputs=inputs, outputs=outputs)
+
+
+def loops_named(program: Program, why: Callable[[Node], str]) -> str:
+    """The largest loops of a program, by FLOPs and then by the number of values that they make, in
+    words for an error.
+
+    why: returns the reason why a loop is not a loop over layers.
+    """
+    loops = [n for n in program.nodes if n.primitive in ("scan", "while")]
+    size = lambda n: (flops(n), sum(v.aval.size for v in n.eqn.outvars if hasattr(v.aval, "size")))
+    largest = sorted(loops, key=size, reverse=True)[:SHOWN]
+    named = "; ".join(f"the {n.primitive} at {line_of(n.eqn)}: {why(n)}" for n in largest)
+    return named or "it has no loop"

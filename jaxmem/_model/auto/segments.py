@@ -28,7 +28,7 @@ from typing import Any
 from jaxmem._core.groups import AUTO, is_auto
 from jaxmem._model.auto.divide import holds_loop
 from jaxmem._model.auto.find import SHORTEST, Finder, between, part, read, repeats
-from jaxmem._model.auto.pieces import Values
+from jaxmem._model.auto.pieces import Values, with_views
 from jaxmem._model.layer.block import Layer, layers_of
 from jaxmem._model.layer.graph import flops, is_inexact, views_of
 from jaxmem._model.tags.policy import groups_of
@@ -285,13 +285,12 @@ class _Cutter:
         self.layers += 1
 
     def _add(self, stretch: Program, call: Callable, layer: int | None) -> None:
-        views = leading_to(self.views, stretch.inputs)
-        made = {v for node in views for v in node.outputs}
-        reads = dict.fromkeys((*(v for node in views for v in node.reads), *stretch.inputs))
-        reads = [v for v in reads if v not in made and v not in self.program.constants]
-        own = [v for v in reads if v in self.numbers]
-        takes = [v for v in reads if v in self.active and v not in self.numbers]
-        others = [v for v in reads if v not in self.active and v not in self.numbers]
+        piece = with_views(stretch, self.views)
+        views = piece.nodes[: len(piece.nodes) - len(stretch.nodes)]
+        own = [v for v in piece.inputs if v in self.numbers]
+        values = [v for v in piece.inputs if v not in self.numbers]
+        takes = [v for v in values if v in self.active]
+        others = [v for v in values if v not in self.active]
         outputs = [v for v in stretch.outputs if isinstance(v, int)]
         makes = [v for v in outputs if v in self.active]
         rest = [v for v in outputs if v not in self.active]
@@ -304,7 +303,7 @@ class _Cutter:
             return [results[i] for i in where]
 
         numbers = tuple(self.numbers[v] for v in own)
-        plain = leading_to((*views, *stretch.nodes), rest)
+        plain = leading_to(piece.nodes, rest)
 
         def fixed(parameters, values) -> dict:
             known = {v: parameters[self.numbers[v]] for v in own}

@@ -2,23 +2,19 @@
 
 import functools
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
 from jaxmem._core.assignment import Decisions, leaves_as_written
 from jaxmem._model.auto.calls import Call, traced
-from jaxmem._model.auto.find import Finder, read
+from jaxmem._model.auto.find import Finder, loops_named, read
 from jaxmem._model.auto.gradients import NAMES, differentiating, innermost, made_before
 from jaxmem._model.layer.block import Layer
 from jaxmem._model.layer.graph import flops, uses_references
 from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._model.tags.policy import decisions
-from jaxmem._trace.jaxpr import line_of
 from jaxmem._trace.rewrite import Node, Program
 from jaxmem.errors import NoLayersError, StepError
-
-_SHOWN = 3  # loops
 
 
 def build_of(step: Callable) -> Callable:
@@ -157,23 +153,14 @@ class Rewriter:
 def _no_layers(function: Callable, program: Program) -> NoLayersError:
     """Returns the error, with the largest loops and why each is not a loop over layers."""
     name = getattr(function, "__name__", type(function).__name__)
-    loops = [n for n in program.nodes if n.primitive in ("scan", "while")]
-    largest = sorted(loops, key=_size, reverse=True)[:_SHOWN]
-    looked_at = "; ".join(f"the {n.primitive} at {line_of(n.eqn)}: {_why_not(n)}" for n in largest)
     products = sum(flops(n) > 0 for n in program.nodes)
     rest = f"of its operations outside loops, {products} multiply matrices"
     return NoLayersError(
-        f"auto: no layer was found in {name!r} ({looked_at or 'it has no loop'}; {rest}). Layers"
+        f"auto: no layer was found in {name!r} ({loops_named(program, _why_not)}; {rest}). Layers"
         " are the turns of a jax.lax.scan, and stretches of operations before the last product,"
         " that multiply matrices or convolve. Wrap a layer by hand: jax.checkpoint(layer,"
         " policy=jaxmem.remat_policy(plan))"
     )
-
-
-def _size(node: Node) -> float:
-    """Returns the size of a loop: its FLOPs, or for a loop without FLOPs its number of values."""
-    values = sum(math.prod(getattr(v.aval, "shape", ())) for v in node.eqn.outvars)
-    return flops(node) or values * 1e-9
 
 
 def _why_not(node: Node) -> str:

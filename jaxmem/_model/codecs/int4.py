@@ -83,6 +83,16 @@ class _Grouped(_Int4):
         """Returns the parameters of the decoding operation."""
         return {"width": self.rows(shape)[0][-1], "dtype": dtype_of(dtype).name}
 
+    def encode(self, x):
+        self.check(x.shape, x.dtype)
+        rows, how = self.encoding(x.shape)
+        quantize = kernels.quantize if self.scale_sets == 1 else kernels.quantize_offset
+        return quantize(kernels.as_rows(x, rows), **how)
+
+    def decode(self, codes, shape, dtype):
+        dequantize = kernels.dequantize if self.scale_sets == 1 else kernels.dequantize_offset
+        return dequantize(*codes, **self.decoding(shape, dtype)).reshape(shape)
+
     def counts(self, shape):
         rows, group = self.rows(shape)
         groups = math.prod(rows[:-1]) * -(-rows[-1] // group)
@@ -124,14 +134,6 @@ class GroupedSymmetric(_Grouped):
     stochastic: bool = False
     seed: int = 0
 
-    def encode(self, x):
-        self.check(x.shape, x.dtype)
-        rows, how = self.encoding(x.shape)
-        return kernels.quantize(kernels.as_rows(x, rows), **how)
-
-    def decode(self, codes, shape, dtype):
-        return kernels.dequantize(*codes, **self.decoding(shape, dtype)).reshape(shape)
-
 
 @dataclasses.dataclass(frozen=True)
 class GroupedAsymmetric(_Grouped):
@@ -170,14 +172,6 @@ class GroupedAsymmetric(_Grouped):
     scale: str = "bfloat16"
     stochastic: bool = False
     seed: int = 0
-
-    def encode(self, x):
-        self.check(x.shape, x.dtype)
-        rows, how = self.encoding(x.shape)
-        return kernels.quantize_offset(kernels.as_rows(x, rows), **how)
-
-    def decode(self, codes, shape, dtype):
-        return kernels.dequantize_offset(*codes, **self.decoding(shape, dtype)).reshape(shape)
 
 
 class _ByRows(_Int4):

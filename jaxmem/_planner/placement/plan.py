@@ -119,23 +119,23 @@ def plan_places(
     """
     step = build, args, backend, limits, allowed, decide
     every = placement_searches(*step)
-    if not lossy_states:
-        search, best = _fastest(every)
+
+    def plan_of(search: PlacementSearch, best: PlacedTrial) -> Plan:
         return placed_plan(search, best, notes, [one for one in every if one is not search])
+
+    if not lossy_states:
+        return plan_of(*_fastest(every))
     every[0].steps.check_quantized()
     try:
         search, best = _fastest(every)
     except BudgetError:
         every += (coded := placement_searches(*step, INT8))
-        search, best = _fastest(coded)
-        others = [one for one in every if one is not search]
-        why = "no plan with float moments fits"
-        return _in_8_bits(placed_plan(search, best, notes, others), why)
-    exact = placed_plan(search, best, notes, [one for one in every if one is not search])
+        return _in_8_bits(plan_of(*_fastest(coded)), "no plan with float moments fits")
+    exact = plan_of(search, best)
     if exact.keeps_everything or best.step.compiled.xla_seconds is None:
         return exact
     every += (coded := placement_searches(*step, INT8))
-    exact = placed_plan(search, best, notes, [one for one in every if one is not search])
+    exact = plan_of(search, best)
     gain = lambda seconds, other: (
         other - seconds - search.profile.uncertainty * abs(other - seconds)
     )
@@ -145,10 +145,9 @@ def plan_places(
     if gain(expected, best.solution.risk_adjusted_seconds) < least:
         return exact
     try:
-        search_8, best_8 = _fastest(coded)
+        lossy = plan_of(*_fastest(coded))
     except (BudgetError, StepError):
         return exact
-    lossy = placed_plan(search_8, best_8, notes, [one for one in every if one is not search_8])
     if gain(lossy.predicted_seconds, exact.predicted_seconds) < least:
         return exact
     more = 1e3 * (exact.predicted_seconds - lossy.predicted_seconds)

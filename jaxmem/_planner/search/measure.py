@@ -162,8 +162,7 @@ def _run(search: Search, named: dict[str, Trial], seconds: float) -> list[Runs]:
     """
     rounds = search.compiler.run(*(t.step for t in named.values()), seconds=seconds)
     runs = [Runs(n, t, tuple(r)) for (n, t), r in zip(named.items(), rounds) if r]
-    if runs:
-        _remember(search, runs)
+    _remember(search, runs)
     return runs
 
 
@@ -173,15 +172,12 @@ def _remember(search: Search, runs: list[Runs]) -> None:
     checkpoints.
     """
     runs = [run for run in runs if run.trial.actions != AS_WRITTEN]
-    if not runs:
-        return
-    first, *others = runs
-    for run in others:
-        differences = [a - b for a, b in zip(run.rounds, first.rounds)]
+    for run in runs[1:]:
+        differences = [a - b for a, b in zip(run.rounds, runs[0].rounds)]
         lower, median, upper = quartiles(differences)
-        noise = NOISE * first.median + (upper - lower) / math.sqrt(len(differences))
+        noise = NOISE * runs[0].median + (upper - lower) / math.sqrt(len(differences))
         search.history.remember_run(
-            Comparison(run.trial.actions, first.trial.actions, median, noise)
+            Comparison(run.trial.actions, runs[0].trial.actions, median, noise)
         )
 
 
