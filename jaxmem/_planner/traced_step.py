@@ -29,6 +29,8 @@ from jaxmem._target.compile.protocol import Pricing
 from jaxmem._target.compiled.compiled import check_arguments
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import argument_bytes, batch_axes
+from jaxmem._trace.jaxpr import equations, line_of
+from jaxmem._trace.stand_in import calls_python
 
 SHOWN = 3  # source lines of checkpoints that a note names
 
@@ -122,6 +124,7 @@ def read_step(
     own = History(backend, as_written) if has_checkpoints and not planned else None
     profile, notes = corrected_by_runs(price(allowed=allowed), history)
     notes += _undecided(compiler) if has_checkpoints else ()
+    notes += _left_out(traced.jaxpr.jaxpr, target)
     compiler = compiler.with_facts(has_checkpoints, profile.idle_blocks)
     # The permissions under `actions="all"`: codecs for values that `checkpoint_name` names too.
     for_all = dataclasses.replace(allowed, named_values=allowed.actions, codecs_by_default=False)
@@ -129,6 +132,17 @@ def read_step(
     seconds = time.perf_counter() - start
     return TracedStep(
         compiler, planned, traced, arguments, shards, profile, wider, history, own, notes, seconds
+    )
+
+
+def _left_out(jaxpr, target: Target) -> tuple[str, ...]:
+    """A note for the user about calls of Python that are not compiled for an absent target."""
+    calls = dict.fromkeys(line_of(eqn) for eqn in equations(jaxpr) if calls_python(eqn))
+    if target.local or not calls:
+        return ()
+    return (
+        f"the calls of Python at {', '.join([*calls][:SHOWN])} are left out of what is compiled for"
+        f" {target}, since JAX compiles them for devices at hand only",
     )
 
 

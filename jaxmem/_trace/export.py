@@ -8,6 +8,7 @@ import dataclasses
 import jax
 from jax import export
 
+from jaxmem._trace.stand_in import without_python
 from jaxmem_kernels import compiling_for
 from jaxmem_kernels.gpu.adapter import CUSTOM_CALLS
 
@@ -54,7 +55,7 @@ def export_flat(
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in _SAFE]
     with compiling_for(capability) if capability else contextlib.nullcontext():
         exported = export.export(
-            AlreadyTraced(traced), platforms=[platform], disabled_checks=checks
+            AlreadyTraced(without_python(traced)), platforms=[platform], disabled_checks=checks
         )()
     # The step's own containers may be registered in the user's code only. Tuples need no
     # registration. The second part of `in_tree` is the keyword arguments, and is empty.

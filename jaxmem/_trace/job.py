@@ -23,6 +23,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxmem._trace.jaxpr import equations, is_reference
+from jaxmem._trace.stand_in import needs_values, on_any_values
 from jaxmem._trace.vary import mapped_axes
 
 
@@ -47,12 +48,23 @@ class Job:
         """The shapes and dtypes of its arguments, without what else an aval holds."""
         return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in self.avals]
 
-    @functools.cached_property
+    @property
     def jaxpr(self) -> Any:
-        """The function's trace."""
-        return jax.make_jaxpr(self._run)(*self.specs)
+        """The trace of the program that is timed."""
+        return self._timed[1]
 
-    def _run(self, *arrays):
+    @functools.cached_property
+    def _timed(self) -> tuple[Callable, Any]:
+        """The program that is timed, and its trace: the function, or a stand-in for a function that
+        may fail on made-up numbers.
+        """
+        traced = jax.make_jaxpr(self._called)(*self.specs)
+        if not any(map(needs_values, equations(traced.jaxpr))):
+            return self._called, traced
+        safe = functools.partial(on_any_values, traced)
+        return safe, jax.make_jaxpr(safe)(*self.specs)
+
+    def _called(self, *arrays):
         """The function's results. A `jax.Ref` among its arguments is made from an array."""
         pairs = zip(arrays, self.avals)
         return self.function(*(jax.new_ref(a) if is_reference(t) else a for a, t in pairs))
@@ -87,8 +99,8 @@ class Job:
         devices from this argument, and leaves the division of the others to XLA.
         """
         if (mesh := self.mesh) is None:
-            return jax.jit(self._run).trace(*self.specs)
-        function, manual = self._run, {*mesh.manual_axes}
+            return jax.jit(self._timed[0]).trace(*self.specs)
+        function, manual = self._timed[0], {*mesh.manual_axes}
         if manual:  # of a shard_map around the layer: each of its devices has the piece's arguments
             mesh = mesh.update(axis_types=tuple(_freed(kind) for kind in mesh.axis_types))
         if devices is not None:

@@ -242,7 +242,7 @@ def run(
     results_of: the results of a node for its operands. By default a collective over a mesh axis
       that is not there gives an array of its shape, so that what surrounds it can be timed.
     """
-    results_of = results_of or _bound_anywhere
+    results_of = results_of or bound_anywhere
     values = dict(values)
     for node in nodes:
         operands = [v.val if isinstance(v, Literal) else values[v] for v in node.inputs]
@@ -250,7 +250,7 @@ def run(
     return values
 
 
-def _bound_anywhere(node: Node, operands: Sequence) -> Sequence:
+def bound_anywhere(node: Node, operands: Sequence) -> Sequence:
     """The results of a node. For an axis name that no mesh binds, arrays of their shapes."""
     try:
         return node.bind(operands)
