@@ -59,7 +59,7 @@ class Job:
         may fail on made-up numbers.
         """
         traced = jax.make_jaxpr(self._called)(*self.specs)
-        if not any(map(needs_values, equations(traced.jaxpr))):
+        if not needs_values(traced.jaxpr):
             return self._called, traced
         safe = functools.partial(on_any_values, traced)
         return safe, jax.make_jaxpr(safe)(*self.specs)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._trace.jaxpr import ClosedJaxpr, Jaxpr, as_closed, as_scan, body, equations, inside
+from jaxmem._trace.jaxpr import ClosedJaxpr, Jaxpr, as_closed, as_scan, body, equations, subjaxprs
 from jaxmem._trace.rewrite import Node, bound_anywhere, branches, flatten, run, with_branches
 
 MOST_TURNS = 30  # of a loop that ends by its values
@@ -21,9 +21,18 @@ def calls_python(eqn) -> bool:
     return "callback" in eqn.primitive.name or eqn.primitive.name == "debug_print"
 
 
-def needs_values(eqn) -> bool:
-    """Whether an equation may fail, or not end, on made-up numbers."""
-    return calls_python(eqn) or eqn.primitive.name == "while"
+def needs_values(program) -> bool:
+    """Whether a program may fail, or not end, on made-up numbers. The loops of a kernel end, and
+    the branches of `jax.lax.platform_dependent` belong to their platforms.
+    """
+    inner = equations(program, lambda eqn: not _is_opaque(eqn))
+    return any(calls_python(eqn) or eqn.primitive.name == "while" for eqn in inner)
+
+
+def _is_opaque(eqn) -> bool:
+    """Whether an equation is a kernel, or a choice by platform."""
+    of_platforms = eqn.params.get("branches_platforms") is not None
+    return of_platforms or eqn.primitive.name == "pallas_call"
 
 
 def on_any_values(closed: ClosedJaxpr, *arrays) -> list:
@@ -51,7 +60,7 @@ def _results(node: Node, operands: Sequence) -> Sequence:
             lambda all: (all[0] + 1, tuple(changed(*of_body, *all[1]))),
             (0, tuple(carry)),
         )[1]
-    if not any(map(needs_values, inside(eqn))):
+    if _is_opaque(eqn) or not any(map(needs_values, subjaxprs(eqn))):
         return bound_anywhere(node, operands)
     if (scan := as_scan(eqn)) is not None:
         iteration, first = inner("jaxpr"), scan.consts + scan.carry

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.experimental import pallas
 
 import jaxmem
 from jaxmem._target.compile.timing import measure
@@ -61,6 +62,17 @@ def test_a_loop_that_does_not_end_ends():
     (found,) = on_any_values(jax.make_jaxpr(endless)(X), X)
     np.testing.assert_array_equal(found, X + MOST_TURNS)
     assert len(measure(Job(lambda x: nested(x, endless), (jax.typeof(X),)))) >= 7
+
+
+def test_a_choice_by_platform_stays():
+    def kernel(x, out):
+        out[...] = halved(x[...], 1)
+
+    def f(x):
+        on_tpu = pallas.pallas_call(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype))  # not for CPUs
+        return halved(jax.lax.platform_dependent(x, cpu=jnp.sin, tpu=on_tpu), 1)
+
+    assert len(measure(Job(f, (jax.typeof(X),)))) >= 7
 
 
 def test_a_piece_calls_no_python():
