@@ -56,7 +56,7 @@ def _results(node: Node, operands: Sequence) -> Sequence:
         of_end, of_body, carry = operands[:middle], operands[middle:first], operands[first:]
         goes_on, changed = inner("cond_jaxpr"), inner("body_jaxpr")
         return jax.lax.while_loop(
-            lambda all: (all[0] < MOST_TURNS) & goes_on(*of_end, *all[1])[0],
+            lambda all: (all[0] < MOST_TURNS) & jnp.any(goes_on(*of_end, *all[1])[0]),
             lambda all: (all[0] + 1, tuple(changed(*of_body, *all[1]))),
             (0, tuple(carry)),
         )[1]

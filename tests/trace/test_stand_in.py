@@ -57,6 +57,11 @@ def test_a_loop_that_ends_in_time_has_its_results(turns):
     np.testing.assert_array_equal(found, f(X))
 
 
+def test_a_batched_loop_that_ends_by_its_values_is_timed():
+    batched = jax.vmap(lambda row: halved(row, 3 * row.sum()))
+    assert len(measure(Job(batched, (jax.typeof(X),)))) >= 7
+
+
 def test_a_loop_that_does_not_end_ends():
     endless = lambda x: jax.lax.while_loop(lambda a: (a == a).all(), lambda a: a + 1.0, x)
     (found,) = on_any_values(jax.make_jaxpr(endless)(X), X)

@@ -111,7 +111,6 @@ def confirm_by_runs(search: Search) -> list[Runs]:
     named = _with_unplanned(search)
     if len(named) < 2 or search.step_time.source != "measured" or is_beside_training():
         return []
-    LOG.info("timing the plan, and the step without a plan, which fits too")
     runs = _run(search, named, CONFIRM_SECONDS)
     if runs:
         _select_fastest(search, runs)
@@ -121,6 +120,7 @@ def confirm_by_runs(search: Search) -> list[Runs]:
 def _with_unplanned(search: Search) -> dict[str, Trial]:
     """The best plan, and everything kept and the step as written if they fit, by their names."""
     assert search.best is not None
+    LOG.info("running the likely fastest steps")
     named = {"the plan": search.best}
     if search.baseline in search.fitting and search.best is not search.baseline:
         named["everything kept"] = search.baseline
@@ -274,13 +274,9 @@ def compare_by_runs(search: Search, seconds: float | None) -> tuple[list[Runs], 
     """Runs steps as `run_and_correct` does, or as `confirm_by_runs` if `seconds` is None. Returns
     the runs, and notes for the user.
     """
-    if seconds is None:
-        return confirm_by_runs(search), ()
-    LOG.info("running the likely fastest steps for %g s", seconds)
+    why: object = "there is no memory for the step"
     try:
-        runs = run_and_correct(search, seconds)
-    except CannotRun as why:
-        return [], (f"nothing was run for `measure`: {why}",)
-    if not runs:
-        return [], ("nothing was run for `measure`: there is no memory for the step",)
-    return runs, ()
+        runs = confirm_by_runs(search) if seconds is None else run_and_correct(search, seconds)
+    except CannotRun as error:
+        runs, why = [], error
+    return runs, () if runs or seconds is None else (f"nothing was run for `measure`: {why}",)

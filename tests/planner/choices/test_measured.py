@@ -8,6 +8,7 @@ import pytest
 import jaxmem
 from jaxmem._core.database import Timing
 from jaxmem._target.compile.backend import Local
+from jaxmem._target.compile.running import CannotRun
 from jaxmem._trace.jaxpr import equations
 from tests.shared import models
 
@@ -16,24 +17,35 @@ build = models.build_of(models.block)
 CLOCKS = {"the least is fastest": lambda size: size, "the most is fastest": lambda size: 1 / size}
 
 
+def slow_saving(self, jobs):
+    """The seconds of saving in loops alone, so that recomputing is predicted to be faster."""
+    loops = [[e for e in equations(job.jaxpr) if e.primitive.name == "scan"] for job in jobs]
+    saved = [sum(v.aval.size for loop in found for v in loop.outvars) for found in loops]
+    return [Timing(1e-12 + size, 0.0) for size in saved]
+
+
 @pytest.fixture(scope="module")
 def clocked(own_database, tmp_path_factory):
     """Plans of a clock that tells how long a step takes by its bytes; nothing is run."""
     asked: list[float] = []
 
     @functools.cache
-    def plan_by(name: str, budget: int | None = None, measure: float | None = 3.0, folder=""):
-        def run(self, steps, traced, args, seconds):
+    def plan_by(
+        name: str, budget: int | None = None, measure: float | None = 3.0, folder="", run=None
+    ):
+        def clock(self, steps, traced, args, seconds):
             asked.append(seconds)
             told = [CLOCKS[name](step.total_bytes) for step in steps]
             return [[seconds * f for f in (1.0, 1.1, 1.3)] for seconds in told]
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(folders[folder or name]))
-            patch.setattr(Local, "run", run)
+            patch.setattr(Local, "run", run or clock)
             return jaxmem.plan(build, *SHAPES, budget=budget, measure=measure)
 
-    folders = {name: tmp_path_factory.mktemp("cache") for name in (*CLOCKS, "slow saving")}
+    folders = {
+        name: tmp_path_factory.mktemp("cache") for name in (*CLOCKS, "slow saving", "runs once")
+    }
     return plan_by, asked
 
 
@@ -81,17 +93,25 @@ def test_what_was_run_corrects_the_next_search(clocked):
 
 @pytest.mark.parametrize("clock", CLOCKS)
 def test_a_step_that_fits_takes_a_plan_only_if_the_plan_runs_faster(clocked, clock):
-    def times(self, jobs):
-        """The seconds of saving in loops alone, so that recomputing is predicted to be faster."""
-        loops = [[e for e in equations(job.jaxpr) if e.primitive.name == "scan"] for job in jobs]
-        saved = [sum(v.aval.size for loop in found for v in loop.outvars) for found in loops]
-        return [Timing(1e-12 + size, 0.0) for size in saved]
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Local, "times", times)
+        patch.setattr(Local, "times", slow_saving)
         plan = clocked[0](clock, measure=None, folder="slow saving")
     assert set(medians(plan)) == {"the plan", "everything kept"}
     assert plan.keeps_everything == (clock == "the most is fastest")
+
+
+def test_a_step_that_runs_no_more_is_planned_by_predictions(clocked):
+    clocked[0]("the most is fastest", measure=None, folder="runs once")  # its time is stored
+
+    def run(self, steps, traced, args, seconds):
+        raise CannotRun("its arguments are shapes")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Local, "times", slow_saving)
+        plan = clocked[0]("the most is fastest", measure=None, folder="runs once", run=run)
+    assert plan.baseline_source == "measured"
+    assert not plan.measured
+    assert not plan.keeps_everything
 
 
 def test_steps_that_cannot_be_run_are_planned_with_a_note():
