@@ -69,10 +69,8 @@ def _results(node: Node, operands: Sequence) -> Sequence:
             results = iteration(*operands[: scan.consts], *carry, *xs)
             return tuple(results[: scan.carry]), tuple(results[scan.carry :])
 
-        carry, sliced = operands[scan.consts : first], tuple(operands[first:])
-        last, stacked = jax.lax.scan(
-            turn, tuple(carry), sliced, scan.length, reverse=eqn.params["reverse"]
-        )
+        carry, sliced = tuple(operands[scan.consts : first]), tuple(operands[first:])
+        last, stacked = jax.lax.scan(turn, carry, sliced, scan.length, eqn.params["reverse"])
         return [*last, *stacked]
     functions = [functools.partial(on_any_values, each) for each in branches(node)]
     return bound_anywhere(with_branches(node, functions) if functions else node, operands)
@@ -87,9 +85,10 @@ def without_python(traced: jax.stages.Traced) -> jax.stages.Traced:
     """A traced step whose calls of Python return zeros. JAX lowers such a call only for a device of
     the process, and exports none.
     """
-    effects = {type(e) for c in equations(traced.jaxpr.jaxpr) if calls_python(c) for e in c.effects}
-    if not any(map(calls_python, equations(traced.jaxpr.jaxpr))):
+    calls = [eqn for eqn in equations(traced.jaxpr.jaxpr) if calls_python(eqn)]
+    if not calls:
         return traced
+    effects = {type(effect) for eqn in calls for effect in eqn.effects}
     other: Any = copy.copy(traced)
     # Remove with a public name: JAX 0.10 to 0.12 changes no program of a `Traced`.
     other._params = other._params | {"jaxpr": _quiet(traced.jaxpr, effects)}
@@ -98,15 +97,18 @@ def without_python(traced: jax.stages.Traced) -> jax.stages.Traced:
 
 
 def _quiet(program, effects: set[type]):
-    """A jaxpr without calls of Python, and without their effects."""
+    """A jaxpr without calls of Python, and without their effects. A program in it that calls no
+    Python stays the same object: JAX lowers a program once that is called several times.
+    """
     if not isinstance(program, Jaxpr):
         return program.replace(jaxpr=_quiet(program.jaxpr, effects))
     others = lambda of: type(of)(e for e in of if type(e) not in effects)
 
     def quiet(param):
-        if isinstance(param, tuple | list):
-            return type(param)(map(quiet, param)) if type(param) in (tuple, list) else param
-        return param if body(param) is None else _quiet(param, effects)
+        if type(param) in (tuple, list):  # others have names
+            return type(param)(map(quiet, param))
+        calls = (inner := body(param)) is not None and any(map(calls_python, equations(inner)))
+        return _quiet(param, effects) if calls else param
 
     def replaced(eqn) -> list:
         if not calls_python(eqn):
