@@ -69,10 +69,11 @@ def temporary_bytes(
     shardings = shardings if jaxpr is whole else ()
     is_divided = shards > 1 or any(s is not None and any(s.spec) for s in shardings)
     as_references = on_gpu and is_divided
-    flat_of = _Inline(lambda eqn: not as_references or (divided and has_gpu_kernel(eqn)))
-    flat = flat_of(jaxpr)
-    division = divide(flat, shardings, flat_of)
-    walks = [_Walk(order, on_gpu, flat_of, shards) for order in ORDERS]
+    is_kernel = lambda eqn: not as_references or (divided and has_gpu_kernel(eqn))
+    programs = _Programs(is_kernel, on_gpu)
+    flat = programs.flat(jaxpr)
+    division = divide(flat, shardings, programs.flat)
+    walks = [_Walk(order, programs, shards) for order in ORDERS]
     least = min(walk.step(flat, donated, division, order) for walk, order in zip(walks, ORDERS))
     # In a depth-first order, a program without a loop over its layers computes the weights'
     # gradients last. The operands of these gradients stay alive until then. The program is the
@@ -112,24 +113,36 @@ SEVERAL_LAYERS = 150
 
 
 @dataclasses.dataclass(frozen=True)
-class _Inline:
-    """Programs with their calls inlined, each once.
+class _Programs:
+    """Programs with their calls inlined, and their kernels, each computed once.
 
     is_kernel: whether the equation of a codec is one kernel. Otherwise the codec's reference is
       inlined, since GPUs divide the arrays, and the codec has no GPU kernel, or no kernel runs on
       divided arrays. A codec of whole arrays is one kernel, also on a CPU, whose fusions an
       estimate knows less well.
+    on_gpu: whether the step is compiled for a GPU.
     known: by id of a jaxpr, the jaxpr, so that no other jaxpr gets its id, and its program.
+    fused: by id of a program and the number of its sliced inputs, its kernels.
     """
 
     is_kernel: Callable[[Any], bool]
+    on_gpu: bool
     known: dict[int, tuple[Any, Program]] = dataclasses.field(default_factory=dict)
+    fused: dict[tuple[int, int], Body] = dataclasses.field(default_factory=dict)
 
-    def __call__(self, jaxpr) -> Program:
+    def flat(self, jaxpr) -> Program:
+        """The program of a jaxpr."""
         if id(jaxpr) not in self.known:
             body_of = lambda e: call_body(e) or (None if self.is_kernel(e) else reference_of(e))
             self.known[id(jaxpr)] = jaxpr, flatten(jaxpr, barriers=True, body_of=body_of)
         return self.known[id(jaxpr)][1]
+
+    def kernels(self, flat: Program, sliced: int = 0) -> Body:
+        """The kernels of a program of `flat`, whose last `sliced` inputs are slices."""
+        key = id(flat), sliced
+        if key not in self.fused:
+            self.fused[key] = kernels_of(flat, sliced, self.on_gpu)
+        return self.fused[key]
 
 
 class _Walk:
@@ -139,8 +152,9 @@ class _Walk:
     shards: the number of devices that divide a value, if the value's division is unknown.
     """
 
-    def __init__(self, order: Order, on_gpu: bool, flat_of: _Inline, shards: int):
-        self._order, self._on_gpu, self._flat, self._shards = order, on_gpu, flat_of, shards
+    def __init__(self, order: Order, programs: _Programs, shards: int):
+        self._order, self._programs, self._shards = order, programs, shards
+        self._on_gpu = programs.on_gpu
         self._known: dict[tuple, int] = {}
 
     def step(
@@ -151,7 +165,7 @@ class _Walk:
         division: how a mesh divides values; None if unknown.
         order: the order of the step's own kernels, which may differ from the order inside loops.
         """
-        body = kernels_of(flat, 0, self._on_gpu)
+        body = self._programs.kernels(flat)
         # Results take the memory of donated arguments of their shape, as JAX pairs them.
         kind = lambda v: (flat.avals[v].shape, flat.avals[v].dtype)
         free = defaultdict(int)
@@ -174,9 +188,9 @@ class _Walk:
         """The most bytes that a loop's body takes in addition to its inputs and carried values."""
         key = id(jaxpr), shards, None if division is None else tuple(division.specs)
         if key not in self._known:
-            flat = self._flat(jaxpr)
+            flat = self._programs.flat(jaxpr)
             sliced = 0 if loop is None else len(flat.inputs) - loop.consts - loop.carry
-            body = kernels_of(flat, sliced, self._on_gpu)
+            body = self._programs.kernels(flat, sliced)
             carried = {}
             if loop is not None:
                 given = flat.inputs[loop.consts : loop.consts + loop.carry]
