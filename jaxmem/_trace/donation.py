@@ -49,16 +49,23 @@ def warn_of_copies(traced: jax.stages.Traced, args: tuple, what: str) -> None:
     traced, args: as in `held_twice`.
     what: the public function that the message is from.
     """
-    found = held_twice(traced, args)
-    total = sum(found.values())
     parts = zip(traced.jaxpr.in_avals, divisors(traced, args))
-    if total <= NEGLIGIBLE * sum(nbytes(aval) / (number or 1) for aval, number in parts):
+    least = NEGLIGIBLE * sum(nbytes(aval) / (number or 1) for aval, number in parts)
+    found = {name: size for name, size in held_twice(traced, args).items() if size > least}
+    if not found:
         return
-    names = ", ".join(sorted(found))
-    argnums = names if len(found) == 1 else f"({names})"
+    total, names = sum(found.values()), ", ".join(sorted(found))
+    # Keyword arguments have names; positional ones have numbers.
+    numbers, words = [sorted(n for n in found if n.isdigit() is d) for d in (True, False)]
+    donated = [f"donate_argnums={_listed(numbers)}"] if numbers else []
+    donated += [f"donate_argnames={_listed(list(map(repr, words)))}"] if words else []
     warn(
         f"{what}: the step replaces {show_bytes(total)} of its argument"
         f"{'s' if len(found) > 1 else ''} {names} and does not donate them, so they are held twice;"
-        f" jit it with donate_argnums={argnums}, or give a step without jit all that it replaces as"
+        f" jit it with {' and '.join(donated)}, or give a step without jit all that it replaces as"
         " its first argument"
     )
+
+
+def _listed(items: list[str]) -> str:
+    return items[0] if len(items) == 1 else f"({', '.join(items)})"

@@ -46,7 +46,7 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
         raise
     except Exception as error:
         raise StepError(
-            "plan: the step that `build` returned cannot be traced for the arguments given"
+            "plan: the step cannot be traced for the arguments given"
             f" ({_shapes(args)}): {described(error)}"
         ) from error
 

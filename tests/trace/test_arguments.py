@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxmem
 from jaxmem._trace.arguments import argument_bytes, divisors, shards_of
-from jaxmem._trace.donation import held_twice
+from jaxmem._trace.donation import held_twice, warn_of_copies
 from jaxmem._trace.step import trace
 from jaxmem.errors import JaxmemWarning
 from tests.shared import models, tiny_lm
@@ -194,6 +194,20 @@ def test_plan_warns_of_a_step_that_is_jitted_without_donation():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ask(lambda plan: build(plan, donate_argnums=0))
+
+
+def test_the_warning_names_keywords_and_leaves_out_scalars_that_look_like_results():
+    def step(weights, rate, *, moments):
+        return weights - rate * moments, 0.9 * moments, weights.sum()
+
+    many = jnp.ones((64, 64), jnp.float32)
+    traced = jax.jit(step).trace(many, jnp.float32(0.1), moments=many)
+    assert held_twice(traced).keys() == {"0", "1", "moments"}
+    with pytest.warns(JaxmemWarning) as caught:
+        warn_of_copies(traced, (), "plan")
+    (message,) = (str(w.message) for w in caught)
+    assert "donate_argnums=0 and donate_argnames='moments'" in message
+    assert "arguments 0, moments" in message
 
 
 def test_what_is_no_result_is_not_held_twice():
