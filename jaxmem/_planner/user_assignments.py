@@ -187,8 +187,8 @@ def _decided(profile: Profile, assignment: Decisions, what: str) -> Actions:
             raise TagError(
                 f"{what}: `assignment` decides layers of block {block.name!r} in spans, and the"
                 " step's loop over them runs no spans; expected the loop of jaxmem.stack, of"
-                " jaxmem.released_step, or of jaxmem.auto over a jax.lax.scan, with all layers in"
-                " one stack in device memory"
+                " jaxmem.released_step, or of jaxmem.auto, with all layers in one stack in device"
+                " memory, or in a Python loop under jaxmem.auto"
             )
         for name in [group_label(block.name, *group) for group in groups] or [block.name]:
             actions[name] = dict(assignment.choices_for(name))

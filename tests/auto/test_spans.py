@@ -1,5 +1,8 @@
-"""`jaxmem.auto` with layers in spans: scans of scans have the gradients of the loss."""
+"""`jaxmem.auto` with layers in spans: scans of scans, and checkpoints around several layers of a
+Python loop, have the gradients of the loss.
+"""
 
+import collections
 import functools
 
 import jax
@@ -11,6 +14,8 @@ import jaxmem
 from jaxmem._core.actions import KEEP, UNTAGGED
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.groups import span_of
+from jaxmem._model.auto.step import planned_step
+from jaxmem._model.tags.policy import decisions
 from tests.shared import models
 from tests.shared.executed import runs
 
@@ -131,11 +136,95 @@ def test_a_budget_below_the_least_of_saved_layers_is_met():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
 
 
-def test_layers_of_a_python_loop_run_no_spans():
-    def unrolled(p, x):
-        for i in range(3):
-            x = x + jnp.tanh(models.norm(x) @ p["a"][i])
+def unrolled(p, x):
+    """The loss of the same layers in a Python loop, with parameters of their own."""
+    keys = jax.random.split(jax.random.key(3), len(p))
+    carried, aux = (x, x[0] * 2), []
+    for each in zip(p, keys):
+        carried, of_layer = layer(carried, each)
+        aux.append(of_layer)
+    a, b = carried
+    return (a * a).mean() + (b**3).sum() + jnp.stack(aux) @ jnp.arange(1.0, 1.0 + len(p))
+
+
+def apart():
+    """The arguments, with the parameters of each layer in a tree of their own."""
+    p, x = arguments()
+    return [jax.tree.map(lambda a, i=i: a[i], p) for i in range(LAYERS)], x
+
+
+@pytest.mark.quick("keep-3", "recompute-2")
+@pytest.mark.parametrize("span", [2, 3, 4])
+@pytest.mark.parametrize("action", ["keep", "recompute", "everything"])
+def test_gradients_of_a_python_loop_in_spans(action, span):
+    plan = Assignment({f"auto[0:{LAYERS}:{span}]": choices(action, LAYERS)})
+    got = jax.jit(jax.value_and_grad(jaxmem.auto(unrolled, plan), (0, 1)))(*apart())
+    value, (p, x) = expected()
+    close(got, (value, ([jax.tree.map(lambda a, i=i: a[i], p) for i in range(LAYERS)], x)))
+
+
+@pytest.mark.parametrize(
+    ("label", "again"), [("auto", 0), (f"auto[0:{LAYERS}:3]", 4), ("auto[0:3]", 0), ("both", 2)]
+)
+def test_layers_of_a_span_of_a_python_loop_run_forward_once_more(label, again):
+    """All but the last layer of a span: nothing reads the result of its second forward."""
+    plans = {
+        "auto[0:3]": {"auto[0:3]": {}, f"auto[3:{LAYERS}]": {}},
+        "both": {"auto[0:2]": {}, f"auto[2:{LAYERS}:2]": {}},  # five layers: two spans and a layer
+    }
+    function = jaxmem.auto(unrolled, Assignment(plans.get(label, {label: {}})))
+    jaxpr = jax.make_jaxpr(jax.grad(function))(*apart())
+    assert runs(jaxpr.jaxpr, "exp") == 2 * LAYERS + again
+
+
+def deep(p, x):
+    x = x * p[0]["up"][0, 0]
+    for own in p:
+        x = x + jnp.tanh(x @ own["up"]) @ own["down"]
+    return (x**2).mean()
+
+
+def deep_step(p, x):
+    value, gradient = jax.value_and_grad(deep)(p, x)
+    return jax.tree.map(lambda a, g: a - 0.1 * g, p, gradient), value
+
+
+@pytest.mark.usefixtures("h200")
+def test_a_python_loop_fits_a_budget_below_the_least_of_saved_layers():
+    """Compiled for an H200: XLA:CPU of jaxlib 0.10 undoes checkpoints in a Python loop."""
+    stacked = models.parameters(24, 64, jnp.float32)
+    p = [{k: stacked[k][i] for k in ("up", "down")} for i in range(24)]
+    args = p, models.batch(64, 32, 64)
+    auto = jaxmem.auto(deep_step)
+    price = functools.partial(jaxmem.plans.price, auto, target="h200")
+    least = price(Assignment.nothing(), *args).compiled_bytes
+    budget = int(0.75 * least)
+    plan = jaxmem.plan(auto, *args, budget=budget, target="h200", actions=jaxmem.plans.LOSSLESS)
+    (span,) = map(span_of, plan.actions)
+    assert span > 1
+    assert plan.compiled_bytes <= budget
+    assert abs(plan.compiled_bytes - plan.predicted_bytes) <= 0.06 * plan.compiled_bytes
+    got, want = jax.jit(auto(plan))(*args), jax.jit(deep_step)(*args)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
+    moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), got[0], p)
+    assert all(jax.tree.leaves(moved))
+
+
+def test_layers_with_loops_between_them_run_no_spans():
+    """No checkpoint could hold several of them alone."""
+
+    def separated(p, x):
+        for turns, own in enumerate(p[:4], 2):
+            x = x + jnp.tanh(x @ own["up"]) @ own["down"]
+            x = jax.lax.fori_loop(0, turns, lambda _, x, own=own: jnp.sin(x @ own["a"]), x)
         return (x * x).mean()
 
-    with pytest.raises(jaxmem.errors.TagError, match="in spans of 2 layers, and only"):
-        jax.grad(jaxmem.auto(unrolled, Assignment({"auto[0:3:2]": {}})))(*arguments(3))
+    args = apart()
+    layers: list = []
+    gradients = lambda *args: jax.grad(separated)(*args)
+    jax.make_jaxpr(planned_step(gradients, decisions(Assignment.nothing()), layers))(*args)
+    counts = collections.Counter(layer.label for layer in layers)
+    label, count = max(counts.items(), key=lambda item: item[1])
+    assert count >= 3
+    with pytest.raises(jaxmem.errors.TagError, match=r"in spans of 2 layers, and only"):
+        jax.grad(jaxmem.auto(separated, Assignment({f"{label}[0:{count}:2]": {}})))(*args)

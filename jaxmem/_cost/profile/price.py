@@ -170,8 +170,11 @@ def _rerun(graph: BlockGraph, index: int, shards: int) -> Untimed | None:
     The job of the class's forward is without operations that no derivative needs, such as the last
     product. The whole forward takes longer in proportion to the FLOPs.
     """
-    one = graph.instance
-    if not one.spans or len(graph.instances) > 1 or one.loops != 1 or one.layers != one.divisible:
+    one, several = graph.instance, graph.instances
+    in_one_loop = len(several) == 1 and one.loops == 1 and one.layers == one.divisible
+    # The layers of a Python loop are one instance each.
+    unrolled = len(several) == one.divisible and all((i.loops, i.layers) == (0, 1) for i in several)
+    if not all(i.spans for i in several) or not (in_one_loop or unrolled):
         return None
     needed = sum(matmul_flops(e.eqn)[0] for e in graph.equations)
     share = max(1.0, one.forward_flops / needed) if needed else 1.0

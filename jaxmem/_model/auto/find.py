@@ -114,6 +114,9 @@ class Finder:
         """Makes blocks of equal layers, which share decisions. Returns for the first node of each
         the end of the layer, and the nodes that replace it.
 
+        Layers that follow each other may be in spans: each span is under a checkpoint, and its end
+        and its node are returned for the first node of the span's first layer.
+
         views: the casts and views of the program's inputs.
         """
         label, parts = self._label(), [part(program, low, high) for low, high in layers]
@@ -126,14 +129,21 @@ class Finder:
         alike = layers_of(parts, activations, label)
         lines = [line_of(program.nodes[low].eqn) for low, _ in layers]
         self.found += [dataclasses.replace(x, line=line) for x, line in zip(alike, lines)]
-        groups, found = groups_of(self.plan, label, len(layers)), {}
+        groups, found = groups_of(self.plan, label, len(layers), spans=not are_pieces), {}
         of_views = {v for node in views for v in node.outputs} if are_pieces else set[int]()
         for number, ((low, high), layer) in enumerate(zip(layers, alike)):
             blocks = layer.blocks(groups, prevent_cse=True)
             block = next(b for group, b in blocks.items() if number in group)
             nodes = program.nodes[low:high]
             kept = [n for n in nodes if not of_views.isdisjoint(n.outputs)]
-            found[low] = high, [*kept, _segment(nodes[-1], layer, block)]
+            found[low] = high, [*kept, _segment(nodes[-1], layer.program, block)]
+        for group, policy in groups.items():
+            for first in group[: len(group) - len(group) % policy.span : policy.span]:
+                of_span = layers[first : first + policy.span]
+                if len(of_span) > 1:
+                    blocks = [node for low, _ in of_span for node in found[low][1]]
+                    low, high = of_span[0][0], of_span[-1][1]
+                    found[low] = high, [_span(part(program, low, high), blocks)]
         return found
 
     def _run(self, closed, operands) -> list:
@@ -148,15 +158,27 @@ class Finder:
         return results
 
 
-def _segment(last: Node, layer: Layer, block: Callable) -> Node:
-    """Returns one node that runs `block` in place of a layer's nodes.
+def _segment(last: Node, program: Program, call: Callable) -> Node:
+    """Returns one node that runs `call` in place of the nodes of a layer or of a span.
 
-    last: the last node of the layer.
-    block: the layer as a function of its inputs.
+    last: the last node of the layer or span.
+    program: the layer or span as a program.
+    call: the layer or span as a function of its inputs.
     """
-    program = layer.program
     outputs = tuple(v for v in program.outputs if isinstance(v, int))
-    return standing_for(last, AUTO, program.inputs, outputs, block)
+    return standing_for(last, AUTO, program.inputs, outputs, call)
+
+
+def _span(program: Program, blocks: Sequence[Node]) -> Node:
+    """Returns one node that runs the layers of a span under a checkpoint, which saves the span's
+    inputs alone.
+
+    program: the layers of the span.
+    blocks: a node for each layer.
+    """
+    of_blocks = dataclasses.replace(program, nodes=tuple(blocks))
+    run = jax.checkpoint(lambda *inputs: of_blocks.run(inputs))
+    return _segment(program.nodes[-1], program, run)
 
 
 def read(closed: ClosedJaxpr) -> Program:

@@ -264,9 +264,10 @@ def _check_span(label: str, layers: int, span: list[int], allowed: bool) -> None
     if not allowed:
         raise TagError(
             f"remat_policy: `plan` decides {label!r}, in spans of {span[0]} layers, and only the"
-            " loops of jaxmem.stack, of jaxmem.released_step and of jaxmem.auto over a jax.lax.scan"
-            " run layers in spans, if all layers are in one stack in device memory; loop over the"
-            " layers by one of these, or give the label without the spans"
+            " loops of jaxmem.stack, of jaxmem.released_step and of jaxmem.auto run layers in"
+            " spans, if all layers are in one stack in device memory, or follow each other in a"
+            " Python loop under jaxmem.auto; loop over the layers by one of these, or give the"
+            " label without the spans"
         )
 
 
