@@ -78,8 +78,8 @@ def jit(step: Callable | None = None, budget=None, **options):
       decide=("actions", "states"), the plan also decides which layers' states are stored in host
       memory, and the first call moves them there. All others are options of `jax.jit` or
       `nnx.jit`, such as `donate_argnums`, `static_argnames` and `out_shardings`. For Equinox
-      modules, `donate_argnums` is the only option: every leaf that is no array is static. A
-      released step takes no options of jit: its state is donated.
+      modules, `donate_argnums` and `donate_argnames` are the only options: every leaf that is no
+      array is static. A released step takes no options of jit: its state is donated.
 
     Returns a `PlannedFunction`: it is called like the step, and has `plan`, `explain`, `trace` and
     `lower`. For a released step, it also has `init` and `joined`. While jaxmem plans, a terminal
@@ -96,7 +96,8 @@ def jit(step: Callable | None = None, budget=None, **options):
         return functools.partial(jit, budget=budget, **options)
     if not callable(step):
         raise StepError(
-            f"jit: `step` is {type(step).__name__}; expected the training step, a function"
+            f"jit: `step` is {type(step).__name__}; expected the training step, a function; a"
+            " decorator takes its budget by name: @jaxmem.jit(budget=...)"
         )
     if wrong := [name for name in ELSEWHERE if name in options]:
         raise StepError(
@@ -182,7 +183,7 @@ class PlannedFunction:
         # An executable does not see static arguments, so that each call looks its executable up.
         if self._last is not None and not self._signature.static:
             try:
-                return self._last.run(*args, **kwargs)
+                return _run(self._last, args, kwargs)
             except (TypeError, ValueError):  # raised before the executable runs or takes memory
                 inside = is_traced((args, kwargs))
                 if not inside and self._signature.key(args, kwargs) == self._last_key:
@@ -193,9 +194,13 @@ class PlannedFunction:
         """A bound method, if the step is defined in a class."""
         return self if instance is None else types.MethodType(self, instance)
 
+    def __deepcopy__(self, memo) -> "PlannedFunction":
+        """Itself, as for a function of `jax.jit`: executables and locks cannot be copied."""
+        return self
+
     @property
     def plan(self) -> Plan:
-        """The plan of the latest call.
+        """The plan of the latest call, or of the latest arguments of `trace` or `lower`.
 
         Raises StepError before the first call, and if jaxmem found no layer in the step.
         """
@@ -238,8 +243,18 @@ class PlannedFunction:
 
     def _stage(self, args: tuple, kwargs: dict):
         """The jitted step under the plan for these arguments."""
-        plan = self._compilation(args, kwargs, self._signature.key(args, kwargs)).plan
-        return self._jitted(self._step if plan is None else self._build(plan), args, kwargs)
+        key = self._signature.key(args, kwargs)
+        latest = self._compilation(args, kwargs, key)
+        self._take(latest, key)
+        step = self._step if latest.plan is None else self._build(latest.plan)
+        return self._jitted(step, args, kwargs)
+
+    def _take(self, latest: Compilation, key) -> None:
+        """Makes a compilation the latest. A state that its plan moves has another key once it is
+        moved.
+        """
+        moves = latest.plan is not None and latest.plan.places is not None
+        self._last, self._last_key = latest, None if moves else key
 
     def _called(self, args: tuple, kwargs: dict):
         """Looks the executable up, after the step is planned if it is new, and runs it."""
@@ -247,21 +262,19 @@ class PlannedFunction:
             return self._inside(args, kwargs)
         key = self._signature.key(args, kwargs)
         latest = self._compilation(args, kwargs, key)
-        # A state that the plan moves has another key once it is moved.
-        moves = latest.plan is not None and latest.plan.places is not None
-        self._last, self._last_key = latest, None if moves else key
+        self._take(latest, key)
         for _ in range(0 if key in self._ran else RETRIES):
             args = latest.placed(args)
             dynamic, named = self._signature.dynamic(args, kwargs)
             try:
-                result = jax.block_until_ready(latest.run(*dynamic, **named))
+                result = jax.block_until_ready(_run(latest, dynamic, named))
                 self._ran.add(key)
                 return result
             except jax.errors.JaxRuntimeError as error:
                 latest = self._smaller(latest, error, args, kwargs)
                 self._last = self._known[key] = latest
         dynamic, named = self._signature.dynamic(latest.placed(args), kwargs)
-        return latest.run(*dynamic, **named)
+        return _run(latest, dynamic, named)
 
     def _smaller(self, latest: Compilation, error: Exception, args, kwargs) -> Compilation:
         """The step planned for less memory than a plan under which it ran out of memory. Raises the
@@ -442,6 +455,23 @@ class PlannedRelease(PlannedFunction):
 
     def _jitted(self, step: Callable, args: tuple, kwargs: dict):
         return jax.jit(step, donate_argnums=0)
+
+
+def _run(latest: Compilation, args: tuple, kwargs: dict):
+    """Runs an executable. Raises FloatingPointError for a value that `jax_debug_nans` or
+    `jax_debug_infs` finds in the results, as `jax.jit` does.
+    """
+    try:
+        return latest.run(*args, **kwargs)
+    except Exception as error:
+        # Remove with a public name: JAX 0.10 to 0.12 exports none for the error of an executable.
+        if type(error).__name__ != "InternalFloatingPointError":
+            raise
+        name, value = error.args
+        raise FloatingPointError(
+            f"invalid value ({value}) in the results of {name}; call the step under"
+            " jax.disable_jit() without jaxmem to find the operation"
+        ) from error
 
 
 def _summary(name: str, plan: Plan, seconds: float) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from jaxmem._core.actions import ALL, KEEP, Action
 from jaxmem._core.bytes import parse_budget, show_bytes
 from jaxmem._core.database import Database
+from jaxmem._core.groups import is_auto
 from jaxmem._core.profile import Profile
 from jaxmem._core.warn import silently, warn
 from jaxmem._cost.blocks.unnamed import listed, unnamed
@@ -339,6 +340,8 @@ def _warn_of_no_tags(profile: Profile, jaxpr, shards: int) -> None:
     tagged = {block.name for block in profile.blocks if block.tags}
     for label in dict.fromkeys(b.name for b in profile.blocks if b.name not in tagged):
         largest = [tensor for tensor in unnamed(jaxpr, shards) if tensor.block == label]
+        if is_auto(label) and not largest:
+            continue  # the user wrote no block, and there is nothing to tag
         warn(
             f"jaxmem: block {label!r} has no tag, so that a plan can only keep all of it or"
             " recompute all of it; the largest tensors that its backward reads are"

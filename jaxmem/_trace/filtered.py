@@ -22,7 +22,7 @@ def is_array(leaf) -> bool:
     return isinstance(leaf, arrays) or hasattr(leaf, "aval")
 
 
-def _traced_leaves(tree) -> list[bool]:
+def traced_leaves(tree) -> list[bool]:
     """For each leaf of an argument, whether it is traced; the others are static.
 
     Numbers of Python's own are traced, as by `jax.jit`: a learning rate, or the step counter of an
@@ -61,7 +61,7 @@ def jitted_for(arguments, step: Callable, **options):
 
 def takes_more_than_arrays(args) -> bool:
     """Whether some leaves of the arguments are static, so that `jax.jit` cannot take them."""
-    return not all(_traced_leaves(args))
+    return not all(traced_leaves(args))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Tree:
     static: tuple[tuple[int, Any], ...]
 
     @staticmethod
-    def of(tree, traced: Callable[[Any], list[bool]] = _traced_leaves) -> tuple[Any, "Tree"]:
+    def of(tree, traced: Callable[[Any], list[bool]] = traced_leaves) -> tuple[Any, "Tree"]:
         """The tree with None for its static leaves, and those leaves.
 
         traced: says for each leaf of a tree whether it is traced.
@@ -117,11 +117,20 @@ class Filtered:
     """A step to trace, compile and call with such arguments.
 
     step: the function.
-    donate_argnums: the positional arguments whose arrays are donated.
+    options: the options of its jit: `donate_argnums` and `donate_argnames`.
+
+    Raises StepError for another option.
     """
 
-    def __init__(self, step: Callable, donate_argnums: int | Sequence[int] = ()):
-        self._step, self._donated = step, donate_argnums
+    def __init__(self, step: Callable, **options: Any):
+        if wrong := sorted({*options} - {"donate_argnums", "donate_argnames"}):
+            raise StepError(
+                f"jit: got the option `{wrong[0]}`, and the arguments hold more than arrays (an"
+                " Equinox module, a text); expected donate_argnums or donate_argnames alone. Every"
+                " leaf that is no array is static already; bind a static number by"
+                " functools.partial"
+            )
+        self._step, self._options = step, options
 
     def __call__(self, *args, **kwargs):
         """Calls the step inside another trace. Outside of a trace, each call compiles it."""
@@ -148,7 +157,7 @@ class Filtered:
             returned.append(rest)
             return out
 
-        return jax.jit(step, donate_argnums=self._donated), arrays, given, returned
+        return jax.jit(step, **self._options), arrays, given, returned
 
     def lower(self, *args, **kwargs) -> "FilteredStage":
         return self.trace(*args, **kwargs).lower()

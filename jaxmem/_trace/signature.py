@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jaxmem._trace.filtered import is_module
+from jaxmem._trace.filtered import is_module, traced_leaves
 
 
 class Signature:
@@ -26,10 +26,13 @@ class Signature:
         numbers = _tuple(options.get("static_argnums"))
         names = set(_tuple(options.get("static_argnames")))
         parameters = _positional_names(function)
-        # `jax.jit` finds the names of numbers, and the numbers of names, in the same way.
-        names |= {parameters[i] for i in numbers if -len(parameters) <= i < len(parameters)}
+        # `jax.jit` finds the names of numbers, and the numbers of names, in the same way, and
+        # neither if both are given.
+        both = bool(numbers and names)
+        if not both:
+            names |= {parameters[i] for i in numbers if -len(parameters) <= i < len(parameters)}
         self._names, self._numbers = names, numbers
-        self._positions = {i for i, name in enumerate(parameters) if name in names}
+        self._positions = {i for i, name in enumerate(parameters) if name in names and not both}
         self.static = bool(numbers or names)
 
     def _is_static(self, count: int) -> list[bool]:
@@ -49,11 +52,15 @@ class Signature:
         """A hashable key, equal for arguments that one compiled program serves."""
         dynamic = self.dynamic(args, kwargs)
         which = self._is_static(len(args)) if self.static else [False] * len(args)
-        static = tuple(a for a, one in zip(args, which) if one)
-        named = tuple(sorted((k, v) for k, v in kwargs.items() if k in self._names))
-        leaves, tree = jax.tree.flatten(_without_modules(dynamic))
+        # 1, 1.0 and True are equal, and may make the function compute different values.
+        static = tuple((type(a), a) for a, one in zip(args, which) if one)
+        named = {k: (type(v), v) for k, v in sorted(kwargs.items()) if k in self._names}
+        arguments = _without_modules(dynamic)
+        leaves, tree = jax.tree.flatten(arguments)
+        traced = traced_leaves(arguments)
+        leaf_keys = (_leaf_key(a) if one else (type(a), a) for a, one in zip(leaves, traced))
         context = jax.config.read("jax_enable_x64"), jax.sharding.get_abstract_mesh()
-        return context, static, named, tree, tuple(map(_leaf_key, leaves))
+        return context, static, tuple(named.items()), tree, tuple(leaf_keys)
 
     def positional(self, args: tuple, kwargs: dict) -> tuple[tuple, Callable]:
         """The values of all arguments in one tuple, and a function that makes the jitted function
@@ -128,7 +135,9 @@ def _leaf_key(leaf) -> Any:
         sharding = leaf.sharding if getattr(leaf, "committed", True) else None
         return leaf.shape, leaf.dtype, leaf.aval.weak_type, sharding
     if isinstance(leaf, np.ndarray | np.generic | jax.ShapeDtypeStruct):
-        return leaf.shape, leaf.dtype, getattr(leaf, "sharding", None)
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
+        weak = getattr(leaf, "weak_type", False)
+        return leaf.shape, dtype, weak, getattr(leaf, "sharding", None)
     if isinstance(leaf, bool | int | float | complex):
         return type(leaf)
     return leaf

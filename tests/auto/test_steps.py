@@ -44,6 +44,12 @@ def by_auxiliary_values(params, batch):
     return update(params, gradients), value
 
 
+def by_jacrev(params, batch):
+    both = lambda p: LOSS(p, batch) * jnp.asarray([0.25, 0.75])
+    gradients = jax.jacrev(both)(params)
+    return update(params, jax.tree.map(lambda g: g.sum(0), gradients)), both(params).sum()
+
+
 def by_vjp(params, batch):
     value, pullback = jax.vjp(lambda p: LOSS(p, batch), params)
     return update(params, *pullback(jnp.ones_like(value))), value
@@ -75,12 +81,12 @@ def of_a_function_with_jit(params, batch):
 
 
 STEPS = [
-    by_grad, by_value_and_grad, by_auxiliary_values, by_vjp, by_an_imported_name,
+    by_grad, by_value_and_grad, by_auxiliary_values, by_jacrev, by_vjp, by_an_imported_name,
     by_an_import_within, by_microbatches, of_a_function_with_jit,
 ]  # fmt: skip
 
 
-@pytest.mark.quick("by_grad", "by_auxiliary_values", "by_vjp", "by_microbatches")
+@pytest.mark.quick("by_grad", "by_auxiliary_values", "by_jacrev", "by_vjp", "by_microbatches")
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 def test_a_step_differentiates_its_layers_as_blocks(step):
     planned = jaxmem.auto(step)(NOTHING)
@@ -100,6 +106,11 @@ def test_the_result_is_the_steps_own():
     params, value = jax.jit(jaxmem.auto(by_value_and_grad, NOTHING))(PARAMS, *ARGS)
     assert farthest((params, value), own_result()) < 1e-13
     assert nearest(params, PARAMS) > 0, "every parameter has a gradient"
+
+
+def test_the_jacobian_of_several_losses_is_the_steps_own():
+    params, value = jax.jit(jaxmem.auto(by_jacrev, NOTHING))(PARAMS, *ARGS)
+    assert farthest((params, value), own_result()) < 1e-13
 
 
 def test_a_jitted_step_keeps_its_options_and_its_cache():

@@ -31,6 +31,17 @@ def given():
     return (model, jnp.zeros((), jnp.int32)), normal(1, 4, 8, dtype=jnp.float32), "a"
 
 
+def test_keywords_are_donated_and_other_options_are_refused():
+    state, x, mode = given()
+    traced = Filtered(step, donate_argnames="state").trace(state=state, x=x, mode=mode).traced
+    _, named = traced.args_info
+    donated = lambda name: {info.donated for info in jax.tree.leaves(named[name])}
+    assert donated("state") == {True}
+    assert donated("x") == {False}
+    with pytest.raises(StepError, match="static_argnames.*donate_argnums"):
+        Filtered(step, static_argnames="mode")
+
+
 def test_what_is_no_array_belongs_to_the_program():
     state, x, mode = given()
     assert takes_more_than_arrays((state, x, mode))

@@ -29,7 +29,7 @@ from typing import Any
 
 import jax
 
-NAMES = ("grad", "value_and_grad", "vjp")  # of `jax`
+NAMES = ("grad", "value_and_grad", "vjp", "jacrev")  # of `jax`
 _DEPTH = 3  # functions of the user that call each other
 _JAX = ("jax.", "jaxlib.")  # modules of JAX itself call each other as before
 
@@ -139,7 +139,7 @@ def _wrappers() -> dict[str, Any]:
 
 
 def _of_a_function(differentiate: Callable) -> Callable:
-    """Wraps jax.grad and jax.value_and_grad, which return a function."""
+    """Wraps jax.grad, jax.value_and_grad and jax.jacrev, which return a function."""
 
     @functools.wraps(differentiate)
     def wrapped(fun, *args, **kwargs):
@@ -250,21 +250,20 @@ def _differentiated(value):
 
 
 def _partial_of(value) -> str | None:
-    """Returns the name of the JAX function in a `functools.partial` of jax.grad, value_and_grad or
-    vjp; else None.
+    """Returns the name of the JAX function in a `functools.partial` of a gradient function; else
+    None.
     """
-    ways = {"grad": jax.grad, "value_and_grad": jax.value_and_grad, "vjp": jax.vjp}
     if not isinstance(value, functools.partial):
         return None
-    return next((name for name, way in ways.items() if value.func is way), None)
+    return next((name for name, way in _originals().items() if value.func is way), None)
 
 
 @functools.cache
 def _codes_of_gradients() -> frozenset:
-    """Returns the code of the functions that jax.grad and jax.value_and_grad return."""
+    """Returns the code of the functions that jax.grad, value_and_grad and jacrev return."""
     found = set()
     for has_aux in (False, True):
-        for differentiate in (jax.grad, jax.value_and_grad):
+        for differentiate in (jax.grad, jax.value_and_grad, jax.jacrev):
             # The wrapper next to the function itself: outer wrappers belong to other functions too.
             found.add(_wrapped(differentiate(_nothing, has_aux=has_aux))[-2].__code__)
     return frozenset(found)

@@ -22,6 +22,8 @@ def build_of(step: Callable) -> Callable:
     None, and for a plan that leaves the step as written, it is the step itself.
     """
 
+    known: list[PlannedStep] = []  # the latest step
+
     def auto(plan, *others):
         if leaves_as_written(plan) and not others:
             return step
@@ -31,7 +33,10 @@ def build_of(step: Callable) -> Callable:
                 " `jaxmem.auto(step)` is for `jaxmem.plan`. To run a step, or to differentiate a"
                 " loss, give the plan too: jaxmem.auto(function, plan)"
             )
-        return planned_step(step, decisions(plan))
+        planned = planned_step(step, decisions(plan))
+        planned.looks = not (known and known[0].found)
+        known[:] = [planned]
+        return planned
 
     return auto
 
@@ -46,7 +51,13 @@ def planned_step(
 
 
 class PlannedStep:
-    """A step with blocks of the layers of every function that it differentiates."""
+    """A step with blocks of the layers of every function that it differentiates.
+
+    looks: whether all modules are searched for gradient functions. A search traces a step a hundred
+      times, and the modules are searched until layers are found.
+    """
+
+    looks = True
 
     def __init__(self, step: Callable, decided: Decisions, layers: list[Layer] | None = None):
         """layers: the list to which the layers that are found are appended."""
@@ -65,7 +76,7 @@ class PlannedStep:
     def within(self, function: Callable, *args, **kwargs):
         """Calls `function`. The functions that it differentiates have blocks of their layers."""
         names = getattr(innermost(self._step), "__globals__", {})
-        with differentiating(self._rewriter.with_blocks, names, look=not self.found):
+        with differentiating(self._rewriter.with_blocks, names, self.looks and not self.found):
             return function(*args, **kwargs)
 
     def _checked(self, function: Callable, args: tuple, kwargs: dict):
