@@ -5,7 +5,7 @@ holds its activation function, for example. Every leaf that is no array is a par
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
