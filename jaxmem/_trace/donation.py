@@ -49,7 +49,7 @@ def warn_of_copies(traced: jax.stages.Traced, args: tuple, what: str) -> None:
     traced, args: as in `held_twice`.
     what: the public function that the message is from.
     """
-    if jax.config.read("jax_debug_nans") or jax.config.read("jax_debug_infs"):
+    if any(getattr(jax.config, f"jax_debug_{values}") for values in ("nans", "infs")):
         return  # JAX donates nothing while it looks for such values
     parts = zip(traced.jaxpr.in_avals, divisors(traced, args))
     least = NEGLIGIBLE * sum(nbytes(aval) / (number or 1) for aval, number in parts)

@@ -189,6 +189,7 @@ def deep_step(p, x):
     return jax.tree.map(lambda a, g: a - 0.1 * g, p, gradient), value
 
 
+@pytest.mark.filterwarnings("ignore:jaxmem. offload is left out")  # loops alone offload
 @pytest.mark.usefixtures("h200")
 def test_a_python_loop_fits_a_budget_below_the_least_of_saved_layers():
     """Compiled for an H200: XLA:CPU of jaxlib 0.10 undoes checkpoints in a Python loop."""
@@ -198,8 +199,8 @@ def test_a_python_loop_fits_a_budget_below_the_least_of_saved_layers():
     auto = jaxmem.auto(deep_step)
     price = functools.partial(jaxmem.plans.price, auto, target="h200")
     least = price(Assignment.nothing(), *args).compiled_bytes
-    budget = int(0.75 * least)
-    plan = jaxmem.plan(auto, *args, budget=budget, target="h200", actions=jaxmem.plans.LOSSLESS)
+    budget, actions = int(0.75 * least), ("keep", "recompute")
+    plan = jaxmem.plan(auto, *args, budget=budget, target="h200", actions=actions)
     (span,) = map(span_of, plan.actions)
     assert span > 1
     assert plan.compiled_bytes <= budget
