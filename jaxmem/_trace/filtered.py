@@ -70,10 +70,12 @@ class Tree:
 
     structure: the tree's.
     static: by position the leaves that are not traced.
+    types: the types of these leaves, since 1, 1.0 and True are equal.
     """
 
     structure: Any
     static: tuple[tuple[int, Any], ...]
+    types: tuple[type, ...]
 
     @staticmethod
     def of(tree, traced: Callable[[Any], list[bool]] = traced_leaves) -> tuple[Any, "Tree"]:
@@ -85,7 +87,8 @@ class Tree:
         which = traced(tree)
         arrays = [leaf if one else None for leaf, one in zip(leaves, which)]
         static = tuple((i, leaf) for i, leaf in enumerate(leaves) if not which[i])
-        return jax.tree.unflatten(structure, arrays), Tree(structure, static)
+        types = tuple(type(leaf) for _, leaf in static)
+        return jax.tree.unflatten(structure, arrays), Tree(structure, static, types)
 
     def filled(self, arrays):
         """The whole tree.
@@ -108,7 +111,7 @@ class Tree:
         paths = [named(p) for p, _ in jax.tree_util.tree_leaves_with_path(numbers)]
         for i, leaf in self.static:
             was = dict(before.static).get(i, "an array")
-            if leaf != was:
+            if (type(leaf), leaf) != (type(was), was):
                 return f"`{paths[i]}` is {leaf!r}, and was {was!r}"
         return "another leaf of the arguments is an array"
 

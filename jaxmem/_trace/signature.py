@@ -136,8 +136,7 @@ def _leaf_key(leaf) -> Any:
         return leaf.shape, leaf.dtype, leaf.aval.weak_type, sharding
     if isinstance(leaf, np.ndarray | np.generic | jax.ShapeDtypeStruct):
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
-        weak = getattr(leaf, "weak_type", False)
-        return leaf.shape, dtype, weak, getattr(leaf, "sharding", None)
+        return leaf.shape, dtype, getattr(leaf, "weak_type", False), getattr(leaf, "sharding", None)
     if isinstance(leaf, bool | int | float | complex):
         return type(leaf)
     return leaf

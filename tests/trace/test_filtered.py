@@ -11,7 +11,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.assignment import Assignment
-from jaxmem._trace.filtered import Filtered, takes_more_than_arrays
+from jaxmem._trace.filtered import Filtered, Tree, takes_more_than_arrays
 from jaxmem._trace.step import trace
 from jaxmem.errors import StepError
 from tests.shared.foreign.size import normal
@@ -29,6 +29,15 @@ def step(state, x, mode):
 def given():
     model = eqx.nn.MLP(8, 8, 16, 2, activation=jnp.tanh, key=jax.random.key(0))
     return (model, jnp.zeros((), jnp.int32)), normal(1, 4, 8, dtype=jnp.float32), "a"
+
+
+def test_equal_static_leaves_of_other_types_are_other_arguments():
+    _, x, _ = given()
+    of = lambda p: Tree.of(((eqx.nn.Dropout(p), x), {}))[1]
+    assert of(1) == of(1)
+    assert of(1) != of(True)
+    assert of(1) != of(1.0)
+    assert "is True, and was 1" in of(True).difference(of(1))
 
 
 def test_keywords_are_donated_and_other_options_are_refused():

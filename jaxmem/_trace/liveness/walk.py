@@ -154,7 +154,6 @@ class _Walk:
 
     def __init__(self, order: Order, programs: _Programs, shards: int):
         self._order, self._programs, self._shards = order, programs, shards
-        self._on_gpu = programs.on_gpu
         self._known: dict[tuple, int] = {}
 
     def step(
@@ -233,7 +232,7 @@ class _Walk:
     def _positions(self, body: Body, order: Order, size: Callable[[int], int]) -> list[int]:
         """The order in which the kernels run; on a GPU, copies from host memory come first."""
         found = order(body, size)
-        return with_fetches_first(body, found) if self._on_gpu else found
+        return with_fetches_first(body, found) if self._programs.on_gpu else found
 
     def _most(self, body: Body, placed: Collection[int], sizes: "_Sizes", order: Order) -> int:
         """The most bytes of values that the program makes and that are alive at the same time.
@@ -271,7 +270,7 @@ class _Walk:
         shards, inside = sizes.shards, sizes.inside(kernel)
         if loop is not None:
             return self._inside(loop.jaxpr, loop, next(inside), shards)
-        if kernel.primitive == "dot_general" and self._on_gpu and not sizes.divided:
+        if kernel.primitive == "dot_general" and self._programs.on_gpu and not sizes.divided:
             return partial_sums(kernel.eqn)
         if kernel.primitive not in INSIDE:
             return 0
