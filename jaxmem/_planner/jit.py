@@ -200,7 +200,7 @@ class PlannedFunction:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the latest call, or of the latest arguments of `trace` or `lower`.
+        """The plan of the latest call; before the first call, the plan of `trace` or `lower`.
 
         Raises StepError before the first call, and if jaxmem found no layer in the step.
         """
@@ -232,29 +232,21 @@ class PlannedFunction:
         return self._stage(args, kwargs).lower(*args, **kwargs)
 
     def _decided(self) -> tuple[Compilation, Plan]:
-        if self._last is None:
+        # A first call watches the memory, so that `trace` and `lower` leave `_last` as it is.
+        latest = self._last or next(reversed(self._known.values()), None)
+        if latest is None:
             raise StepError(
                 "jit: the step has no plan before its first call; call it first, or make a plan by"
                 " jaxmem.plan(jaxmem.auto(step), ...)"
             )
-        if self._last.plan is None:
+        if latest.plan is None:
             raise StepError("jit: the step has no plan, since jaxmem found no layer in it")
-        return self._last, self._last.plan
+        return latest, latest.plan
 
     def _stage(self, args: tuple, kwargs: dict):
         """The jitted step under the plan for these arguments."""
-        key = self._signature.key(args, kwargs)
-        latest = self._compilation(args, kwargs, key)
-        self._take(latest, key)
-        step = self._step if latest.plan is None else self._build(latest.plan)
-        return self._jitted(step, args, kwargs)
-
-    def _take(self, latest: Compilation, key) -> None:
-        """Makes a compilation the latest. A state that its plan moves has another key once it is
-        moved.
-        """
-        moves = latest.plan is not None and latest.plan.places is not None
-        self._last, self._last_key = latest, None if moves else key
+        plan = self._compilation(args, kwargs, self._signature.key(args, kwargs)).plan
+        return self._jitted(self._step if plan is None else self._build(plan), args, kwargs)
 
     def _called(self, args: tuple, kwargs: dict):
         """Looks the executable up, after the step is planned if it is new, and runs it."""
@@ -262,7 +254,9 @@ class PlannedFunction:
             return self._inside(args, kwargs)
         key = self._signature.key(args, kwargs)
         latest = self._compilation(args, kwargs, key)
-        self._take(latest, key)
+        # A state that the plan moves has another key once it is moved.
+        moves = latest.plan is not None and latest.plan.places is not None
+        self._last, self._last_key = latest, None if moves else key
         for _ in range(0 if key in self._ran else RETRIES):
             args = latest.placed(args)
             dynamic, named = self._signature.dynamic(args, kwargs)
