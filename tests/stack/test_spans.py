@@ -83,8 +83,15 @@ def expected(layers=LAYERS):
     return found
 
 
-def close(got, want, rtol=1e-12):
-    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=rtol, atol=1e-15), got, want)
+def close(got, want):
+    """Compares each leaf within the rounding of its largest element. Gradients here reach 10^6, so
+    that elements in which they cancel have no digits that every CPU computes alike.
+    """
+
+    def one(g, w):
+        np.testing.assert_allclose(g, w, rtol=0, atol=3e-14 * float(jnp.abs(w).max()))
+
+    jax.tree.map(one, got, want)
 
 
 def gradients(plan, layers=LAYERS):
@@ -143,7 +150,7 @@ def test_folds_are_those_of_layers_that_are_all_saved():
 
     got = jax.jit(jax.grad(loss))(moments)
     want = jax.tree.map(lambda a, g: (0.5 * a + g, 2.0 + g * g), p, expected()[1][0])
-    close(got, want, 1e-11)
+    close(got, want)
 
 
 def counted(p, x):
