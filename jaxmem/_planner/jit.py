@@ -41,7 +41,7 @@ from jaxmem._target.processes.channel import joined
 from jaxmem._trace.filtered import jitted_for
 from jaxmem._trace.settings import settings_of_thread
 from jaxmem._trace.signature import Adapted, Signature, is_traced
-from jaxmem.errors import BudgetError, NoLayersError, StepError
+from jaxmem.errors import BudgetError, JaxmemError, NoLayersError, StepError
 
 # The options of `jaxmem.plan` that `jit` takes, and those that need a plan's own arguments.
 PLANNING = ("host_budget", "actions", "codecs", "outliers", "measure", "fresh")
@@ -90,7 +90,7 @@ def jit(step: Callable | None = None, budget=None, **options):
     step of `eqx.filter_jit` that donates, for options of `jaxmem.plan` that need other arguments
     than the step's, and for options of neither `jaxmem.plan` nor jit. A call raises StepError for a
     jitted step with static arguments, and the errors of `jaxmem.plan`, such as BudgetError if no
-    plan fits.
+    plan fits. An error that the step's own code raises is raised as it is.
     """
     if step is None:
         return functools.partial(jit, budget=budget, **options)
@@ -346,6 +346,10 @@ class PlannedFunction:
                 )
             except NoLayersError as error:
                 return self._unplanned(jitted, values, error)
+            except StepError as error:
+                if error.__cause__ is not None:
+                    self._trace_as_written(args, kwargs)
+                raise
             name = getattr(self._step, "__name__", type(self._step).__name__)
             LOG.info(
                 "%s", _summary(name, plan, time.perf_counter() - start), extra={"summary": True}
@@ -353,6 +357,15 @@ class PlannedFunction:
         self._check_no_static(plan.step, values)
         place = lambda args: args if plan.places is None else (plan.place(args[0]), *args[1:])
         return Compilation(jitted, plan, plan.step, self._signature.shapes(values), place)
+
+    def _trace_as_written(self, args: tuple, kwargs: dict) -> None:
+        """Traces the step without a plan, so that an error of its own code is raised as it is."""
+        try:
+            self._jitted(self._step, args, kwargs).trace(*args, **kwargs)
+        except JaxmemError:
+            return
+        except Exception as own:
+            raise own from own.__cause__  # without the error of planning
 
     def _under_plans(self, step: Callable) -> Callable[[Plan], Callable]:
         """Returns a function of a plan that returns the step under the plan."""
