@@ -55,6 +55,11 @@ def by_vjp(params, batch):
     return update(params, *pullback(jnp.ones_like(value))), value
 
 
+def by_linearize(params, batch):
+    value, derivative = jax.linearize(lambda p: LOSS(p, batch), params)
+    return update(params, *jax.linear_transpose(derivative, params)(jnp.ones_like(value))), value
+
+
 def by_an_imported_name(params, batch):
     return update(params, gradient_by_another_name(LOSS)(params, batch)), 0.0
 
@@ -81,8 +86,8 @@ def of_a_function_with_jit(params, batch):
 
 
 STEPS = [
-    by_grad, by_value_and_grad, by_auxiliary_values, by_jacrev, by_vjp, by_an_imported_name,
-    by_an_import_within, by_microbatches, of_a_function_with_jit,
+    by_grad, by_value_and_grad, by_auxiliary_values, by_jacrev, by_vjp, by_linearize,
+    by_an_imported_name, by_an_import_within, by_microbatches, of_a_function_with_jit,
 ]  # fmt: skip
 
 
@@ -108,8 +113,9 @@ def test_the_result_is_the_steps_own():
     assert nearest(params, PARAMS) > 0, "every parameter has a gradient"
 
 
-def test_the_jacobian_of_several_losses_is_the_steps_own():
-    params, value = jax.jit(jaxmem.auto(by_jacrev, NOTHING))(PARAMS, *ARGS)
+@pytest.mark.parametrize("step", [by_jacrev, by_linearize])
+def test_gradients_by_other_functions_are_the_steps_own(step):
+    params, value = jax.jit(jaxmem.auto(step, NOTHING))(PARAMS, *ARGS)
     assert farthest((params, value), own_result()) < 1e-13
 
 

@@ -29,8 +29,9 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
 
     For a step, `jaxmem.plan(jaxmem.auto(step), state, batch)` makes a plan, and
     `jaxmem.auto(step, plan)` is the step under the plan. The step calls `jax.grad`,
-    `jax.value_and_grad` or `jax.vjp`, directly or through a library. While the step is traced,
-    jaxmem replaces each function that the step differentiates by `auto` of that function.
+    `jax.value_and_grad`, `jax.vjp`, `jax.jacrev` or `jax.linearize`, directly or through a library.
+    While the step is traced, jaxmem replaces each function that the step differentiates by `auto`
+    of that function.
 
     function: a loss, a loss that also returns auxiliary values, or a training step. Arguments and
       results may be arrays, modules or any other objects. The function may change Flax NNX modules.
@@ -41,7 +42,7 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
 
     Raises StepError if `function` is not callable, and TagError if `plan` is not a plan. When
     called, the returned function raises NoLayersError if jaxmem finds no layer; the message names
-    the loops that were examined. It raises NoLayersError also if a step calls none of the three
+    the loops that were examined. It raises NoLayersError also if a step calls none of these
     gradient functions while it is traced, and TagError if the plan does not name a layer.
     """
     if not callable(function):

@@ -29,7 +29,7 @@ from typing import Any
 
 import jax
 
-NAMES = ("grad", "value_and_grad", "vjp", "jacrev")  # of `jax`
+NAMES = ("grad", "value_and_grad", "vjp", "jacrev", "linearize")  # of `jax`
 _DEPTH = 3  # functions of the user that call each other
 _JAX = ("jax.", "jaxlib.")  # modules of JAX itself call each other as before
 
@@ -134,7 +134,7 @@ def _originals() -> dict[str, Any]:
 @functools.cache
 def _wrappers() -> dict[str, Any]:
     """Returns the wrappers of the gradient functions by name."""
-    makers = {"vjp": _of_a_call}
+    makers = {"vjp": _of_a_call, "linearize": _of_a_call}
     return {name: makers.get(name, _of_a_function)(f) for name, f in _originals().items()}
 
 
@@ -159,7 +159,7 @@ def _of_a_function(differentiate: Callable) -> Callable:
 
 
 def _of_a_call(differentiate: Callable) -> Callable:
-    """Wraps jax.vjp, which calls the function at once."""
+    """Wraps jax.vjp and jax.linearize, which call the function at once."""
 
     @functools.wraps(differentiate)
     def wrapped(fun, *primals, **kwargs):
