@@ -92,6 +92,7 @@ UNTAGGED = "*"
 
 # Decides no block: the step runs as its author wrote it, with the checkpoints of its own.
 AS_WRITTEN: Actions = {}
+EVERYTHING_KEPT = "everything kept"  # the name, for users, of the step that plans are compared with
 
 
 def is_whole(choices: Mapping[str, Choice]) -> bool:

@@ -13,7 +13,8 @@ from jaxmem._core.actions import KEEP, Action, Choice
 from jaxmem._result.frontier import Cell, Frontier
 from jaxmem._result.plan.difference import difference
 from jaxmem._result.plan.file import read_assignment
-from jaxmem._result.plan.rows import Bytes, WrittenStep
+from jaxmem._result.plan.plan import pace
+from jaxmem._result.plan.rows import Bytes, Measured, WrittenStep
 from jaxmem.errors import PlanFileError
 from tests.shared import plans
 from tests.shared.plans import CODEC, WHY, other, plan
@@ -107,6 +108,28 @@ def test_times_are_told_beside_those_of_everything_kept_as_far_as_they_are_known
     line = str(told).splitlines()[5]
     start = f"step {1e3 * seconds:.2f} ms as predicted, everything kept 10.00 ms (XLA's estimate)"
     assert line.startswith(start + said)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kept", "said"),
+    [
+        (0.009, 0.010, "for 10.0 % less step time as measured"),
+        (0.011, 0.010, "for 10.0 % more step time as measured"),
+        (0.0101, 0.010, "as far as times are known"),  # the quartiles are 0.2 ms apart
+        (0.009, None, "for 20.0 % more step time as predicted"),
+    ],
+)
+def test_the_pace_of_a_plan_is_measured_if_everything_kept_ran_too(chosen, kept, said):
+    """The prediction, 20 % more, does not count then."""
+    times = {"the plan": chosen} | ({} if kept is None else {"everything kept": kept})
+    runs = [
+        Measured(name, MIB, t - 1e-4, t, t + 1e-4, 5, name == "the plan")
+        for name, t in times.items()
+    ]
+    made = plan(predicted_seconds=0.012, uncertain_seconds=5e-4, measured=tuple(runs))
+    assert pace(made).endswith(said)
+    others = made.measured[::-1]
+    assert pace(dataclasses.replace(made, measured=others)) == pace(made)
 
 
 def test_a_plan_that_keeps_everything_has_one_time():

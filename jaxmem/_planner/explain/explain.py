@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import jax
 
-from jaxmem._core.actions import Actions
+from jaxmem._core.actions import EVERYTHING_KEPT, Actions
 from jaxmem._core.assignment import Assignment, Decisions
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
@@ -43,7 +43,6 @@ from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import batch_axes
 from jaxmem._trace.step import with_microbatches
 
-KEPT = "everything kept"
 # For each kind of part: its name in a sentence, and how to make it smaller if it is the largest.
 _ADVICE = {
     "saved": ("tagged tensors", "`jaxmem plan --budget B` recomputes, compresses or offloads them"),
@@ -146,12 +145,14 @@ def explain(
             unchanged = Assignment.unchanged()
             as_written = resident.trace(unchanged).jaxpr.jaxpr
             is_checkpointed = own_checkpoints(as_written) and not has_policies(as_written)
-            explanation = explained(unchanged, None, "as written" if is_checkpointed else KEPT)
+            explanation = explained(
+                unchanged, None, "as written" if is_checkpointed else EVERYTHING_KEPT
+            )
         else:
-            name = KEPT if plan.keeps_everything else "under the plan"
+            name = EVERYTHING_KEPT if plan.keeps_everything else "under the plan"
             explanation = explained(plan, plan.actions, name)
-        if beside and plan is not None and explanation.plan != KEPT:
-            kept = explained(Assignment.everything(), None, KEPT)
+        if beside and plan is not None and explanation.plan != EVERYTHING_KEPT:
+            kept = explained(Assignment.everything(), None, EVERYTHING_KEPT)
             explanation = dataclasses.replace(explanation, beside=kept)
     return explanation
 

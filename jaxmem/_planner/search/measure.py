@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from jaxmem._core.actions import AS_WRITTEN, Actions
+from jaxmem._core.actions import AS_WRITTEN, EVERYTHING_KEPT, Actions
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.database import Database
 from jaxmem._core.profile import Profile
@@ -123,7 +123,7 @@ def _with_unplanned(search: Search) -> dict[str, Trial]:
     LOG.info("running the likely fastest steps")
     named = {"the plan": search.best}
     if search.baseline in search.fitting and search.best is not search.baseline:
-        named["everything kept"] = search.baseline
+        named[EVERYTHING_KEPT] = search.baseline
     as_written = search.checkpoints_fit
     if as_written is not None and search.best is not as_written:
         named["the step as written"] = as_written

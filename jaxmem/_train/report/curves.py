@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
+from jaxmem._core.actions import EVERYTHING_KEPT
 from jaxmem._core.bytes import show_bytes
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.svg import (
@@ -177,7 +178,7 @@ def time_figure(plan: Plan) -> str:
         return "<p>The plan's file holds no curve.</p>"
     marked = [
         (plan.compiled_bytes, plan.predicted_seconds, "chosen", "this plan, as compiled"),
-        (plan.baseline_bytes, plan.baseline_seconds, "hollow", "everything kept"),
+        (plan.baseline_bytes, plan.baseline_seconds, "hollow", EVERYTHING_KEPT),
     ]
     if plan.written is not None and not plan.as_written:
         marked.append((plan.written.bytes, plan.written.seconds, "hollow", "as written"))

@@ -5,6 +5,7 @@ of the compiled step.
 import collections
 from collections.abc import Mapping, Sequence
 
+from jaxmem._core.actions import EVERYTHING_KEPT
 from jaxmem._core.bytes import show_bytes
 from jaxmem._result.memory.explanation import Explanation
 from jaxmem._result.memory.live import Live
@@ -55,7 +56,7 @@ def memory_figure(plan: Plan) -> str:
     of its own, the compiled plan, and the predicted plan. A table below divides the compiled bytes
     by use.
     """
-    known = {"everything kept": (plan.baseline_bytes, plan.baseline_parts)}
+    known = {EVERYTHING_KEPT: (plan.baseline_bytes, plan.baseline_parts)}
     if plan.written is not None:
         known["as written"] = plan.written.bytes, plan.written.parts
     bars = [
