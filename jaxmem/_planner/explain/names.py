@@ -272,9 +272,9 @@ class Arguments:
             role = "arguments"
         return f"{role}: {path}"
 
-    def output(self, index: int) -> str:
+    def output(self, index: int | None) -> str:
         """Returns the path of the output at `index`; "" if it is unknown."""
-        return self._outputs[index] if 0 <= index < len(self._outputs) else ""
+        return "" if index is None or index >= len(self._outputs) else self._outputs[index]
 
     @staticmethod
     def _head(name: str) -> tuple[str, str]:

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from jaxmem._core.reader import Reader
+
 POINTS = 300  # of a schedule at most: as many as a figure shows
 
 
@@ -22,7 +24,7 @@ class Held:
       that compute the stacked values.
     loops: XLA's names of the loops round the instruction that makes it, innermost first.
     handed_on: the loops that carry the buffer from one iteration to the next, or to a later loop.
-    index: an output's position among the step's outputs, else -1.
+    index: an output's position among the step's outputs, else None.
     """
 
     kind: str
@@ -34,7 +36,7 @@ class Held:
     sources: tuple[str, ...] = ()
     loops: tuple[str, ...] = ()
     handed_on: tuple[str, ...] = ()
-    index: int = -1
+    index: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,22 +79,7 @@ class Peak:
     @staticmethod
     def of(data: Mapping[str, Any]) -> "Peak":
         """Rebuilds a `Peak` from the JSON of its `dataclasses.asdict`, where tuples are lists."""
-        return Peak(
-            data["op"],
-            tuple(data["loops"]),
-            tuple(map(_read_held, data["held"])),
-            data["moments"],
-            tuple((op, tuple(loops)) for op, loops in data["points"]),
-            tuple(
-                Life(_read_held(x["held"]), x["first"], x["last"], tuple(x["handed_on"]))
-                for x in data["lives"]
-            ),
-        )
+        return _READER.read(Peak, data)
 
 
-def _read_held(data: Mapping[str, Any]) -> Held:
-    """Reads the record of one held buffer from the values of JSON."""
-    fields: dict[str, Any] = dict(data)
-    names = ("shape", "sources", "loops", "handed_on")
-    fields |= {name: tuple(data[name]) for name in names}
-    return Held(**fields)
+_READER = Reader()

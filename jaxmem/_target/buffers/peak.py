@@ -81,7 +81,7 @@ def _peak(module: Module, assignment: BufferAssignment, order: Mapping[str, int]
             own = [p for p in positions if p[0] in module.parameters]
             held.append(_held(module, "argument", size, host, own or positions))
         if a.number(LIVE_OUT) and not a.number(ALIASED):  # not in a donated argument's memory
-            index = next((i for i, p in enumerate(module.outputs) if p in positions), -1)
+            index = next((i for i, p in enumerate(module.outputs) if p in positions), None)
             if a.number(IS_TUPLE):
                 # Pointers to the outputs, where a step has several.
                 held.append(Held("output", size, host, "tuple", op="the table of outputs"))
@@ -155,7 +155,12 @@ def _temporary(
 
 
 def _held(
-    module: Module, kind: str, size: int, host: bool, positions: list[Position], index: int = -1
+    module: Module,
+    kind: str,
+    size: int,
+    host: bool,
+    positions: list[Position],
+    index: int | None = None,
 ) -> Held:
     """Describes the `size` bytes that the values at `positions` share.
 
