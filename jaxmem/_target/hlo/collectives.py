@@ -31,7 +31,7 @@ class Collectives:
         # permutes. Each permute uses one of the two links, and no other axis.
         permutes = kind_of(i) == "collective-permute"
         rate = self._neighbours if permutes else self._ring
-        return CROSSING[kind_of(i)] * _crossed_bytes(i) / rate
+        return CROSSING[kind_of(i)] * crossed_bytes(i) / rate
 
     def kinds_within(self, i: Instruction) -> set[str]:
         """The kinds of the collectives in a fusion or a wrapped operation, such as "all-gather"."""
@@ -55,7 +55,7 @@ def kind_of(i: Instruction) -> str:
     return i.opcode.removesuffix("-start").removesuffix("-done")
 
 
-def _crossed_bytes(i: Instruction) -> int:
+def crossed_bytes(i: Instruction) -> int:
     """Bytes of the larger side of a collective, of all its arrays."""
     given, made = _size(i.operands), _size(i.results)
     # What starts one hands its operands on among its results.

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxmem._target.hlo.collectives import CROSSING, is_collective, kind_of
+from jaxmem._target.hlo.collectives import CROSSING, crossed_bytes, is_collective, kind_of
 from jaxmem._target.hlo.text import HloModule, Instruction
 
 # replica_groups={{0,1},{2,3}}, replica_groups=[2,8]<=[4,4]T(1,0), and
@@ -45,10 +45,7 @@ class Links:
     def seconds(self, i: Instruction) -> float:
         """The seconds of a collective, if it runs alone."""
         kind = kind_of(i)
-        given = sum(a.nbytes for a in i.operands if a.shape)
-        made = sum(a.nbytes for a in i.results if a.shape)
-        # What starts a collective returns its operands too.
-        size = max(given, made - given if i.opcode.endswith("-start") else made)
+        size = crossed_bytes(i)
         if kind == "collective-permute":
             return size / self._rate(self._pair(i))
         group = self._group(i)

@@ -247,7 +247,7 @@ class _Program:
             if k in in_place and (part is None or part.opcode == "parameter"):
                 continue
             if part is not None and part.opcode in _UPDATES and not a.on_core:
-                written += sum(map(_padded, _updates(part)))
+                written += sum(update.tiled_bytes for update in _updates(part))
             else:
                 written += _bytes(a)
         return read + written
@@ -259,16 +259,14 @@ class _Program:
         names, total = {given.name}, 0
         for j in body:
             used = [k for k, n in enumerate(j.operand_names) if n in names]
-            if not used:
-                continue
-            if j.opcode == "tuple":  # handed on
+            if not used or j.opcode == "tuple":  # a tuple hands it on
                 continue
             # A loop's stack may be tiled otherwise within a kernel. That takes no more of it than
             # what reads the result, whose memory is the stack's own.
             if j.opcode == "bitcast" or (j.opcode == "fusion" and _IN_PLACE in j.text):
                 names.add(j.name)
             elif j.opcode in _SLICES and used == [0]:
-                total += _padded(j.output)
+                total += j.output.tiled_bytes
             elif j.opcode in _UPDATES and used == [0]:
                 continue  # updated in place
             elif j.opcode == "fusion" and j.runs:
@@ -324,11 +322,6 @@ def _behind_views(i: Instruction | None, made: dict[str, Instruction]) -> Instru
 def _bytes(array: Array) -> int:
     """Bytes of an array in the device's memory, with what its tiles pad."""
     return 0 if array.on_core or array.host else array.tiled_bytes
-
-
-def _padded(array: Array) -> int:
-    """Bytes of a part of an array that is in the device's memory, wherever the part is."""
-    return array.tiled_bytes
 
 
 def total(works: Iterable[Work]) -> Work:
