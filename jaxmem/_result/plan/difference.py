@@ -12,6 +12,7 @@ from jaxmem._result.plan.plan import Plan, check_is_plan
 BYTES = ("budget_bytes", "compiled_bytes", "baseline_bytes", "host_bytes")
 TEXTS = ("target", "fingerprint", "time_source", "jax_version", "microbatches", "batch")
 SECONDS = "predicted_seconds"
+FIGURES = (*BYTES, *TEXTS, SECONDS, "places", "divided", "moments", "as_written")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +58,9 @@ def difference(first: Plan, second: Plan) -> Difference:
     Raises StepError if one of them is no plan.
     """
     check_is_plan("difference", first=first, second=second)
-    pairs = {n: (getattr(first, n), getattr(second, n)) for n in (*BYTES, *TEXTS, SECONDS)}
+    pairs = {n: (getattr(first, n), getattr(second, n)) for n in FIGURES}
     said = lambda plan: plan.places and str(plan.places)
     pairs["places"] = said(first), said(second)
-    pairs["divided"] = first.divided, second.divided
-    pairs["moments"] = first.moments, second.moments
-    pairs["as_written"] = first.as_written, second.as_written
     chosen = [
         {(b, t): choice for b, tags in plan.actions.items() for t, choice in tags.items()}
         for plan in (first, second)

@@ -8,6 +8,7 @@ xla/service/hlo.proto.
 """
 
 import bisect
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from jaxmem._target.buffers.assignment import (
@@ -86,7 +87,8 @@ def _peak(module: Module, assignment: BufferAssignment, order: Mapping[str, int]
                 # Pointers to the outputs, where a step has several.
                 held.append(Held("output", size, host, "tuple", op="the table of outputs"))
             else:
-                held.append(_held(module, "output", size, host, positions[-1:], index))
+                output = _held(module, "output", size, host, positions[-1:])
+                held.append(dataclasses.replace(output, index=index))
         if a.number(IS_ARGUMENT) or a.number(LIVE_OUT):
             continue
         # What remains are temporaries.
@@ -154,14 +156,7 @@ def _temporary(
     return _held(module, "temporary", size, host, positions)
 
 
-def _held(
-    module: Module,
-    kind: str,
-    size: int,
-    host: bool,
-    positions: list[Position],
-    index: int | None = None,
-) -> Held:
+def _held(module: Module, kind: str, size: int, host: bool, positions: list[Position]) -> Held:
     """Describes the `size` bytes that the values at `positions` share.
 
     The buffer has the origins of all its values, and the shape and the dtype of the last value. Its
@@ -182,7 +177,6 @@ def _held(
         handed_on=tuple(
             dict.fromkeys(loop for position in positions for loop in module.handed_on(position))
         ),
-        index=index,
     )
 
 
