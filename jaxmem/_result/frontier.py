@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 from jaxmem._core.bytes import parse_budget, show_bytes
+from jaxmem._core.columns import aligned
 from jaxmem._core.files import read_json, write_json
 from jaxmem._core.reader import Broken, Count, Name, Reader, named
 from jaxmem._result.plan.file import SCHEMA, plan_of, without_schema
@@ -182,10 +183,7 @@ class Frontier:
             return found
 
     def __str__(self) -> str:
-        head, *rows = self.table()
-        widths = [max(map(len, column)) for column in zip(head, *rows)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows)]
-        return "\n".join([*lines, *self.summary()])
+        return "\n".join([*aligned(self.table()), *self.summary()])
 
     def table(self) -> list[list[str]]:
         """The lines of the table: the head, and a line for each size with a cell for each budget.

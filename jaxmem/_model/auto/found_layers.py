@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
+from jaxmem._core.columns import aligned
 from jaxmem._model.auto.step import planned_step
 from jaxmem._model.layer.block import Layer
 from jaxmem._model.layer.graph import LayerGraph
@@ -55,9 +56,7 @@ class FoundLayers:
             (t.name, t.kind, str(t.shape), t.dtype, show_bytes(t.bytes), t.why, t.place)
             for t in self.tags
         ]
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        line = lambda row: "  ".join(cell.ljust(width) for cell, width in zip(row, widths))
-        return "\n".join([head, *(f"  {line(row)}".rstrip() for row in rows)])
+        return "\n".join([head, *(f"  {line}" for line in aligned(rows))])
 
 
 def found_layers(step: Callable, args: tuple) -> tuple[FoundLayers, ...]:

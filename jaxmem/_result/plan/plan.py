@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from jaxmem._core import assignment
 from jaxmem._core.actions import EVERYTHING_KEPT, Actions, Choice
 from jaxmem._core.bytes import show_bytes
+from jaxmem._core.columns import aligned
 from jaxmem._core.files import write_json, write_whole
 from jaxmem._core.groups import keeps_everything, ranges
 from jaxmem._core.reader import Count, Name, one_of
@@ -337,25 +338,12 @@ class Plan:
         return file.load(Plan, path)
 
     def __str__(self) -> str:
-        return _table(self)
+        table = aligned([HEAD, *cells(self)]) if self.actions else [AS_WRITTEN]
+        return "\n".join([*table, *summary(self)])
 
     def _repr_html_(self) -> str:
         """The plan in a notebook."""
         return html.html(HEAD, cells(self), summary(self), self.lanes)
-
-
-def _table(plan: Plan) -> str:
-    """The plan as lines of plain text."""
-    if not plan.actions:
-        return "\n".join([AS_WRITTEN, *summary(plan)])
-    lines = [HEAD, *cells(plan)]
-    # the last column is the longest and is not padded
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD) - 1)]
-    text = [
-        "  ".join([*(cell.ljust(w) for cell, w in zip(line, widths)), line[-1]]).rstrip()
-        for line in lines
-    ]
-    return "\n".join(text + summary(plan))
 
 
 def cells(plan: Plan) -> list[tuple[str, ...]]:
