@@ -71,7 +71,7 @@ def one_of(words: typing.Iterable[str]) -> Valid:
     return Valid(f"one of {', '.join(words)}", lambda value: value in words)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> typing.TypeGuard[float]:
     """Whether a value is a number of at least 0 that a float can stand for."""
     real = isinstance(value, int | float) and not isinstance(value, bool)
     return real and 0 <= value <= sys.float_info.max

@@ -3,11 +3,11 @@ take the place of its datasheet's.
 """
 
 import dataclasses
-import math
 import os
 import pathlib
 
 from jaxmem._core.files import read_json, write_json
+from jaxmem._core.reader import is_number
 from jaxmem._target.devices.chips import CHIPS, chip_of_kind
 from jaxmem._target.devices.rates import MEASURED, NAMES, WAYS
 from jaxmem._target.devices.rates import datasheet as rates_by_datasheet
@@ -99,11 +99,7 @@ def _rate(data: dict, point: str, path: pathlib.Path) -> float:
     row = data["rows"].get(point)
     rate = row.get("rate") if isinstance(row, dict) else None
     value = rate.get("median") if isinstance(rate, dict) else None
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not (math.isfinite(value) and value > 0)
-    ):
+    if not (is_number(value) and value > 0):
         raise TargetError(
             f"calibrate: {str(path)!r}: `rows.{point}.rate.median` is {value!r}; expected a rate"
             " above 0: measure that point"
