@@ -25,7 +25,7 @@ def _table(found: Sequence[Target]) -> None:
     """Prints the table of devices."""
     print("name       usable GiB  memory TB/s  16-bit TFLOP/s  link GB/s  times from")
     for t in found:
-        source = _times_from(t)
+        source = CHIPS[t.name].time_source
         print(
             f"{t.name:9} {t.usable_bytes / 2**30:11.1f} {t.bandwidth / 1e12:12.2f}"
             f" {t.matmul_flops / 1e12:15.0f} {t.link / 1e9:10.0f}  {source}"
@@ -36,11 +36,6 @@ def _table(found: Sequence[Target]) -> None:
         " many along each axis. Every number is one device's: a chip of v2, v3 and tpu7x is two"
         " devices. `local` is the device at hand, where times are measured"
     )
-
-
-def _times_from(target: Target) -> str:
-    """Where times of plans for a named device come from, in words."""
-    return "a roofline" if target.chip is None else target.chip.time_source
 
 
 def calibrate(args: argparse.Namespace) -> int:
