@@ -5,6 +5,7 @@ own.
 import concurrent.futures
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxmem._target.buffers.held_buffers import Peak
 from jaxmem._target.compiled.compiled import Compiled
@@ -95,15 +96,9 @@ class Compiler:
         The future raises StepError where XLA refuses the step, or gives up on it with its process;
         TargetError where the process fails otherwise.
         """
-        header = {
-            "device": self._device,
-            "donated": list(donated),
-            "options": dict(options or {}),
-            "assigned": assigned,
-            "kernels": list(kernels),
-            "free": free,
-        }
-        return self._pool.submit(lambda: Compiled(**self._compile(header, exported)["compiled"]))
+        asked = {"assigned": assigned, "kernels": list(kernels), "free": free}
+        compile = lambda: self._compile(exported, donated, options, **asked)["compiled"]
+        return self._pool.submit(lambda: Compiled(**compile()))
 
     def explain(
         self,
@@ -115,19 +110,19 @@ class Compiler:
         """Compiles the result of `export_flat` without estimates, and returns its facts and its
         buffers.
         """
-        header = {
-            "device": self._device,
-            "donated": list(donated),
-            "options": dict(options or {}),
-            "explain": True,
-        }
-        answer = self._pool.submit(self._compile, header, exported).result()
+        answer = self._pool.submit(self._compile, exported, donated, options, explain=True).result()
         return Compiled(**answer["compiled"]), Peak.of(answer["peak"])
 
-    def _compile(self, header: dict, exported: bytes) -> dict:
-        """Asks this thread's process, and returns its answer. Raises as the future of `submit`."""
+    def _compile(
+        self, exported: bytes, donated: tuple[int, ...], options: Mapping | None, **asked: Any
+    ) -> dict:
+        """Asks this thread's process, and returns its answer. Raises as the future of `submit`.
+
+        asked: the other fields of the request.
+        """
+        given = {"device": self._device, "donated": list(donated), "options": dict(options or {})}
         child = getattr(self._own, "child", None) or self._start()
-        answer = child.ask(header, exported)
+        answer = child.ask(given | asked, exported)
         if answer is None:  # it died: forget it, so that the next step starts another
             self._own.child = None
             self._children.discard(child)
