@@ -9,7 +9,7 @@ import re
 from jaxmem._target.devices.chips import CHIPS, Chip, chip_of_kind
 from jaxmem._target.devices.gpus import GPUS, Gpu
 from jaxmem._target.devices.platforms import Platform, platform_of
-from jaxmem._target.devices.rates import LINK_EFFICIENCY, link_ways, rates_of
+from jaxmem._target.devices.rates import LINK_EFFICIENCY, Rates, link_ways, rates_of
 from jaxmem._target.devices.tpus import TPUS, Topology, Tpu, topology_of
 from jaxmem.errors import TargetError
 
@@ -226,9 +226,9 @@ def _local() -> Target:
     device, host = devices[0], host_memory_bytes()
     if device.platform == "cpu":
         cores = os.cpu_count() or 1
-        usable, bandwidth, link = 0.9 * host, _CPU_BANDWIDTH, _CPU_BANDWIDTH
-        ways, peers = None, _CPU_BANDWIDTH
-        matmul = f32 = _CPU_FLOPS_PER_CORE * cores
+        flops = _CPU_FLOPS_PER_CORE * cores
+        rates = Rates(_CPU_BANDWIDTH, flops, flops, link=_CPU_BANDWIDTH, codec=_CPU_BANDWIDTH)
+        usable, ways, peers = 0.9 * host, None, _CPU_BANDWIDTH
         platform = "cpu"
     else:
         usable = (device.memory_stats() or {}).get("bytes_limit")
@@ -242,12 +242,6 @@ def _local() -> Target:
         chip = chip_of_kind(device.device_kind) or modest
         rates, ways, cores = rates_of(chip), link_ways(chip), chip.cores
         peers = LINK_EFFICIENCY * (chip.link if isinstance(chip, Tpu) else chip.peers)
-        bandwidth, matmul, f32, link = (
-            rates.bandwidth,
-            rates.flops_16bit,
-            rates.flops_f32,
-            rates.link,
-        )
         rocm = "rocm" in device.client.platform_version.lower()
         platform = device.platform if device.platform != "gpu" else "rocm" if rocm else "cuda"
     # JAX's CPU devices share one memory; a GPU's `bytes_limit` is its own. Host memory is shared by
@@ -260,10 +254,10 @@ def _local() -> Target:
         devices=len(devices) * jax.process_count(),  # a step may run on all processes' devices
         local=True,
         usable_bytes=int(usable) // shared,
-        bandwidth=bandwidth,
-        matmul_flops=matmul,
-        flops_f32=f32,
-        link=link,
+        bandwidth=rates.bandwidth,
+        matmul_flops=rates.flops_16bit,
+        flops_f32=rates.flops_f32,
+        link=rates.link,
         host_bytes=int(0.9 * host) // len(devices),
         cores=cores,
         link_ways=ways,
