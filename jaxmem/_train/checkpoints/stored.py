@@ -65,14 +65,6 @@ def taken(state) -> tuple[dict[str, Any], tuple[Leaf, ...]]:
     return arrays, tuple(leaves)
 
 
-def check(leaves: Sequence[Leaf], like: Sequence[tuple[Any, Any]]) -> None:
-    """Raises RunError, which names the first array that differs, unless `leaves` describe the state
-    `like`, given as leaves, or their shapes, with their paths.
-    """
-    if differs := difference(leaves, like):
-        raise another_state(differs)
-
-
 def changed(new, like: Sequence[tuple[Any, Any]]) -> str:
     """The first array of the state `new` that differs from the state `like`, in words; "" if none
     does. Without x64, a NumPy array of 64 bits may become an array of 32 bits.
@@ -113,8 +105,12 @@ def read(folder: pathlib.Path, leaves: Sequence[Leaf], like: Sequence[tuple[Any,
     like: the leaves of a state, or their shapes, with their paths. An array is placed by the
       sharding of its leaf. Each process reads the parts of a divided array that are on its devices,
       however the array was divided when it was saved.
+
+    Raises RunError, which names the first array that differs, unless `leaves` describe the state
+    `like`.
     """
-    check(leaves, like)
+    if differs := difference(leaves, like):
+        raise another_state(differs)
     ocp = orbax()
     how = [_how(ocp, leaf, was) for leaf, (_, was) in zip(leaves, like, strict=True)]
     found = _restored(folder, leaves, how)
