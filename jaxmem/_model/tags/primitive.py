@@ -24,18 +24,27 @@ from jaxmem._model.tags.combined import answer
 from jaxmem._model.tags.implementation import Offloaded, called, divided_as, todays_checkpoint
 from jaxmem.errors import TagError
 
-# Remove with today's checkpoint: the file, except for what `hijax.py` and policies read.
+# Remove with today's checkpoint: the file, except for what `hijax.py`, policies and the rectifier
+# read.
+
+
+def identity(name: str) -> Primitive:
+    """Returns a new primitive that passes its operand on. It has no derivative."""
+    made = Primitive(name)
+    made.def_impl(lambda x, **_: x)
+    made.def_abstract_eval(lambda x, **_: x)
+    mlir.register_lowering(made, lambda ctx, x, **_: [x])
+    batching.primitive_batchers[made] = lambda args, dims, **params: (
+        made.bind(args[0], **params),
+        dims[0],
+    )
+    return made
+
+
 # An identity, except in partial evaluation. Its derivative tags the value and not the tangent: only
 # the value may become a residual.
-tag_p = Primitive("jaxmem_tag")
-tag_p.def_impl(lambda x, **_: x)
-tag_p.def_abstract_eval(lambda x, **_: x)
-mlir.register_lowering(tag_p, lambda ctx, x, **_: [x])
+tag_p = identity("jaxmem_tag")
 ad.primitive_jvps[tag_p] = lambda p, t, **params: (tag_p.bind(p[0], **params), t[0])
-batching.primitive_batchers[tag_p] = lambda args, dims, **params: (
-    tag_p.bind(args[0], **params),
-    dims[0],
-)
 bind = tag_p.bind
 
 
@@ -53,14 +62,7 @@ name_p = _name_primitive()
 
 # An identity without a derivative. A primitive, since a custom_jvp rule is dropped by the partial
 # evaluation of a scan.
-once_p = Primitive("jaxmem_differentiable_once")
-once_p.def_impl(lambda x, **_: x)
-once_p.def_abstract_eval(lambda x, **_: x)
-mlir.register_lowering(once_p, lambda ctx, x, **_: [x])
-batching.primitive_batchers[once_p] = lambda args, dims, **params: (
-    once_p.bind(args[0], **params),
-    dims[0],
-)
+once_p = identity("jaxmem_differentiable_once")
 
 
 def _no_derivative(primals, tangents, *, message):

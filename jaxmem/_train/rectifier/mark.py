@@ -8,22 +8,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.interpreters import batching
 
 from jaxmem._core.actions import Choice
 from jaxmem._cost.profile.options import codecs_for
 from jaxmem._model.tags.policy import Policy
-from jaxmem._model.tags.primitive import tag_p
+from jaxmem._model.tags.primitive import identity, tag_p
 from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, Scan, as_scan, call_body, inside
 from jaxmem._trace.rewrite import Node, Program, flatten, run
 from jaxmem.errors import StepError
 
 # An identity that marks, in the trace, the operation at which a step's forward computes a tensor.
-mark_p = Primitive("jaxmem_outliers")
-mark_p.def_impl(lambda x, **_: x)
-mark_p.def_abstract_eval(lambda x, **_: x)
-mlir.register_lowering(mark_p, lambda ctx, x, **_: [x])
+mark_p = identity("jaxmem_outliers")
 
 
 def _batched(arguments, dims, *, several, **params):
