@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from jaxmem._target.compile.timing import sample
+from jaxmem._target.compile.timing import run_seconds, sample
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target, free_bytes
 from jaxmem._trace.jaxpr import equations
@@ -82,9 +82,7 @@ class StepRun:
         leaves = [jax.device_put(a, may_alias=False) if i.donated else a for a, i in pairs]
         args, kwargs = jax.tree.unflatten(self._compiled.in_tree, leaves)
         jax.block_until_ready(leaves)
-        start = time.perf_counter()
-        jax.block_until_ready(self._compiled(*args, **kwargs))
-        return time.perf_counter() - start
+        return run_seconds(self._compiled, *args, **kwargs)
 
 
 def in_turns(runs: Sequence[Callable[[], float]], seconds: float) -> list[list[float]]:

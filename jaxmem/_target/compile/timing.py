@@ -44,13 +44,18 @@ def measure(job: Job, least_seconds: float = 0.02) -> list[float]:
         sample(a) if sharding is None else jax.device_put(sample(a), sharding)
         for a, sharding in zip(traced.jaxpr.in_avals, shardings)
     ]
-    jax.block_until_ready(run(*arguments))  # the run that is not counted
+    run_seconds(run, *arguments)  # the run that is not counted
     rounds: list[float] = []
     while len(rounds) < 7 or (sum(rounds) < least_seconds and len(rounds) < 50):
-        start = time.perf_counter()
-        jax.block_until_ready(run(*arguments))
-        rounds.append(time.perf_counter() - start)
+        rounds.append(run_seconds(run, *arguments))
     return rounds
+
+
+def run_seconds(run: Callable, *args, **kwargs) -> float:
+    """Returns the seconds of one run of a compiled program."""
+    start = time.perf_counter()
+    jax.block_until_ready(run(*args, **kwargs))
+    return time.perf_counter() - start
 
 
 def sample(aval, size: float = 1.0):
@@ -100,10 +105,5 @@ def measured_link() -> tuple[float, float] | None:
 
 def _least(run: Callable, a) -> float:
     """Returns the least seconds of several runs, after one run that is not counted."""
-    jax.block_until_ready(run(a))
-    found = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        jax.block_until_ready(run(a))
-        found.append(time.perf_counter() - start)
-    return min(found)
+    run_seconds(run, a)
+    return min(run_seconds(run, a) for _ in range(ROUNDS))
