@@ -19,7 +19,7 @@ from jaxmem._core.actions import KEEP, Choice
 from jaxmem._core.reader import Reader
 from jaxmem._model.codecs.outlier import OutlierSeparated, z_scores
 from jaxmem._train.rectifier.counts import Outliers, counted, greatest
-from jaxmem._train.rectifier.decide import Room, overflows, rooms, rooms_of, without_room
+from jaxmem._train.rectifier.decide import overflows, rooms, rooms_of, without_room
 from jaxmem._train.rectifier.track import Tracker, outliers_of
 from jaxmem.errors import StepError
 from tests.shared import outlier_layers as layers
@@ -398,13 +398,16 @@ def test_overflows_are_of_the_layers_that_a_plan_compresses():
         "block[2:6]": {"x": codec(4), "w": codec(2)},
         "head": {"x": codec(1)},
     }
-    assert rooms_of(actions) == [
-        Room("block", "x", 8, 0, 2, 6),
-        Room("block", "x", 4, 2, 6, 6),
-        Room("block", "w", 2, 2, 6, 6),
-        Room("head", "x", 1, 0, 1, 1),
+    # Two microbatches of six layers, each with other counts.
+    numbered = list(range(100, 112))
+    counts = {"block": {"x": numbered, "w": numbered}, "head": {"x": [100, 101]}}
+    assert list(rooms_of(actions, [counts])) == [
+        ("block", "x", 8, [100, 101, 106, 107]),
+        ("block", "x", 4, [102, 103, 104, 105, 108, 109, 110, 111]),
+        ("block", "w", 2, [102, 103, 104, 105, 108, 109, 110, 111]),
+        ("head", "x", 1, [100, 101]),
     ]
-    # Two microbatches of six layers; the first two layers have room for more.
+    # The first two layers have room for more.
     x = [8, 8, 4, 4, 4, 4, 8, 8, 4, 4, 5, 4]
     counts = {"block": {"x": x, "y": [30] * 12, "z": [30] * 12, "w": [9, 9, 2, 2, 2, 2] * 2}}
     assert overflows(actions, [counts]) == ["block/x has 5 outliers and room for 4"]

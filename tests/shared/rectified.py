@@ -18,7 +18,7 @@ LOUD, STEPS = 10, 24
 
 def capacities(actions):
     """Returns the capacity of each codec that separates outliers."""
-    return {(room.block, room.tag): room.capacity for room in rooms_of(actions)}
+    return {(block, tag): room for block, tag, room, _ in rooms_of(actions, ())}
 
 
 def build(plan):

@@ -2,9 +2,8 @@
 another plan could save, and measured seconds of steps.
 """
 
-import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxmem._core.actions import Actions
@@ -26,33 +25,13 @@ def rooms(counts: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], int]
     return {(b, t): of(n).capacity for b, tags in counts.items() for t, n in tags.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class Room:
-    """The capacity of a codec for outliers in a range of a tag's layers.
-
-    start, stop: the range of layers.
-    layers: number of all layers of the tag.
+def rooms_of(
+    actions: Actions, several: Sequence[Counts]
+) -> Iterator[tuple[str, str, int, list[int]]]:
+    """The codecs of an assignment that separate outliers: block, tag and capacity of each, and the
+    counts of its layers that exceed the capacity. Tensors of several microbatches are ordered by
+    microbatch, and by layer in each.
     """
-
-    block: str
-    tag: str
-    capacity: int
-    start: int
-    stop: int
-    layers: int
-
-    def beyond(self, counts: Counts) -> list[int]:
-        """The counts of the range's layers that exceed the capacity. Tensors of several
-        microbatches are ordered by microbatch, and by layer in each.
-        """
-        of_tag = counts.get(self.block, {}).get(self.tag, ())
-        of = (n for i, n in enumerate(of_tag) if self.start <= i % self.layers < self.stop)
-        return [n for n in of if n > self.capacity]
-
-
-def rooms_of(actions: Actions) -> list[Room]:
-    """The capacities of an assignment's codecs that separate outliers."""
-    found = []
     for label, choices in actions.items():
         block = ungrouped(label)
         groups = {group_label(block, *group): group for group in ranges(actions, block)}
@@ -60,25 +39,24 @@ def rooms_of(actions: Actions) -> list[Room]:
         layers = max((end for _, end, *_ in groups.values()), default=1)
         for tag, choice in choices.items():
             codec = None if choice.codec is None else parse(choice.codec)
-            if codec is not None and codec.capacity is not None:
-                found.append(Room(block, tag, codec.capacity, start, stop, layers))
-    return found
+            if codec is not None and (room := codec.capacity) is not None:
+                of_tag = (enumerate(counts.get(block, {}).get(tag, ())) for counts in several)
+                of = (n for tensors in of_tag for i, n in tensors if start <= i % layers < stop)
+                yield block, tag, room, [n for n in of if n > room]
 
 
 def overflows(actions: Actions, several: Sequence[Counts]) -> list[str]:
     """A sentence for each tag whose codec has a smaller capacity than its tensors have outliers."""
     found = {}
-    for room in rooms_of(actions):
-        beyond = [n for counts in several for n in room.beyond(counts)]
+    for block, tag, room, beyond in rooms_of(actions, several):
         if beyond:
-            has = f"{room.block}/{room.tag} has {max(beyond)} outliers"
-            found[room.block, room.tag] = f"{has} and room for {room.capacity}"
+            found[block, tag] = f"{block}/{tag} has {max(beyond)} outliers and room for {room}"
     return list(found.values())
 
 
 def without_room(actions: Actions, counts: Counts) -> int:
     """Number of outlier channels of all tensors that codecs quantize with the other channels."""
-    return sum(n - room.capacity for room in rooms_of(actions) for n in room.beyond(counts))
+    return sum(n - room for *_, room, beyond in rooms_of(actions, [counts]) for n in beyond)
 
 
 def most_gained(plan: Plan) -> float:

@@ -24,7 +24,7 @@ def test_codecs_have_room_for_what_was_counted(args):
     whole = jaxmem.plan(build, *args)
     counts = {"block": {"in": 0, "ln": 3, "up": 7}}
     plan = planned(args, int(0.8 * whole.baseline_bytes), outliers=counts)
-    found = {room.tag: room.capacity for room in rooms_of(plan.actions)}
+    found = {tag: room for _, tag, room, _ in rooms_of(plan.actions, ())}
     assert found, plan
     assert found == {t: {"in": 0, "ln": 3, "up": 8, "act": 8}[t] for t in found}
     for row in plan.rows:  # bytes are those of the codec that was chosen
