@@ -120,8 +120,7 @@ def _add_plan(command) -> None:
     one = command(
         "plan", "choose an action for every tagged tensor, and compile the step within the budget"
     )
-    one.add_argument("step", metavar="MODULE:FUNCTION", help=STEP)
-    one.add_argument("--auto", action="store_true", help=AUTO)
+    _add_step(one)
     one.add_argument("--budget", metavar="B", help=BUDGET)
     one.add_argument("--host-budget", metavar="B", help="the same for tensors in host memory")
     one.add_argument("--target", metavar="T", default="local", help=TARGET)
@@ -147,22 +146,17 @@ def _add_step_commands(command) -> None:
     """Adds the commands about a step: `verify`, `estimate`, `explain`."""
     one = command("verify", "check that a plan is this step's, and compile the step under it")
     one.add_argument("plan", metavar="PLAN.json")
-    one.add_argument("step", metavar="MODULE:FUNCTION", help=STEP)
-    one.add_argument("--auto", action="store_true", help=AUTO)
+    _add_step(one)
     one.add_argument("--json", action="store_true", help="print JSON")
 
     one = command("estimate", "tell what actions written by hand would take, without a compile")
     one.add_argument("policy", metavar="FILE", help=HAND)
-    one.add_argument("step", metavar="MODULE:FUNCTION", help=STEP)
-    one.add_argument("--auto", action="store_true", help=AUTO)
+    _add_step(one)
     one.add_argument("--target", metavar="T", default="local", help=TARGET)
     one.add_argument("--json", action="store_true", help="print JSON")
 
     one = command("explain", "tell what holds the peak of a step's memory, by name")
-    one.add_argument("step", metavar="MODULE:FUNCTION", help=STEP)
-    one.add_argument(
-        "--auto", action="store_true", help=f"{AUTO}; and print what it finds, with its lines"
-    )
+    _add_step(one, f"{AUTO}; and print what it finds, with its lines")
     one.add_argument(
         "--plan", metavar="FILE", help="under this plan (default: the step as written)"
     )
@@ -220,6 +214,12 @@ def _add_machine_commands(command) -> None:
     one = command("cache", "tell where the times and compiles of earlier plans lie, or remove them")
     one.add_argument("--clear", action="store_true", help="remove them")
     one.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_step(parser: argparse.ArgumentParser, auto: str = AUTO) -> None:
+    """Adds the step, and `--auto` with a text that says what it does."""
+    parser.add_argument("step", metavar="MODULE:FUNCTION", help=STEP)
+    parser.add_argument("--auto", action="store_true", help=auto)
 
 
 def _add_debug(parser: argparse.ArgumentParser) -> None:
