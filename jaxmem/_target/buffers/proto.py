@@ -34,12 +34,12 @@ class Message:
                 raise ValueError(f"field {field} ends at byte {at} of {len(data)}")
             self.fields.setdefault(field, []).append(value)
 
-    def number(self, field: int, default: int = 0) -> int:
-        """The field as an integer. As in all protobufs the last value counts; where none is
-        written, `default` does.
+    def number(self, field: int) -> int:
+        """The field as an integer, 0 where none is written. As in all protobufs the last value
+        counts.
         """
-        value = self.fields.get(field, [default])[-1]
-        return value if isinstance(value, int) else default
+        value = self.fields.get(field, [0])[-1]
+        return value if isinstance(value, int) else 0
 
     def text(self, field: int) -> str:
         """The field as text, "" where it is not written."""
