@@ -51,9 +51,8 @@ def peak(hlo_proto: bytes, leave_out: Callable[[Message], bool] = lambda _: Fals
     except (ValueError, KeyError, IndexError) as error:
         raise StepError(
             f"explain: XLA's buffer assignment ({len(hlo_proto)} bytes) cannot be read:"
-            f" {type(error).__name__}: {error};"
-            " expected a serialized HloProto, as xla_dump_hlo_as_proto writes it; this version of"
-            " jaxlib may write another"
+            f" {type(error).__name__}: {error}; expected a serialized HloProto, as"
+            " xla_dump_hlo_as_proto writes it; this version of jaxlib may write another"
         ) from error
 
 

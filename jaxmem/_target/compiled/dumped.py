@@ -34,8 +34,7 @@ def compile_dumped(
         if not found:
             raise StepError(
                 "explain: XLA dumped no buffer assignment of the compiled step on this platform;"
-                " explain it for a named"
-                " GPU instead, such as target='h200'"
+                " explain it for a named GPU instead, such as target='h200'"
             )
         return compiled, found[-1].read_bytes()  # the smaller ones are kernels that were tried
 

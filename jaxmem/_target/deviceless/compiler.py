@@ -43,8 +43,7 @@ class Compiler:
         if self.target.local:
             raise TargetError(
                 f"`target` is {str(self.target)!r}: only a named GPU or TPU is compiled for without"
-                " a device; "
-                "expected a name such as 'h200' or 'v5e'"
+                " a device; expected a name such as 'h200' or 'v5e'"
             )
         require_wheels(self.target)
         self._device = _described(self.target)
@@ -146,8 +145,7 @@ class Compiler:
         if any(sign in message for sign in _ASSEMBLER_MISSING):
             return TargetError(
                 f"`target` {str(self.target)!r}: XLA found no CUDA 13 assembler (ptxas and"
-                " libdevice). "
-                "Install CUDA 13, or its two wheels:"
+                " libdevice). Install CUDA 13, or its two wheels:"
                 f" {install_command('nvidia-cuda-nvcc', 'nvidia-nvvm')}"
             )
         lines = message.strip().splitlines()

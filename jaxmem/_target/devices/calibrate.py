@@ -102,7 +102,6 @@ def _rate(data: dict, point: str, path: pathlib.Path) -> float:
     if not (is_number(value) and value > 0):
         raise TargetError(
             f"calibrate: {str(path)!r}: `rows.{point}.rate.median` is {value!r}; expected a rate"
-            " above 0: measure that point"
-            " again (--part ceilings --retry)"
+            " above 0: measure that point again (--part ceilings --retry)"
         )
     return float(value)

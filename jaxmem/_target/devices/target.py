@@ -160,10 +160,9 @@ def _unknown(target: str, name: str) -> str:
     """The message for a target whose `name` is not in the table."""
     if name.startswith("v100"):
         return (
-            f"`target` {target!r}: the CUDA 13 compiler no longer knows the V100 (sm_70). "
-            "Use 't4', the oldest GPU it knows, or 'h200' with `budget=` set to the V100's 16 or 32"
-            " GB; "
-            "bytes differ little, times do not carry over"
+            f"`target` {target!r}: the CUDA 13 compiler no longer knows the V100 (sm_70). Use 't4',"
+            " the oldest GPU it knows, or 'h200' with `budget=` set to the V100's 16 or 32 GB;"
+            " bytes differ little, times do not carry over"
         )
     if name == "local":
         return (

@@ -93,10 +93,9 @@ class Data:
         """Sets the iterators to a position that `position` returned."""
         if (position is None) == self._iterates:
             raise RunError(
-                "train: the checkpoint has"
-                f" {'no' if position is None else 'a'} position of data, and `data` is"
-                f" {'an iterator' if self._iterates else 'a function'}; expected data of the kind"
-                " that the run began with"
+                f"train: the checkpoint has {'no' if position is None else 'a'} position of data,"
+                f" and `data` is {'an iterator' if self._iterates else 'a function'}; expected data"
+                " of the kind that the run began with"
             )
         if position is not None and "each" in position:
             each = position["each"]
