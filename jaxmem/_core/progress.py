@@ -6,6 +6,8 @@ clock. Otherwise each record is a line.
 
 import contextlib
 import logging
+import logging.handlers
+import queue
 import sys
 import time
 from collections.abc import Iterator
@@ -91,24 +93,13 @@ def reported() -> Iterator[None]:
     if sys.stderr is None or LOG.hasHandlers() or LOG.level != logging.NOTSET:
         yield
         return
-    summaries: list[str] = []
-    last = _Summaries(summaries)
+    summaries: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    last = logging.handlers.QueueHandler(summaries)
+    last.addFilter(lambda record: hasattr(record, "summary"))
     with _shown_by(last), progress() if sys.stderr.isatty() else contextlib.nullcontext():
         yield
-    for line in summaries:
-        print(line, file=sys.stderr)
-
-
-class _Summaries(logging.Handler):
-    """Collects the records with `summary` in their `extra`."""
-
-    def __init__(self, lines: list[str]):
-        super().__init__()
-        self.lines = lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if hasattr(record, "summary"):
-            self.lines.append(record.getMessage())
+    while not summaries.empty():
+        print(summaries.get().getMessage(), file=sys.stderr)
 
 
 @contextlib.contextmanager
