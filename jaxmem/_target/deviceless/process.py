@@ -58,12 +58,16 @@ class Process:
         """Whether the process ended itself, as XLA does where it finds itself at fault."""
         if self._process.poll() != -signal.SIGABRT:
             return False
-        self._stderr.seek(0)
-        said = self._stderr.read().decode(errors="replace").splitlines()
-        return any(_FATAL.match(line) for line in said)  # else memory may have been short
+        # Without such a line memory may have been short.
+        return any(_FATAL.match(line) for line in self._said())
 
     def kill(self) -> None:
         self._process.kill()
+
+    def _said(self) -> list[str]:
+        """The lines that the process wrote to its standard error."""
+        self._stderr.seek(0)
+        return self._stderr.read().decode(errors="replace").splitlines()
 
     def obituary(self) -> str:
         """Waits for the process to end, frees its pipes, and says how it ended."""
@@ -78,11 +82,8 @@ class Process:
             else f"ended with status {code}"
         )
         advice = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
-        with self._stderr as stderr:
-            stderr.seek(0)
-            lines = [
-                line for line in stderr.read().decode(errors="replace").splitlines() if line.strip()
-            ]
+        with self._stderr:
+            lines = [line for line in self._said() if line.strip()]
         # XLA's own fatal error is what helps; after it come a stack without names and other noise.
         fatal = [line for line in lines if _FATAL.match(line)]
         return f"the compiling process {how}{advice}. Its last words:\n" + "\n".join(
