@@ -115,6 +115,18 @@ def test_a_killed_process_fails_its_step_and_the_next_starts_another(own_process
         assert result(compiler, jnp.tanh, spec(16)).argument_bytes == 64
 
 
+def test_a_compiler_that_aborts_refuses_its_step(own_processes, monkeypatch, tmp_path):
+    program = tmp_path / "python"
+    program.write_text(
+        "#!/bin/sh\necho 'F1201 10:00:00.1 1 x.cc:1] Check failed' >&2\nkill -6 $$\n"
+    )
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    said = "was ended by SIGABRT.*\n.*Check failed"
+    with Compiler("h200", workers=1) as compiler, pytest.raises(StepError, match=said):
+        compiler.submit(b"").result()
+
+
 def test_leaving_ends_the_processes_and_the_compiles(own_processes):
     with Compiler("h200", workers=1) as compiler:
         first = submit(compiler, stack_step, spec(2, D, D), spec(M, D))

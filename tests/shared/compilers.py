@@ -71,7 +71,7 @@ class Lent:
         self._pool, self._key = pool, None
         self._process: Process | None = None
         self._lock, self._busy = threading.Lock(), False
-        self._closed, self._broken = False, False
+        self._closed, self._broken, self.gave_up = False, False, False
 
     @property
     def pid(self) -> int | None:
@@ -103,16 +103,13 @@ class Lent:
             if self._broken and self._process is not None:
                 self._process.kill()
 
-    @property
-    def gave_up(self) -> bool:
-        return self._process is not None and self._process.gave_up
-
     def obituary(self) -> str:
         one, self._process = self._process, None
         if one is None:
             return "the compiling process was not started"
         if self._broken:
-            return one.obituary()
+            said, self.gave_up = one.obituary(), one.gave_up
+            return said
         self._pool.give_back(self._key, one)
         return ""
 

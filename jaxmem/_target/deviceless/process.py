@@ -21,7 +21,11 @@ _FATAL = re.compile(r"F\d{4} \d\d:\d\d:\d\d")  # how a line of it begins
 
 
 class Process:
-    """One compiling process and the pipes to it."""
+    """One compiling process and the pipes to it.
+
+    gave_up: whether the process ended itself, as XLA does where it finds itself at fault. Known
+      after `obituary`.
+    """
 
     def __init__(self):
         # A file and not a pipe, which nobody would read in time: a full one blocks the process.
@@ -37,6 +41,7 @@ class Process:
             env=child_environment(os.environ) | {"TMPDIR": self._folder.name},
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
+        self.gave_up = False
         self._to: Any = self._process.stdin
         self._from: Any = self._process.stdout
 
@@ -53,21 +58,8 @@ class Process:
             message = None
         return None if message is None else message[0]
 
-    @property
-    def gave_up(self) -> bool:
-        """Whether the process ended itself, as XLA does where it finds itself at fault."""
-        if self._process.poll() != -signal.SIGABRT:
-            return False
-        # Without such a line memory may have been short.
-        return any(_FATAL.match(line) for line in self._said())
-
     def kill(self) -> None:
         self._process.kill()
-
-    def _said(self) -> list[str]:
-        """The lines that the process wrote to its standard error."""
-        self._stderr.seek(0)
-        return self._stderr.read().decode(errors="replace").splitlines()
 
     def obituary(self) -> str:
         """Waits for the process to end, frees its pipes, and says how it ended."""
@@ -82,10 +74,14 @@ class Process:
             else f"ended with status {code}"
         )
         advice = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
-        with self._stderr:
-            lines = [line for line in self._said() if line.strip()]
+        with self._stderr as stderr:
+            stderr.seek(0)
+            said = stderr.read().decode(errors="replace").splitlines()
+        lines = [line for line in said if line.strip()]
         # XLA's own fatal error is what helps; after it come a stack without names and other noise.
         fatal = [line for line in lines if _FATAL.match(line)]
+        # Where there is none, memory may have been short.
+        self.gave_up = code == -signal.SIGABRT and bool(fatal)
         return f"the compiling process {how}{advice}. Its last words:\n" + "\n".join(
             fatal[:1] or lines[-12:]
         )
