@@ -180,7 +180,8 @@ class Loop:
                         f"train: step {number} returned {reprlib.repr(metrics[name])} as {name!r};"
                         " expected a real scalar, such as the mean over the batch"
                     )
-            check_finite(number, row)
+            if not all(math.isfinite(row.get(name, 0.0)) for name in WATCHED):
+                raise NotFinite(number, row)
             self._waiting.popleft()
             self.checkpoints.sound(number - 1)
             row |= self.measured(number)
@@ -242,12 +243,6 @@ class Loop:
             skipped = {*skipped.difference(range(first, found.number + 1)), cause}
         self._back(to)
         self.skipped = sorted(skipped)
-
-
-def check_finite(number: int, row: Mapping[str, float]) -> None:
-    """Raises NotFinite if a row's loss or gradient norm is not finite."""
-    if not all(math.isfinite(row.get(name, 0.0)) for name in WATCHED):
-        raise NotFinite(number, row)
 
 
 def cause_of(first: int, count: int, causes: Collection[int], not_finite: int) -> int | None:
