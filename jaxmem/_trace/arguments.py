@@ -180,3 +180,13 @@ def _called(position: int, function: Callable[[int], Any], size: int):
         ) from error
     assert structure is not None
     return jax.tree.unflatten(structure, [next(shapes) if o is None else o for o in others])
+
+
+def key_impl(aval):
+    """The generator of random keys with a shape and a dtype. JAX returns it for arrays and tracers,
+    not for dtypes.
+    """
+    found = []
+    spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), spec)
+    return found[0]

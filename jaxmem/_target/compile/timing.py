@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem._core.database import Timing
+from jaxmem._trace.arguments import key_impl
 from jaxmem._trace.job import Job
 
 NBYTES = 2**26  # bytes that are copied; caches hold less
@@ -67,21 +68,13 @@ def sample(aval, size: float = 1.0):
     addition after the other.
     """
     if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return jnp.broadcast_to(jax.random.key(0, impl=_key_impl(aval)), aval.shape)
+        return jnp.broadcast_to(jax.random.key(0, impl=key_impl(aval)), aval.shape)
     if jnp.issubdtype(aval.dtype, jnp.inexact):
         values = np.random.default_rng(0).standard_normal(aval.shape, np.float32)
         return jnp.asarray(values * np.float32(size)).astype(aval.dtype)
     if jnp.issubdtype(aval.dtype, jnp.integer) and aval.size >= LARGE:
         return jnp.resize(jnp.arange(INDICES), aval.shape).astype(aval.dtype)
     return jnp.zeros(aval.shape, aval.dtype)
-
-
-def _key_impl(aval):
-    """The generator of a key's dtype. JAX returns it for arrays and tracers, not for dtypes."""
-    found = []
-    spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), spec)
-    return found[0]
 
 
 @functools.cache

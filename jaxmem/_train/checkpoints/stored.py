@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxmem._target.processes.channel import Channel
 from jaxmem._target.processes.orbax import orbax
+from jaxmem._trace.arguments import key_impl
 from jaxmem._train.checkpoints.manifest import Leaf
 from jaxmem.errors import RunError
 
@@ -225,11 +226,5 @@ def _leaf(path, leaf) -> Leaf:
         of = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
         weak = kind == "array" and getattr(leaf, "weak_type", False)
         return Leaf(name, tuple(of.shape), str(of.dtype), None, kind, weak)
-    box = []
-
-    def data(key):
-        box.append(str(jax.random.key_impl(key)))
-        return jax.random.key_data(key)
-
-    of = jax.eval_shape(data, leaf)
-    return Leaf(name, of.shape, str(of.dtype), box[0], kind)
+    of = jax.eval_shape(jax.random.key_data, leaf)
+    return Leaf(name, of.shape, str(of.dtype), str(key_impl(leaf)), kind)
