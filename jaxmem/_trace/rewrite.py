@@ -224,11 +224,30 @@ def reads(closed: ClosedJaxpr) -> list[bool]:
 def depending(closed: ClosedJaxpr) -> list[bool]:
     """Returns for each output whether it depends on any of the inputs."""
     flat = flatten(closed)
-    found = {*flat.inputs}
-    for node in flat.nodes:
+    found = following(flat.nodes, flat.inputs)
+    return [isinstance(v, int) and v in found for v in flat.outputs]
+
+
+def following(nodes: Iterable[Node], sources: Iterable[int]) -> set[int]:
+    """Returns `sources`, and the values of the nodes that depend on any of them."""
+    found = set(sources)
+    for node in nodes:
         if not found.isdisjoint(node.reads):
             found.update(node.outputs)
-    return [isinstance(v, int) and v in found for v in flat.outputs]
+    return found
+
+
+def made_of(
+    known: Iterable[int], nodes: Iterable[Any], passes: Callable[[Any], bool] = lambda node: True
+) -> set[int]:
+    """Returns `known`, and the values that are computed from them alone by nodes for which `passes`
+    is true. A node is anything with `reads` and `outputs`.
+    """
+    found = set(known)
+    for node in nodes:
+        if passes(node) and found.issuperset(node.reads):
+            found.update(node.outputs)
+    return found
 
 
 def run(

@@ -19,6 +19,7 @@ from jaxmem._core.warn import warn
 from jaxmem._cost.blocks.loops import Builder, Operation
 from jaxmem._cost.blocks.segments import BlockGraph
 from jaxmem._trace.jaxpr import JaxprEqn, nbytes, per_device
+from jaxmem._trace.rewrite import made_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,10 +84,7 @@ def open_block(
             closed.update(builder.operations[k].whole for c in tagged for k in c)
             continue
         operations = builder.ordered(cycles)
-        fixed = set(graph.instance.flat.constants) | builder.constants
-        for o in operations:
-            if fixed.issuperset(o.reads):
-                fixed.update(o.outputs)
+        fixed = made_of({*graph.instance.flat.constants, *builder.constants}, operations)
         return Opened(
             graph,
             axes,

@@ -14,7 +14,7 @@ from jaxmem._model.tags.named import is_tag
 from jaxmem._trace.jaxpr import JaxprEqn, Literal, is_reference, matmul_flops, nbytes
 from jaxmem._trace.job import Job
 from jaxmem._trace.primitives import VIEWS
-from jaxmem._trace.rewrite import Node, leading_to, run
+from jaxmem._trace.rewrite import Node, leading_to, made_of, run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +48,7 @@ class BlockGraph:
         """Values that depend on no input, such as a causal mask. A loop over layers stores such a
         value once, not once for each layer.
         """
-        found = set(self.instance.flat.constants)
-        for e in self.equations:
-            if found.issuperset(e.reads):
-                found.update(e.outputs)
-        return frozenset(found)
+        return frozenset(made_of(self.instance.flat.constants, self.equations))
 
 
 def graph_of(instance: Instance) -> BlockGraph:

@@ -34,7 +34,7 @@ from jaxmem._model.layer.graph import flops, is_inexact, views_of
 from jaxmem._model.tags.policy import groups_of
 from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, as_scan, line_of, nbytes
 from jaxmem._trace.primitives import REMAT
-from jaxmem._trace.rewrite import Node, Program, leading_to, program_of, run
+from jaxmem._trace.rewrite import Node, Program, following, leading_to, program_of, run
 from jaxmem.errors import NoLayersError
 
 
@@ -213,9 +213,7 @@ def _products(
     """Returns the positions of the matrix products that read trained parameters, or casts and views
     of them.
     """
-    trained = {v for i, v in enumerate(parameters) if i not in frozen}
-    for node in views:
-        trained.update(() if trained.isdisjoint(node.reads) else node.outputs)
+    trained = following(views, (v for i, v in enumerate(parameters) if i not in frozen))
     return [i for i, n in enumerate(nodes) if flops(n) and not trained.isdisjoint(n.reads)]
 
 

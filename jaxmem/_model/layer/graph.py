@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxmem._model.tags.primitive import name_p, tag_p
 from jaxmem._trace.jaxpr import Literal, inside, is_reference, matmul_flops
 from jaxmem._trace.primitives import COSTLY, RANDOM, REPEATED, TAGS, VIEWS
-from jaxmem._trace.rewrite import Node, Program
+from jaxmem._trace.rewrite import Node, Program, following
 
 SOFTMAX = "softmax"  # the primitive of a node that stands for a whole softmax
 RULE = "rule"  # the primitive of a call whose derivative saves more than its operands
@@ -68,21 +68,13 @@ class LayerGraph:
     @functools.cached_property
     def live(self) -> set[int]:
         """Values that depend on an activation."""
-        return self.after(self.activations)
+        return following(self.program.nodes, self.activations)
 
     @functools.cached_property
     def noise(self) -> set[int]:
         """Values that depend on random bits."""
         made = (v for n in self.program.nodes if n.primitive in RANDOM for v in n.outputs)
-        return self.after(made)
-
-    def after(self, sources: Iterable[int]) -> set[int]:
-        """Returns `sources` and every value that depends on a source."""
-        found = set(sources)
-        for node in self.program.nodes:
-            if not found.isdisjoint(node.reads):
-                found.update(node.outputs)
-        return found
+        return following(self.program.nodes, made)
 
     def used_by(self, value: int) -> list[Node]:
         return self.users.get(value, [])

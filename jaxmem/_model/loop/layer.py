@@ -26,7 +26,7 @@ import jax
 
 from jaxmem._trace.jaxpr import Literal, as_function, matmul_flops
 from jaxmem._trace.primitives import REPEATED
-from jaxmem._trace.rewrite import Node, Program, flatten, leading_to, run
+from jaxmem._trace.rewrite import Program, flatten, leading_to, made_of, run
 
 
 @jax.tree_util.register_static
@@ -138,9 +138,10 @@ def _origins(flat: Program, leaves, mine, common, frozen):
     # Only casts and views of a layer's own inputs are computed again: they cost less than a stacked
     # copy. Arrays that all layers share are computed once, by any operation without a side effect.
     decodes = lambda e: not e.eqn.effects and not matmul_flops(e.eqn)[0]
-    decoded = _computed(flat, frozen, decodes) if frozen else set()
-    again = _computed(flat, {*mine, *decoded}, lambda e: e.eqn.primitive.name in REPEATED)
-    same = _computed(flat, common, lambda e: not e.eqn.effects)
+    computed = lambda inputs, passes: made_of({*inputs, *flat.constants}, flat.nodes, passes)
+    decoded = computed(frozen, decodes) if frozen else set()
+    again = computed({*mine, *decoded}, lambda e: e.eqn.primitive.name in REPEATED)
+    same = computed(common, lambda e: not e.eqn.effects)
     saved: dict[int, int] = {}  # value -> its index among the saved arrays
     once: dict[int, int] = {}  # value -> its index among values computed once
     first: list[int] = []  # for each saved array, the first leaf that is it
@@ -157,14 +158,3 @@ def _origins(flat: Program, leaves, mine, common, frozen):
                 first.append(k)
             found.append(("saved", saved.setdefault(leaf, len(saved))))
     return tuple(found), first, tuple(once)
-
-
-def _computed(flat: Program, inputs, passes: Callable[[Node], bool]) -> set[int]:
-    """Returns the inputs, the constants, and the values that are computed from them by equations
-    for which `passes` is true.
-    """
-    found = {*inputs, *flat.constants}
-    for e in flat.nodes:
-        if passes(e) and found.issuperset(e.reads):
-            found.update(e.outputs)
-    return found
