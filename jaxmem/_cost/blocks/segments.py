@@ -113,7 +113,6 @@ def segments(graph: BlockGraph, axes: Mapping[str, int]) -> Iterator[tuple[Job, 
     axes: size by name of the mesh axes that divide the step's batch.
     """
     flat = graph.instance.flat
-    constants = flat.constants
     for members in partition(graph):
         equations = [graph.equations[i] for i in members]
         made = {o for e in equations for o in e.outputs}
@@ -125,22 +124,14 @@ def segments(graph: BlockGraph, axes: Mapping[str, int]) -> Iterator[tuple[Job, 
         read_outside = {v for e in others for v in e.reads} | graph.materialized
         outputs = [v for v in sorted(inside) if v in read_outside]
         fused = [v for v in sorted(inside) if v in graph.needed and v not in outputs]
-        inputs = sorted({v for e in equations for v in e.reads} - made - set(constants))
-
-        # The loop's variables are bound as defaults: the function runs when they have changed.
-        def function(*arrays, equations=equations, inputs=inputs, outputs=outputs, fused=fused):
-            values = run(equations, dict(zip(inputs, arrays)) | constants)
-            # What the backward fuses into its own loops is computed, and reduced instead of
-            # written.
-            return [values[v] for v in outputs], [_reduced(values[v]) for v in fused]
-
+        job = _piece(graph, equations, outputs, axes, fused)
         weights = [
             0.0 if graph.fixed.issuperset(e.outputs) else weight_of(e.eqn) for e in equations
         ]
         # A constant is folded into what reads it, and views take no time: neither can be timed.
-        if inputs and any(weights):
+        if job.avals and any(weights):
             shares = {i: weight / sum(weights) for i, weight in zip(members, weights)}
-            yield Job(function, tuple(flat.avals[v] for v in inputs), axes), shares
+            yield job, shares
 
 
 def forward(graph: BlockGraph, axes: Mapping[str, int]) -> Job:
@@ -158,10 +149,15 @@ def backward(graph: BlockGraph, axes: Mapping[str, int]) -> Job:
 
 
 def _piece(
-    graph: BlockGraph, equations: Sequence[Node], outputs: Sequence, axes: Mapping[str, int]
+    graph: BlockGraph,
+    equations: Sequence[Node],
+    outputs: Sequence,
+    axes: Mapping[str, int],
+    fused: Sequence[int] = (),
 ) -> Job:
     """Returns equations as a function of the values that they read and do not make. The function
-    returns the values of `outputs` that they make.
+    returns the values of `outputs` that they make. The values `fused`, which the backward fuses
+    into its own loops, are computed, and reduced instead of written.
     """
     flat = graph.instance.flat
     made = {o for e in equations for o in e.outputs}
@@ -169,7 +165,7 @@ def _piece(
 
     def function(*arrays):
         values = run(equations, dict(zip(inputs, arrays)) | flat.constants)
-        return [values[v] for v in outputs if v in made]
+        return [values[v] for v in outputs if v in made], [_reduced(values[v]) for v in fused]
 
     return Job(function, tuple(flat.avals[v] for v in inputs), axes)
 
