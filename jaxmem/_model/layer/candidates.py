@@ -6,9 +6,10 @@ value.
 """
 
 import dataclasses
+import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from jaxmem._model.codecs.registry import EXACT
 from jaxmem._model.layer.graph import RULE, SOFTMAX, LayerGraph, is_costly, through
@@ -175,18 +176,26 @@ def kind_of(graph: LayerGraph, value: int) -> str:
 
 def kind_of_product(graph: LayerGraph, value: int) -> str:
     """Returns "qkv" for an operand of an attention, else "linear"."""
-    return "qkv" if _attended(graph, value, _FARTHEST) else "linear"
+    # An attention reads its operands by products with batch dimensions.
+    attends = lambda node: is_costly(node) and _is_batched(node)
+    return "qkv" if _is_read(graph, value, attends, _HANDED) else "linear"
 
 
-def _attended(graph: LayerGraph, value: int, depth: int) -> bool:
-    """Whether a matrix product with batch dimensions reads the value, directly or through at most
-    `depth` operations of `_HANDED`.
+def _is_read(
+    graph: LayerGraph,
+    value: int,
+    by: Callable[[Node], bool],
+    passing: Collection[str],
+    depth: float = _FARTHEST,
+) -> bool:
+    """Whether a node for which `by` is true reads the value, directly or through at most `depth`
+    operations of the primitives `passing`.
     """
     for node in graph.used_by(value):
-        if is_costly(node) and _is_batched(node):
+        if by(node):
             return True
-        handed = depth > 0 and node.call is None and node.primitive in _HANDED
-        if handed and any(_attended(graph, v, depth - 1) for v in node.outputs):
+        handed = depth > 0 and node.call is None and node.primitive in passing
+        if handed and any(_is_read(graph, v, by, passing, depth - 1) for v in node.outputs):
             return True
     return False
 
@@ -201,18 +210,8 @@ def is_score(graph: LayerGraph, product: Node, value: int) -> bool:
     two activations, with batch dimensions, that a softmax reads.
     """
     of_two = all(v in graph.live for v in product.reads)
-    return of_two and _is_batched(product) and _meets_softmax(graph, value, _FARTHEST)
-
-
-def _meets_softmax(graph: LayerGraph, value: int, depth: int) -> bool:
-    """Whether a softmax reads a value, directly or through at most `depth` operations on scores."""
-    for node in graph.used_by(value):
-        if node.primitive == SOFTMAX or is_exponential(graph, node):
-            return True
-        handed = depth > 0 and node.call is None and node.primitive in _SCORED
-        if handed and any(_meets_softmax(graph, v, depth - 1) for v in node.outputs):
-            return True
-    return False
+    begins = lambda node: node.primitive == SOFTMAX or is_exponential(graph, node)
+    return of_two and _is_batched(product) and _is_read(graph, value, begins, _SCORED)
 
 
 def is_exponential(graph: LayerGraph, node: Node) -> bool:
@@ -229,17 +228,8 @@ def is_exponential(graph: LayerGraph, node: Node) -> bool:
     maximum = graph.maker.get(largest) if isinstance(largest, int) else None
     if maximum is None or maximum.primitive not in ("reduce_max", "max"):
         return False
-    return _is_summed(graph, node.outputs[0])
-
-
-def _is_summed(graph: LayerGraph, value: int) -> bool:
-    """Whether the values are summed, directly or through views."""
-    for node in graph.used_by(value):
-        if node.primitive == "reduce_sum":
-            return True
-        if node.primitive in VIEWS and any(_is_summed(graph, v) for v in node.outputs):
-            return True
-    return False
+    sums = lambda node: node.primitive == "reduce_sum"
+    return _is_read(graph, node.outputs[0], sums, VIEWS, math.inf)
 
 
 def _between(graph: LayerGraph, value: int) -> set[str]:
