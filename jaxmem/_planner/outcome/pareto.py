@@ -6,8 +6,7 @@ from jaxmem._core.actions import Actions, choice_of
 from jaxmem._core.profile import Profile
 from jaxmem._planner.solve.cost import Cost, everything
 from jaxmem._planner.solve.problem import ActionProblem
-from jaxmem._planner.solve.solution import ActionSolution
-from jaxmem._planner.solve.solve import least_bytes, solve
+from jaxmem._planner.solve.solve import solutions_between
 from jaxmem._result.plan.rows import Point
 
 POINTS = 12  # budgets for which the program is solved, both ends of the curve included
@@ -30,14 +29,9 @@ def curve(
     uncertain: returns the error bound of these seconds for a cost.
     everything_bytes: compiled bytes of the step with everything kept.
     """
-    least, fastest = least_bytes(problem), solve(problem.within(None))
-    if least is None or fastest is None:
+    solved = solutions_between(problem, POINTS - 1)
+    if not solved:
         return ()
-    solved: list[ActionSolution] = [least, fastest]
-    for i in range(1, POINTS - 1):
-        room = least.bytes + (fastest.bytes - least.bytes) * i // (POINTS - 1)
-        if (between := solve(problem.within(room))) is not None:
-            solved.append(between)
     named = lambda s: whole_actions(problem.profile, s.actions)
     points = [Point(total(s.bytes), seconds(s.cost), named(s), uncertain(s.cost)) for s in solved]
     # Everything kept is no assignment of choices to tags, so that the model cannot predict its

@@ -14,7 +14,7 @@ from jaxmem._planner.search.candidates import settled
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solution import ActionSolution
-from jaxmem._planner.solve.solve import least_bytes, solve
+from jaxmem._planner.solve.solve import solutions_between
 
 SOLVES = 6  # intervals between the least and the most bytes; the solver is run for each boundary
 # The number of policies that remain. Most of them offload nothing, and leave the link to states.
@@ -54,15 +54,7 @@ def _solutions(profile: Profile) -> Iterator[ActionSolution]:
     """
     for host_room in (0, None):
         problem = ActionProblem(profile, None, host_room, time_limit=10.0)
-        least, fastest = least_bytes(problem), solve(problem)
-        if least is None or fastest is None:
-            continue
-        yield least
-        yield fastest
-        for i in range(1, SOLVES):
-            room = least.bytes + (fastest.bytes - least.bytes) * i // SOLVES
-            if (between := solve(problem.within(room))) is not None:
-                yield between
+        yield from solutions_between(problem, SOLVES)
 
 
 def _front(entries: Sequence[Entry], key: Callable[[Entry], tuple]) -> tuple[Entry, ...]:

@@ -58,6 +58,22 @@ def least_bytes(problem: ActionProblem) -> ActionSolution | None:
     return dataclasses.replace(best, solve_seconds=least.solve_seconds + best.solve_seconds)
 
 
+def solutions_between(problem: ActionProblem, intervals: int) -> list[ActionSolution]:
+    """Returns the solutions of least bytes and of least time, then the fastest ones for the bytes
+    at which the distance between these is cut into intervals. Returns none if no assignment meets
+    the limits.
+
+    The problem's `room` is ignored. Raises as `solve` does.
+    """
+    least, fastest = least_bytes(problem), solve(problem.within(None))
+    if least is None or fastest is None:
+        return []
+    distance = fastest.bytes - least.bytes
+    rooms = (least.bytes + distance * i // intervals for i in range(1, intervals))
+    found = (solve(problem.within(room)) for room in rooms)
+    return [least, fastest, *(solution for solution in found if solution is not None)]
+
+
 def runner_up(
     problem: ActionProblem, solution: ActionSolution, block: str, tag: str
 ) -> tuple[Choice, float] | None:
