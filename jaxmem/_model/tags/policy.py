@@ -56,27 +56,12 @@ class Policy:
         layers: int = 0,
         spans: bool = False,
     ):
+        self.block, self.choices, self.layers, self.spans = block, choices, layers, spans
         self._content = block, choices, layers, spans
         actions = {choice.action for _, choice in choices or ()}
         if any(action.encodes or action.offloads for action in actions):
             let_names_be_encoded()  # steps are read in traces with today's checkpoint
             implementation().let_names_be_encoded()
-
-    @property
-    def block(self) -> str:
-        return self._content[0]
-
-    @property
-    def choices(self) -> tuple[tuple[str, Choice], ...] | None:
-        return self._content[1]
-
-    @property
-    def layers(self) -> int:
-        return self._content[2]
-
-    @property
-    def spans(self) -> bool:
-        return self._content[3]
 
     @property
     def span(self) -> int:
