@@ -20,6 +20,7 @@ from jax.extend.core import Var as Var
 from jax.extend.core import jaxpr_as_fun as as_function
 from jax.ref import AbstractRef
 
+from jaxmem._core.apart import merged, separated
 from jaxmem._trace.primitives import CALLS
 from jaxmem._trace.vary import mapped_axes
 
@@ -184,13 +185,13 @@ def lift(closed: ClosedJaxpr) -> tuple[Any, list]:
     tracers stay closed over.
     """
     traced = [isinstance(c, Tracer) for c in closed.consts]
+    lifted, others = separated(closed.consts, traced)
 
     def call(lifted, *arguments):
-        own = iter(lifted)
-        consts = [next(own) if is_traced else c for c, is_traced in zip(closed.consts, traced)]
+        consts = merged((lifted, others), traced)
         return as_function(ClosedJaxpr(closed.jaxpr, consts))(*arguments)
 
-    return call, [c for c, is_traced in zip(closed.consts, traced) if is_traced]
+    return call, lifted
 
 
 _FRAMES = 32  # of the call stack that are looked at

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxmem._core.apart import merged, separated
 from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._trace.filtered import Tree, is_array
 from jaxmem._trace.jaxpr import ClosedJaxpr
@@ -102,10 +103,9 @@ class _Modules:
 class _NNX(_Modules):
     def __init__(self, nnx, leaves: list, is_module: list[bool], tree):
         self._nnx, self._is_module, self._tree = nnx, is_module, tree
-        self._modules = [leaf for leaf, one in zip(leaves, is_module) if one]
+        self._modules, others = separated(leaves, is_module)
         # split together, since modules may share arrays
         self._graph, arrays = nnx.split(self._modules)
-        others = [leaf for leaf, one in zip(leaves, is_module) if not one]
         super().__init__(((arrays, others), {}))
 
     def called_like(self, function: Callable, pure: Callable) -> Callable:
@@ -113,9 +113,8 @@ class _NNX(_Modules):
 
     def merged(self, state):
         (arrays, others), _ = state
-        modules, others = iter(self._nnx.merge(self._graph, arrays)), iter(others)
-        leaves = [next(modules) if one else next(others) for one in self._is_module]
-        return jax.tree.unflatten(self._tree, leaves)
+        modules = self._nnx.merge(self._graph, arrays)
+        return jax.tree.unflatten(self._tree, merged((modules, others), self._is_module))
 
     def changed(self, arguments):
         is_module = lambda x: isinstance(x, self._nnx.Module)

@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxmem._core.apart import merged, separated
 from jaxmem._core.groups import is_auto
 from jaxmem._model.auto.find import Finder, is_loop, loops_named, read, turn
 from jaxmem._model.layer.block import layer_of
@@ -141,8 +142,9 @@ class _Loop:
         sliced = node.inputs[self.consts + self.carry :]
         whole = [v for v, leaf in zip(sliced, self.leaves) if leaf is None]
         kinds = self._kinds()
-        passed = [v for v, kind in zip(first, kinds) if kind == "passed"]
-        fixed = [v for v, kind in zip(first, kinds) if kind != "passed"]
+        moves = [kind == "passed" for kind in kinds]
+        passed, fixed = separated(first, moves)
+        _, still = separated(kinds, moves)
         others = [n for n in program.nodes if n is not node]
         before, after = [*passed, *consts, *fixed, *whole], [*program.outputs]
         finder = Finder(plan, first=int(is_auto(label)))
@@ -179,27 +181,23 @@ class _Loop:
             own = dict(zip(layers, layer))
             i = number.astype(jnp.int32)
             whole_consts, rest = shared[: len(consts)], shared[len(consts) :]
-            starts, arrays = iter(rest[: len(fixed)]), iter(rest[len(fixed) :])
-            moving, slices = iter(carried), []
-            carry = [
-                next(moving) if kind == "passed" else _at(next(starts), i, kind) for kind in kinds
-            ]
+            arrays, slices = iter(rest[len(fixed) :]), []
+            starts = [_at(a, i, kind) for a, kind in zip(rest, still)]
+            carry = merged((carried, starts), moves)
             for leaf in self.leaves:
                 if leaf is None:
                     slices.append(jax.lax.dynamic_index_in_dim(next(arrays), i, keepdims=False))
                 else:
                     slices.append(_converted(own[leaf[0]], leaf[1]))
             results = body(*whole_consts, *carry, *slices)
-            next_carry = [a for a, kind in zip(results, kinds) if kind == "passed"]
+            next_carry, _ = separated(results, moves)
             return (next_carry, number + 1), list(results[self.carry :])
 
         def head(leaves, x, stacked, arguments):
-            carried = iter(x[0])
             start = known(leaves, arguments)
             turns = node.eqn.params["length"]
-            ends = values_fixed(start)
-            last = (_at(a, turns, k) for a, k in zip(ends, (k for k in kinds if k != "passed")))
-            out = [next(carried) if kind == "passed" else next(last) for kind in kinds]
+            last = [_at(a, turns, kind) for a, kind in zip(values_fixed(start), still)]
+            out = merged((x[0], last), moves)
             results = dict(zip(node.outputs, [*out, *stacked]))
             loss, *reported = values_after(start | results)
             return loss, reported

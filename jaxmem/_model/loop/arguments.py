@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxmem._core.apart import merged, separated
 from jaxmem._model.states.layout import parts_of
 from jaxmem._trace.jaxpr import lift
 from jaxmem.errors import StackError
@@ -16,17 +17,6 @@ from jaxmem.errors import StackError
 def is_floating(a) -> bool:
     """Whether an array has a derivative: real floating-point and complex arrays do."""
     return jnp.issubdtype(jnp.result_type(a), jnp.inexact)
-
-
-def separated(leaves: list, which: tuple[bool, ...]) -> tuple[list, list]:
-    """Returns the leaves for which `which` is true, and the others, each in order."""
-    return [a for a, f in zip(leaves, which) if f], [a for a, f in zip(leaves, which) if not f]
-
-
-def merged(pair, which: tuple[bool, ...]) -> list:
-    """Merges the two lists that `separated` returned, in the original order of the leaves."""
-    sources = iter(pair[0]), iter(pair[1])
-    return [next(sources[0 if f else 1]) for f in which]
 
 
 @dataclasses.dataclass(frozen=True)

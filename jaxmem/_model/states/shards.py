@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from jaxmem._core.apart import merged, separated
 from jaxmem._model.states.store import counted, fetch, put
 from jaxmem._model.tags.operations import wide
 
@@ -143,12 +144,6 @@ def assembled(parts: list, shapes: list, axis_name: str, dtype) -> list:
     """
     which = [a.shape != like.shape for a, like in zip(parts, shapes)]
     # Only the divided arrays need zeros to fill; the whole arrays are results themselves.
-    empty = [
-        jnp.zeros(like.shape, dtype or a.dtype)
-        for a, like, part in zip(parts, shapes, which)
-        if part
-    ]
-    filled = iter(
-        refilled(empty, [a for a, part in zip(parts, which) if part], axis_name) if empty else ()
-    )
-    return [next(filled) if part else a for a, part in zip(parts, which)]
+    (own, whole), (likes, _) = separated(parts, which), separated(shapes, which)
+    empty = [jnp.zeros(like.shape, dtype or a.dtype) for a, like in zip(own, likes)]
+    return merged((refilled(empty, own, axis_name) if empty else [], whole), which)

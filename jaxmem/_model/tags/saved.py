@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxmem._core.apart import merged, separated
 from jaxmem._model.codecs.registry import EXACT
 from jaxmem._model.tags.implementation import is_hijax
 from jaxmem._model.tags.tag import tag
@@ -29,11 +30,9 @@ def saving(function: Callable, hold: Callable[[Sequence, Any, list], tuple]) -> 
         floating = [jnp.issubdtype(a.dtype, jnp.inexact) for a in arrays]
 
         # `jax.vjp` differentiates only floating-point arrays; other arrays are bound here.
-        def of_floating(*given):
-            given = iter(given)
-            return function(*(next(given) if d else a for a, d in zip(arrays, floating)))
-
-        results, pullback = jax.vjp(of_floating, *(a for a, d in zip(arrays, floating) if d))
+        own, others = separated(arrays, floating)
+        of_floating = lambda *own: function(*merged((own, others), floating))
+        results, pullback = jax.vjp(of_floating, *own)
         # The pullback's leaves are its residuals.
         leaves, tree = jax.tree.flatten(pullback)
         results, load, stored = hold(arrays, results, leaves)
@@ -91,14 +90,12 @@ def of_arrays(f: Callable, args: tuple, kwargs: dict) -> tuple[Callable, list, l
     leaves, tree = jax.tree.flatten((args, kwargs))
     traced = [isinstance(a, jax.Array) for a in leaves]
 
+    arrays, others = separated(leaves, traced)
+
     def call(*arrays):
-        left = iter(arrays)
-        args, kwargs = jax.tree.unflatten(
-            tree, [next(left) if t else a for t, a in zip(traced, leaves)]
-        )
+        args, kwargs = jax.tree.unflatten(tree, merged((arrays, others), traced))
         return f(*args, **kwargs)
 
-    arrays = [a for a, t in zip(leaves, traced) if t]
     closed, shapes = jax.make_jaxpr(call, return_shape=True)(*arrays)
     # For arrays of any dtype; `jax.closure_convert` lifts only floating-point arrays.
     lifted, closed_over = lift(closed)

@@ -20,6 +20,7 @@ training.
 import jax
 import jax.numpy as jnp
 
+from jaxmem._core.apart import merged, separated
 from jaxmem._optim.adama import rows
 
 LEAN = 20
@@ -89,9 +90,6 @@ def _summed_over(axis_name: str | None, which: list[bool], *lists: list) -> tupl
     if not any(which):
         return lists
     assert axis_name is not None, "arrays are parts, and there is no axis"
-    parts = [[a for a, divided in zip(arrays, which) if divided] for arrays in lists]
-    sums = [iter(s) for s in jax.lax.psum(parts, axis_name)]
-    pairs = zip(lists, sums)
-    return tuple(
-        [next(own) if divided else a for a, divided in zip(arrays, which)] for arrays, own in pairs
-    )
+    parts, whole = zip(*(separated(arrays, which) for arrays in lists))
+    sums = jax.lax.psum(parts, axis_name)
+    return tuple(merged(pair, which) for pair in zip(sums, whole))

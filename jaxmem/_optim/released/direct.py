@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from jaxmem._model.loop.arguments import merged, separated
+from jaxmem._core.apart import merged, separated
 from jaxmem._model.states import layout
 from jaxmem._model.states.layout import is_stacks, joined_shapes, length, masters_of, parts_of
 from jaxmem._model.states.layout import like as as_layers
@@ -166,12 +166,12 @@ class Direct:
         # An array of the state depends on one component: the other components may be zeros.
         zeros = lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
         start = lambda **known: jax.tree.leaves(self.tx.init(zeros() | known))
-        of_layers = lambda i: separated(start(**{model.layers: layer(i)}), tuple(of.stacked))[0]
-        of_others = lambda outer: separated(start(**outer), tuple(of.stacked))[1]
+        of_layers = lambda i: separated(start(**{model.layers: layer(i)}), of.stacked)[0]
+        of_others = lambda outer: separated(start(**outer), of.stacked)[1]
         numbers = [s for s, is_stacked in enumerate(of.stacked) if is_stacked]
         # An array that does not depend on the parameters is equal for all parameters, such as
         # zeros.
-        first = jax.jit(lambda: separated(start(), tuple(of.stacked))[0])()
+        first = jax.jit(lambda: separated(start(), of.stacked)[0])()
         spec_of = jax.tree.leaves(specs, is_leaf=lambda a: isinstance(a, PartitionSpec))
 
         def made(n, s):
@@ -184,16 +184,15 @@ class Direct:
         own = lambda a, s: jnp.copy(a) if of.alone.follows[s] else a
         others = [s for s, is_stacked in enumerate(of.stacked) if not is_stacked]
         others = [layout.moved(own(a, s), layout.DEVICE) for a, s in zip(of_others(outer), others)]
-        return of.tree(merged((stacks, others), tuple(of.stacked)))
+        return of.tree(merged((stacks, others), of.stacked))
 
     def opened(self, model: Model, params, state):
         of = Components.of(self.tx, model, model.one_layer(params))
 
         def closed(stacked, others, near):
-            sources = iter(map(_numbers_near, stacked)), iter(others)
-            return of.tree([next(sources[0 if is_stacked else 1]) for is_stacked in of.stacked])
+            return of.tree(merged((map(_numbers_near, stacked), others), of.stacked))
 
-        stacks, others = separated(of.leaves(state), tuple(of.stacked))
+        stacks, others = separated(of.leaves(state), of.stacked)
         paths = jax.tree.leaves_with_path(of.tree([*map(int, of.stacked)]))
         names = [f"state[1]{jax.tree_util.keystr(path)}" for path, stacked in paths if stacked]
         return dict(zip(names, stacks, strict=True)), others, (), closed

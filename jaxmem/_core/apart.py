@@ -1,0 +1,15 @@
+"""Separates a list by a flag of each element, and merges the two parts again."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def separated(values: Iterable, which: Sequence[bool]) -> tuple[list, list]:
+    """Returns the values for which `which` is true, and the others, each in order."""
+    return [a for a, f in zip(values, which) if f], [a for a, f in zip(values, which) if not f]
+
+
+def merged(parts: tuple[Iterable, Iterable], which: Iterable[bool]) -> list[Any]:
+    """Merges the two lists that `separated` returned, in the original order of the values."""
+    true, false = map(iter, parts)
+    return [next(true if f else false) for f in which]
