@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from jaxmem._core.reach import reached
 from jaxmem._cost.blocks.segments import BlockGraph, weight_of
 from jaxmem._model.tags.named import holds_tag, is_tag
 from jaxmem._trace.jaxpr import (
@@ -248,12 +249,8 @@ class Builder:
 
     def prune(self) -> None:
         """Removes the operations inside loops that no value of the backward depends on."""
-        made, live, todo = self._made(), set(), list(self.needed)
-        while todo:
-            k = made.get(todo.pop())
-            if k is not None and k not in live:
-                live.add(k)
-                todo += self._reads(k)
+        made = self._made()
+        live = reached(_makers(made, self.needed), lambda k: _makers(made, self._reads(k)))
         index = {k: i for i, k in enumerate(sorted(live))}
         self.operations = [self.operations[k] for k in index]
         self.again = {index[k]: v for k, v in self.again.items() if k in live}
@@ -266,12 +263,8 @@ class Builder:
         demands it directly.
         """
         made = self._made()
-        always, todo = set(), list(self.needed)
-        while todo:
-            k = made.get(todo.pop())
-            if k is not None and k not in always:
-                always.add(k)
-                todo += () if self.operations[k].tag else self._reads(k)
+        reads = lambda k: () if self.operations[k].tag else self._reads(k)
+        always = reached(_makers(made, self.needed), lambda k: _makers(made, reads(k)))
         marks = []
         for k in [k for k, v in self.again.items() if made.get(v) in always]:
             number = len(self.sizes)
@@ -284,14 +277,13 @@ class Builder:
     def cycles(self) -> list[frozenset[int]]:
         """Sets of indices of operations that depend on each other."""
         made = self._made()
-        before = {
-            k: {made[v] for v in self._reads(k) if v in made} for k in range(len(self.operations))
-        }
+        before = {k: _makers(made, self._reads(k)) for k in range(len(self.operations))}
         after: dict[int, set[int]] = {k: set() for k in before}
         for k, makers in before.items():
             for m in makers:
                 after[m].add(k)
-        found = {_reached(k, after) & _reached(k, before) for k in self.again}
+        on_from = lambda k, edges: frozenset(reached(edges[k], edges.__getitem__))
+        found = {on_from(k, after) & on_from(k, before) for k in self.again}
         return sorted((c for c in found if c), key=min)
 
     def ordered(self, cycles: Sequence[frozenset[int]]) -> list[Operation]:
@@ -351,12 +343,6 @@ def _opens(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in ("scan", "shard_map") and holds_tag(eqn)
 
 
-def _reached(start: int, edges: Mapping[int, Iterable[int]]) -> frozenset[int]:
-    """The nodes at one or more edges from `start`."""
-    found, todo = set(), list(edges[start])
-    while todo:
-        k = todo.pop()
-        if k not in found:
-            found.add(k)
-            todo += edges[k]
-    return frozenset(found)
+def _makers(made: Mapping[int, int], values: Iterable[int]) -> set[int]:
+    """The indices of the operations that make the values."""
+    return {made[v] for v in values if v in made}

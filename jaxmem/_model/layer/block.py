@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxmem._core.reach import reached
 from jaxmem._model.codecs.registry import EXACT
 from jaxmem._model.layer.candidates import MOST_CANDIDATES, Candidate, candidates, named
 from jaxmem._model.layer.graph import LayerGraph, is_complex, is_costly, is_inexact
@@ -295,17 +296,8 @@ def _read_by_the_derivative(graph: LayerGraph) -> set[int]:
 
     flat = flatten(jax.make_jaxpr(derivative)(*avals))
     made = {v: e for e in flat.nodes for v in e.outputs}
-    found: set[int] = set()
-    seen: set[int] = set()
-    todo = [v for v in flat.outputs if isinstance(v, int)]
-    while todo:
-        v = todo.pop()
-        if v in seen or v not in made:
-            continue
-        seen.add(v)
-        eqn = made[v].eqn
-        if eqn.primitive is tag_p and eqn.params["name"].startswith(_NUMBER):
-            found.add(int(eqn.params["name"].removeprefix(_NUMBER)))
-        else:
-            todo += made[v].reads
-    return found
+    tagged_by = lambda e: e.eqn.params["name"] if e.eqn.primitive is tag_p else ""
+    numbered = {v: name for v, e in made.items() if (name := tagged_by(e)).startswith(_NUMBER)}
+    reads = lambda v: () if v in numbered or v not in made else made[v].reads
+    read = reached((v for v in flat.outputs if isinstance(v, int)), reads)
+    return {int(numbered[v].removeprefix(_NUMBER)) for v in read & numbered.keys()}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from jaxmem._core.actions import RECOMPUTE, Actions
 from jaxmem._core.groups import is_auto
 from jaxmem._core.profile import BlockClass, Equation, Profile
+from jaxmem._core.reach import reached
 from jaxmem._planner.solve.cost import BlockCost, evaluate, option_of
 
 
@@ -100,15 +101,11 @@ def _spares_nothing(block: BlockClass, tag: str, saved: BlockCost, without: Bloc
 
 def _lead(block: BlockClass, tag: str) -> set[int]:
     """Indices of the equations between the tags before `tag` and `tag`."""
-    made_by = {o: i for i, e in enumerate(block.equations) for o in e.outputs}
-    lead: set[int] = set()
-    todo = [v for e in block.equations if e.tag == tag for v in e.inputs]
-    while todo:
-        e = made_by.get(todo.pop())
-        if e is not None and e not in lead and block.equations[e].tag is None:
-            lead.add(e)
-            todo += block.equations[e].inputs
-    return lead
+    equations = block.equations
+    made_by = {o: i for i, e in enumerate(equations) if e.tag is None for o in e.outputs}
+    makers = lambda e: [made_by[v] for v in e.inputs if v in made_by]
+    last = [i for e in equations if e.tag == tag for i in makers(e)]
+    return reached(last, lambda i: makers(equations[i]))
 
 
 def _repeated(block: BlockClass, lead: set[int], cost: BlockCost) -> list[Equation]:
