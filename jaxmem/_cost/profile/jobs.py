@@ -43,7 +43,7 @@ class Untimed(float):
 
 
 class Jobs:
-    """Collects jobs in the order in which they are added.
+    """Collects jobs in the order in which they are added, by key.
 
     local: whether the jobs run on the device at hand, so that a loop can time the keeping of
       tensors.
@@ -52,14 +52,8 @@ class Jobs:
 
     def __init__(self, local: bool, tiled: bool = False):
         self.local, self.tiled = local, tiled
-        self.keys: list[tuple] = []
-        self.jobs: list[Job] = []
+        self.by_key: dict[tuple, Job] = {}
         self._kept: set[tuple] = set()
-
-    def add(self, key: tuple, job: Job) -> None:
-        """Adds a job under a key that no other job has."""
-        self.keys.append(key)
-        self.jobs.append(job)
 
     def stored(self, aval, layers: int = 1) -> int:
         """Bytes of an array, as one layer of a stacked array of `layers` layers."""
@@ -89,19 +83,20 @@ class Jobs:
             if not self._kept:  # one pair of loops gives the price of every size
                 aval = jax.ShapeDtypeStruct((LAYER_BYTES // 4,), jnp.float32)
                 for kept in (True, False):
-                    self.add(("loop", kept), Job(functools.partial(_loop, kept), (aval,)))
+                    self.by_key["loop", kept] = Job(functools.partial(_loop, kept), (aval,))
             self._kept.add(key)
             return (key,)
-        if key not in self.keys:  # `size` rounded up to whole float32 numbers
-            self.add(key, Job(lambda x: -x, (jax.ShapeDtypeStruct((-(-size // 4),), jnp.float32),)))
+        if key not in self.by_key:
+            aval = jax.ShapeDtypeStruct((-(-size // 4),), jnp.float32)  # bytes are rounded up
+            self.by_key[key] = Job(lambda x: -x, (aval,))
         return (key, key) if stacked else (key,)
 
     def prices(self, seconds: Sequence[float]) -> dict[tuple, float]:
         """Returns seconds by key.
 
-        seconds: the seconds of each of `jobs`, in order.
+        seconds: the seconds of each job, in order.
         """
-        price = dict(zip(self.keys, seconds))
+        price = dict(zip(self.by_key, seconds))
         if self._kept:
             of_byte = max(0.0, price["loop", True] - price["loop", False]) / (LAYERS * LAYER_BYTES)
             price |= {key: of_byte * key[1] for key in self._kept}

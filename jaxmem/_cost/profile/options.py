@@ -122,8 +122,8 @@ def _options(
             keys = tuple((*key, str(timed), way) for way in ("encode", "decode"))
             # Default arguments, since the loop's variables are others when the job runs.
             decode = lambda *c, codec=timed: codec.decode(c, aval.shape, aval.dtype)
-            jobs.add(keys[0], Job(timed.encode, (aval,)))
-            jobs.add(keys[1], Job(decode, tuple(jax.eval_shape(timed.encode, spec))))
+            jobs.by_key[keys[0]] = Job(timed.encode, (aval,))
+            jobs.by_key[keys[1]] = Job(decode, tuple(jax.eval_shape(timed.encode, spec)))
             coding = work(keys, tag.turns)
         total = sum(map(stored, arrays))
         passes = jobs.keep(total, stack > 0)

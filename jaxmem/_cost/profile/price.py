@@ -38,8 +38,8 @@ def block_class(block: Opened, index: int, allowed: Allowed, jobs: Jobs) -> Bloc
     stored = [jobs.stored(flat.avals[v], max(1, instance.stack)) for v in charged]
     kept = [jobs.keep(size, instance.stack > 0) for size in stored]
     whole = lambda *keys: Untimed((key, 1 / shards) for key in keys)
-    jobs.add((index, "forward"), forward(graph, block.axes))
-    jobs.add((index, "backward"), backward(graph, block.axes))
+    jobs.by_key[index, "forward"] = forward(graph, block.axes)
+    jobs.by_key[index, "backward"] = backward(graph, block.axes)
     # What depends on no input is free: a loop over layers holds it once, as it does parameters.
     produced = {v for o in block.operations for v in o.outputs} - block.fixed
     products = [matmul_flops(e.eqn)[0] for e in flat.nodes]
@@ -115,7 +115,7 @@ def _shares(block: Opened, index: int, jobs: Jobs) -> dict[int, list[tuple[tuple
     """
     shares: dict[int, list[tuple[tuple, float]]] = {}
     for k, (job, parts) in enumerate(segments(block.graph, block.axes)):
-        jobs.add((index, "segment", k), job)
+        jobs.by_key[index, "segment", k] = job
         shares |= {i: [((index, "segment", k), share)] for i, share in parts.items()}
     return shares
 

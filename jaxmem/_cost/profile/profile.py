@@ -62,7 +62,7 @@ def profile(
             g for g in graphs if g.label not in no_offload and not _offloads_in_loops(g, traits)
         )
     hidden = hidden_tags(graphs)
-    times = job_times(jobs.jobs, backend, database)
+    times = job_times([*jobs.by_key.values()], backend, database)
     price = jobs.prices(times.seconds)
     blocks = [with_backwards(with_prices(block, price.__getitem__)) for block in unpriced]
     step_seconds = sum(b.runs * (b.forward_seconds + b.backward_seconds) for b in blocks)
