@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxmem._model.states import layout
 from jaxmem._model.states.shards import placed
 from jaxmem._optim.adama.transform import AdamA
+from jaxmem._optim.released.fold import Clip
 from jaxmem._optim.released.form import axis_in
 
 
@@ -22,16 +23,26 @@ class BoundStep(abc.ABC):
     `put(state, pair)` the state with another pair.
 
     tx: the optimizer.
+    clip: how gradients are clipped.
     axis_name: the mesh axis of data parallelism; None on one device.
     given: `given(batch, key)` returns the batch with the microbatches' keys.
+    leaves: `leaves(microbatch)` returns the arrays that the loss reads.
     named: `named(metrics)` arranges the auxiliary values as the loss does.
     """
 
-    tx: optax.GradientTransformation
-    axis_name: str | None
-    given: Callable[..., tuple]
-    named: Callable[[dict[str, Any]], dict[str, Any]]
     released: Any
+
+    def __init__(
+        self,
+        tx: optax.GradientTransformation,
+        clip: Clip,
+        axis_name: str | None,
+        given: Callable[..., tuple],
+        leaves: Callable[[Any], list],
+        named: Callable[[dict[str, Any]], dict[str, Any]],
+    ):
+        self.tx, self.clip, self.axis_name = tx, clip, axis_name
+        self.given, self.leaves, self.named = given, leaves, named
 
     @abc.abstractmethod
     def opened(self, state) -> tuple[Any, Any]:

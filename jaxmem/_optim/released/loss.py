@@ -155,9 +155,10 @@ class LossStep:
 
         step = self.tx, self.clip, self.axis_name, given, leaves, named
         if isinstance(divided, SegmentedLoss):
-            return SegmentedStep(*step, divided, form.shapes, form.trained(form.shapes))
+            trained = form.trained(form.shapes)
+            return SegmentedStep(*step, loss=divided, shapes=form.shapes, trained=trained)
         form.layers = divided.layers
-        return ScannedStep(*step, divided, form, self.plan, self.label)
+        return ScannedStep(*step, loss=divided, form=form, plan=self.plan, label=self.label)
 
     def _divided(self, form: LossForm, rest: tuple) -> tuple[DividedLoss | SegmentedLoss, Any]:
         """Divides the trace of the loss for parameters of `form`, at the layers with most FLOPs:

@@ -2,12 +2,10 @@
 three functions of a `ReleasedStep`.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import optax
 from jax.sharding import PartitionSpec
 
 from jaxmem._model.auto.divide import DividedLoss
@@ -19,35 +17,24 @@ from jaxmem._optim.released import placement
 from jaxmem._optim.released.accumulated import Accumulated
 from jaxmem._optim.released.bound import BoundStep
 from jaxmem._optim.released.direct import Direct
-from jaxmem._optim.released.fold import Clip
 from jaxmem._optim.released.form import check_split, check_untraced
 from jaxmem._optim.released.loss_form import LAYERS, OUTER, LossForm
 from jaxmem._optim.released.model import Model
 from jaxmem._optim.released.step import ReleasedStep
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class ScannedStep(BoundStep):
     """A training step of a loss whose layers are the iterations of a scan. `BoundStep` documents
-    the other fields.
+    `step`.
 
-    clip: how gradients are clipped.
-    leaves: `leaves(microbatch)` returns the arrays that the loss reads.
     loss: the divided loss.
     form: the user's tree and the tree of a `ReleasedStep`, with the numbers of the layers' leaves.
     plan, label: as for `released_step`.
     """
 
-    tx: optax.GradientTransformation
-    clip: Clip
-    axis_name: str | None
-    given: Callable[..., tuple]
-    leaves: Callable[[Any], list]
-    named: Callable[[dict[str, Any]], dict[str, Any]]
-    loss: DividedLoss
-    form: LossForm
-    plan: Any
-    label: str
+    def __init__(self, *step, loss: DividedLoss, form: LossForm, plan: Any, label: str):
+        super().__init__(*step)
+        self.loss, self.form, self.plan, self.label = loss, form, plan, label
 
     @property
     def released(self) -> ReleasedStep:

@@ -28,7 +28,7 @@ from jaxmem._optim.released import placement
 from jaxmem._optim.released.accumulated import MOVED, microbatches, once, stacked_values
 from jaxmem._optim.released.bound import BoundStep
 from jaxmem._optim.released.direct import Update, mixing_error, proved
-from jaxmem._optim.released.fold import TALLIES, Accumulation, Clip, Fold, entries, squared
+from jaxmem._optim.released.fold import TALLIES, Accumulation, Fold, entries, squared
 from jaxmem._optim.released.form import (
     axis_in,
     check_axis,
@@ -47,26 +47,17 @@ LAYERS = DIVIDED[-1]  # layers are gathered one at a time
 States = list[dict[str, Any]]  # of the components, as `Fold` documents them
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class SegmentedStep(BoundStep):
-    """A training step of a loss in segments. `BoundStep` documents the other fields.
+    """A training step of a loss in segments. `BoundStep` documents `step`.
 
-    clip: how gradients are clipped.
-    leaves: `leaves(microbatch)` returns the arrays that the loss reads.
     loss: the loss in segments.
     shapes: the tree of the parameters' shapes.
     trained: `shapes` with None in place of frozen parameters.
     """
 
-    tx: optax.GradientTransformation
-    clip: Clip
-    axis_name: str | None
-    given: Callable[..., tuple]
-    leaves: Callable[[Any], list]
-    named: Callable[[dict[str, Any]], dict[str, Any]]
-    loss: SegmentedLoss
-    shapes: Any
-    trained: Any
+    def __init__(self, *step, loss: SegmentedLoss, shapes: Any, trained: Any):
+        super().__init__(*step)
+        self.loss, self.shapes, self.trained = loss, shapes, trained
 
     @property
     def released(self) -> "SegmentedStep":
