@@ -13,20 +13,16 @@ _RESHAPES = {"broadcast_in_dim", "reshape", "squeeze"}
 
 @dataclasses.dataclass(frozen=True)
 class Softmax:
-    """exp(z) / sum exp(z) of a program: `nodes` in order, from `operand` to `result` along `axes`.
+    """exp(z) / sum exp(z) along `axes`: `program` is the part of the user's from z to the result.
 
     A call computes the result of the user's operations, bit for bit.
     """
 
-    nodes: tuple[Node, ...]
-    operand: int
-    result: int
+    program: Program
     axes: tuple[int, ...]
-    constants: dict
 
     def __call__(self, x) -> list:
-        part = Program((), self.nodes, (self.operand,), (self.result,), self.constants)
-        return part.run([x])
+        return self.program.run([x])
 
 
 def with_softmaxes(program: Program) -> Program:
@@ -38,15 +34,11 @@ def with_softmaxes(program: Program) -> Program:
         found = _softmax(graph, node)
         if found is None:
             continue
-        *first, last = (graph.order[n.outputs[0]] for n in found.nodes)
+        whole = found.program
+        *first, last = (graph.order[n.outputs[0]] for n in whole.nodes)
         gone.update(first)
-        replaced[last] = dataclasses.replace(
-            node,
-            primitive=SOFTMAX,
-            inputs=(found.operand,),
-            outputs=(found.result,),
-            call=found,
-        )
+        ends = {"inputs": whole.inputs, "outputs": whole.outputs}
+        replaced[last] = dataclasses.replace(node, primitive=SOFTMAX, call=found, **ends)
     nodes = [replaced.get(i, n) for i, n in enumerate(program.nodes) if i not in gone]
     return dataclasses.replace(program, nodes=tuple(nodes))
 
@@ -86,7 +78,8 @@ def _softmax(graph: LayerGraph, division: Node) -> Softmax | None:
         narrow = users[0].outputs[0]  # the narrower value is saved
         if result not in graph.outputs and graph.bytes(narrow) <= graph.bytes(result):
             nodes, result = [*nodes, users[0]], narrow
-    return Softmax(tuple(nodes), operand, result, axes, graph.program.constants)
+    ends = {"inputs": (operand,), "outputs": (result,)}
+    return Softmax(dataclasses.replace(graph.program, nodes=tuple(nodes), **ends), axes)
 
 
 def _meets_its_own_rows(
