@@ -92,14 +92,19 @@ def check(params, x) -> list[int]:
 
     Raises StackError if `x` has an array without a derivative, or if `params` is not stacked.
     """
-    for path, a in jax.tree.leaves_with_path(x):
+    why = ": give masks, positions and other indices after `x`, as what all layers share"
+    _check_floating("x", x, why)
+    return lengths_of(params)
+
+
+def _check_floating(name: str, tree, why: str) -> None:
+    """Raises StackError, which ends with `why`, if an array of the tree has no derivative."""
+    for path, a in jax.tree.leaves_with_path(tree):
         if not is_floating(a):
             raise StackError(
-                f"stack: `x{jax.tree_util.keystr(path)}` is {jax.typeof(a).str_short()}; expected"
-                " floating-point arrays:"
-                " give masks, positions and other indices after `x`, as what all layers share"
+                f"stack: `{name}{jax.tree_util.keystr(path)}` is {jax.typeof(a).str_short()};"
+                f" expected floating-point arrays{why}"
             )
-    return lengths_of(params)
 
 
 def lengths_of(params, name: str = "params") -> list[int]:
@@ -111,13 +116,7 @@ def lengths_of(params, name: str = "params") -> list[int]:
 
 def check_moments(moments, params) -> None:
     """Raises StackError unless moments are floating-point arrays with the layers of `params`."""
-    for path, a in jax.tree.leaves_with_path(moments):
-        if not is_floating(a):
-            raise StackError(
-                f"stack: `moments{jax.tree_util.keystr(path)}` is {jax.typeof(a).str_short()};"
-                " expected floating-point"
-                " arrays, since the new moments are handed out as a gradient"
-            )
+    _check_floating("moments", moments, ", since the new moments are handed out as a gradient")
     both = ("moments", moments), ("params", params)
     found = [[_leading(name, part) for part in parts_of(tree)] for name, tree in both]
     if found[0] != found[1]:
