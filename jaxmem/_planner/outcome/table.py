@@ -103,13 +103,6 @@ def _options(block: BlockClass, name: str, choice: Choice) -> list[Option]:
     return [o for tag in block.occurrences(name) for o in tag.options if o.choice == choice]
 
 
-def _with(actions: Actions, block: str, tag: str, choice: Choice) -> Actions:
-    """The actions with another choice for one tag."""
-    return {b: dict(tags) for b, tags in actions.items()} | {
-        block: actions.get(block, {}) | {tag: choice}
-    }
-
-
 def _own_seconds(profile: Profile, actions: Actions, block: str, tag: str, choice: Choice) -> float:
     """Returns the seconds that this tag's action adds to one layer: the seconds of its option, or
     of the recomputation that only this tag causes.
@@ -126,10 +119,8 @@ def _own_seconds(profile: Profile, actions: Actions, block: str, tag: str, choic
     # The difference between the step's seconds with the tag recomputed and with the tag kept is net
     # of the seconds to keep the tag. These seconds are added to get the recomputation alone.
     runs = sum(b.runs for b in profile.blocks if b.name == block)
-    saved = (
-        evaluate(profile, actions).seconds
-        - evaluate(profile, _with(actions, block, tag, KEEP)).seconds
-    )
+    with_kept = {**actions, block: actions.get(block, {}) | {tag: KEEP}}
+    saved = evaluate(profile, actions).seconds - evaluate(profile, with_kept).seconds
     return max(0.0, saved / runs + sum(o.seconds for o in kept))
 
 
