@@ -53,7 +53,7 @@ def placed(tree, layout, mesh):
     move = lambda spec, part: jax.tree.map(
         lambda a: jax.reshard(a, NamedSharding(mesh, spec)), part
     )
-    return jax.tree.map(move, layout, tree, is_leaf=lambda spec: isinstance(spec, PartitionSpec))
+    return jax.tree.map(move, layout, tree)
 
 
 def scattered(gradient, like, axis_name: str | None):

@@ -172,7 +172,7 @@ class Direct:
         # An array that does not depend on the parameters is equal for all parameters, such as
         # zeros.
         first = jax.jit(lambda: separated(start(), of.stacked)[0])()
-        spec_of = jax.tree.leaves(specs, is_leaf=lambda a: isinstance(a, PartitionSpec))
+        spec_of = jax.tree.leaves(specs)
 
         def made(n, s):
             zero = not of.alone.follows[s] and not bool(jnp.any(first[n]))
@@ -241,8 +241,7 @@ class Direct:
         if alone.mixed is not None:
             raise mixing_error(alone.names[alone.mixed])
         layers = masters_of(parts[model.layers])[0]
-        is_spec = lambda a: isinstance(a, PartitionSpec)
-        spec_of = jax.tree.leaves({**parts, model.layers: layers}, is_leaf=is_spec)
+        spec_of = jax.tree.leaves({**parts, model.layers: layers})
         shapes, states = jax.tree.leaves(one), jax.eval_shape(self.tx.init, one)
         for s, (a, owner) in enumerate(zip(jax.tree.leaves(states), alone.owners)):
             if owner is not None and a.ndim:

@@ -44,7 +44,7 @@ class Divided:
         """The shapes of a state, divided over the mesh, all in device memory. The state may be in
         any form.
         """
-        return jax.tree.map(self._placed, *self._specs(released, state), is_leaf=_is_spec)
+        return jax.tree.map(self._placed, *self._specs(released, state))
 
     def moved(self, released: ReleasedStep | BoundStep, state):
         """A state's arrays, divided over the mesh. Each array remains in its memory. Arrays that
@@ -59,7 +59,7 @@ class Divided:
             return jax.block_until_ready(jax.device_put(a, sharding, donate=True))
 
         move_all = lambda spec, tree: jax.tree.map(lambda a: move(a, spec), tree)
-        return jax.tree.map(move_all, *self._specs(released, state), is_leaf=_is_spec)
+        return jax.tree.map(move_all, *self._specs(released, state))
 
     def _specs(self, released: ReleasedStep | BoundStep, state) -> tuple[Any, Any]:
         """The partition specs of a state, and the state in the form with whole stacks."""
@@ -87,10 +87,6 @@ class Divided:
         sharding = NamedSharding(self.mesh, spec)
         shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
         return jax.tree.map(shape, tree)
-
-
-def _is_spec(a) -> bool:
-    return isinstance(a, PartitionSpec)
 
 
 def mesh_of(released: ReleasedStep | SegmentedStep, args: tuple, target: Target) -> tuple[Any, str]:
