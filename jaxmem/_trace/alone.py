@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxmem._trace.jaxpr import Literal, equations
 from jaxmem._trace.primitives import POINTWISE, POINTWISE_DEAR, RANDOM
-from jaxmem._trace.rewrite import Program, flatten, leading_to, run
+from jaxmem._trace.rewrite import Program, evaluated, flatten, leading_to
 
 Labels = frozenset[int]
 _NONE: Labels = frozenset()
@@ -165,5 +165,4 @@ def _evaluated(flat: Program, wanted: Sequence[int], given: Mapping[int, Any]) -
     """
     outputs = [flat.outputs[k] for k in wanted]
     arrays = flat.constants | {flat.inputs[k]: a for k, a in given.items()}
-    found = run(leading_to(flat.nodes, outputs), arrays)
-    return [v.val if isinstance(v, Literal) else found[v] for v in outputs]
+    return evaluated(outputs, leading_to(flat.nodes, outputs), arrays)

@@ -103,8 +103,8 @@ class Program:
                 return [after(v, x) for v, x in zip(node.outputs, results)]
 
         given = (x if after is None else after(v, x) for v, x in zip(self.inputs, arguments))
-        values = run(self.nodes, self.constants | dict(zip(self.inputs, given)), results_of)
-        return [v.val if isinstance(v, Literal) else values[v] for v in self.outputs]
+        values = self.constants | dict(zip(self.inputs, given))
+        return evaluated(self.outputs, self.nodes, values, results_of)
 
 
 def flatten(
@@ -267,6 +267,17 @@ def run(
         operands = [v.val if isinstance(v, Literal) else values[v] for v in node.inputs]
         values.update(zip(node.outputs, results_of(node, operands)))
     return values
+
+
+def evaluated(
+    wanted: Iterable[int | Literal],
+    nodes: Iterable[Node],
+    values: dict,
+    results_of: Callable[[Node, Sequence], Sequence] | None = None,
+) -> list:
+    """Evaluates nodes as `run` does, and returns the arrays of the wanted values."""
+    found = run(nodes, values, results_of)
+    return [v.val if isinstance(v, Literal) else found[v] for v in wanted]
 
 
 def bound_anywhere(node: Node, operands: Sequence) -> Sequence:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._trace.jaxpr import ClosedJaxpr, Jaxpr, as_closed, as_scan, body, equations, subjaxprs
-from jaxmem._trace.rewrite import Node, bound_anywhere, branches, flatten, run, with_branches
+from jaxmem._trace.rewrite import Node, bound_anywhere, branches, evaluated, flatten, with_branches
 
 MOST_TURNS = 30  # of a loop that ends by its values
 
@@ -40,8 +40,8 @@ def on_any_values(closed: ClosedJaxpr, *arrays) -> list:
     `MOST_TURNS` iterations.
     """
     program = flatten(closed)
-    values = run(program.nodes, program.constants | dict(zip(program.inputs, arrays)), _results)
-    return [values[v] if isinstance(v, int) else v.val for v in program.outputs]
+    values = program.constants | dict(zip(program.inputs, arrays))
+    return evaluated(program.outputs, program.nodes, values, _results)
 
 
 def _results(node: Node, operands: Sequence) -> Sequence:

@@ -31,7 +31,7 @@ from jaxmem._model.layer.block import layer_of
 from jaxmem._model.layer.graph import LayerGraph, flops, through
 from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, Scan, as_closed, as_scan, inside, line_of
 from jaxmem._trace.primitives import REMAT
-from jaxmem._trace.rewrite import Node, Program, leading_to, program_of, run
+from jaxmem._trace.rewrite import Node, Program, evaluated, leading_to, program_of
 from jaxmem.errors import NoLayersError
 
 
@@ -157,12 +157,7 @@ class _Loop:
                 part = dataclasses.replace(program, nodes=nodes, outputs=tuple(wanted))
                 nodes = finder.with_blocks(part).nodes
 
-            def values(known: dict) -> list:
-                results_of = lambda node, operands: node.run(operands)
-                found = run(nodes, program.constants | known, results_of)
-                return [v.val if isinstance(v, Literal) else found[v] for v in wanted]
-
-            return values
+            return lambda known: evaluated(wanted, nodes, program.constants | known, Node.run)
 
         values_before, values_fixed, values_after = map(values_of, (before, fixed, after))
 

@@ -32,9 +32,9 @@ from jaxmem._model.auto.pieces import Values, with_views
 from jaxmem._model.layer.block import Layer, layers_of
 from jaxmem._model.layer.graph import flops, is_inexact, views_of
 from jaxmem._model.tags.policy import groups_of
-from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, as_scan, line_of, nbytes
+from jaxmem._trace.jaxpr import ClosedJaxpr, as_scan, line_of, nbytes
 from jaxmem._trace.primitives import REMAT
-from jaxmem._trace.rewrite import Node, Program, following, leading_to, program_of, run
+from jaxmem._trace.rewrite import Node, Program, evaluated, following, leading_to, program_of, run
 from jaxmem.errors import NoLayersError
 
 
@@ -296,7 +296,7 @@ class _Cutter:
 
         def called(leaves, taken, given) -> list:
             known = dict(zip(own, leaves)) | dict(zip(takes, taken)) | dict(zip(others, given))
-            known = run(views, self.program.constants | known, lambda node, x: node.run(x))
+            known = run(views, self.program.constants | known, Node.run)
             results = call([known[v] for v in stretch.inputs])
             return [results[i] for i in where]
 
@@ -305,7 +305,7 @@ class _Cutter:
 
         def fixed(parameters, values) -> dict:
             known = {v: parameters[self.numbers[v]] for v in own}
-            known = run(plain, self.program.constants | values | known, lambda node, x: node.run(x))
+            known = run(plain, self.program.constants | values | known, Node.run)
             return {v: known[v] for v in rest}
 
         self.segments.append(
@@ -340,8 +340,7 @@ class _Cutter:
 
         def reported(leaves: Sequence, values: dict) -> list:
             known = {v: leaves[i] for v, i in self.numbers.items()} | values
-            known = run(views, self.program.constants | known, lambda node, x: node.run(x))
-            return [v.val if isinstance(v, Literal) else known[v] for v in more]
+            return evaluated(more, views, self.program.constants | known, Node.run)
 
         size = lambda i: nbytes(self.program.avals[self.program.inputs[i]])
         most = lambda label: sum(size(i) for layer in loops[label] for i in owned[layer])

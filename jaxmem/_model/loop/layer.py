@@ -26,7 +26,7 @@ import jax
 
 from jaxmem._trace.jaxpr import Literal, as_function, matmul_flops
 from jaxmem._trace.primitives import REPEATED
-from jaxmem._trace.rewrite import Program, flatten, leading_to, made_of, run
+from jaxmem._trace.rewrite import Program, evaluated, flatten, leading_to, made_of, run
 
 
 @jax.tree_util.register_static
@@ -56,11 +56,8 @@ class Residuals:
         """Computes the arrays that are equal in all layers from the leaves of `common`: once,
         outside the loop over layers.
         """
-        known = run(
-            leading_to(self.flat.nodes, self.once),
-            dict(zip(self.common, common)) | self.flat.constants,
-        )
-        return [known[v] for v in self.once]
+        values = dict(zip(self.common, common)) | self.flat.constants
+        return evaluated(self.once, leading_to(self.flat.nodes, self.once), values)
 
     def closure(self, own, saved, shared):
         """Rebuilds the `jax.vjp` closure of one layer.

@@ -14,8 +14,8 @@ from jaxmem._core.actions import Choice
 from jaxmem._cost.profile.options import codecs_for
 from jaxmem._model.tags.policy import Policy
 from jaxmem._model.tags.primitive import identity, tag_p
-from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, Scan, as_scan, call_body, inside
-from jaxmem._trace.rewrite import Node, Program, flatten, run
+from jaxmem._trace.jaxpr import ClosedJaxpr, Scan, as_scan, call_body, inside
+from jaxmem._trace.rewrite import Node, Program, evaluated, flatten
 from jaxmem.errors import StepError
 
 # An identity that marks, in the trace, the operation at which a step's forward computes a tensor.
@@ -162,8 +162,7 @@ def _outputs(
 
     absent = dict.fromkeys(range(len(program.avals)))
     given = dict(zip(program.inputs, arguments))
-    made = run(nodes, absent | program.constants | given, results_of)
-    return [v.val if isinstance(v, Literal) else made[v] for v in wanted]
+    return evaluated(wanted, nodes, absent | program.constants | given, results_of)
 
 
 # Rules, by primitive: each returns the results of a node. `wanted` are the values of the node's
