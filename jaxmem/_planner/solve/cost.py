@@ -118,22 +118,19 @@ def evaluate(profile: Profile, actions: Actions) -> Cost:
     link = profile.link_bytes_per_second
     overlap = profile.overlap
     costs = tuple(_block_cost(b, actions.get(b.name, {}), link, overlap) for b in profile.blocks)
+    pairs = list(zip(profile.blocks, costs))
     # Bytes count the layers whose tensors are alive at the same time, and seconds count runs. Under
     # gradient accumulation, a layer runs once for each microbatch, and stores the tensors of one
     # microbatch at a time.
     return Cost(
-        saved_bytes=sum(
-            b.layers * c.device_bytes + b.span_bytes for b, c in zip(profile.blocks, costs)
-        ),
-        host_bytes=sum(b.layers * c.host_bytes for b, c in zip(profile.blocks, costs)),
-        seconds=sum(b.runs * c.seconds + b.span_seconds for b, c in zip(profile.blocks, costs)),
-        recompute_seconds=sum(
-            b.runs * c.recompute_seconds + b.span_seconds for b, c in zip(profile.blocks, costs)
-        ),
-        doubt_seconds=sum(b.runs * c.doubt_seconds for b, c in zip(profile.blocks, costs)),
+        saved_bytes=sum(b.layers * c.device_bytes + b.span_bytes for b, c in pairs),
+        host_bytes=sum(b.layers * c.host_bytes for b, c in pairs),
+        seconds=sum(b.runs * c.seconds + b.span_seconds for b, c in pairs),
+        recompute_seconds=sum(b.runs * c.recompute_seconds + b.span_seconds for b, c in pairs),
+        doubt_seconds=sum(b.runs * c.doubt_seconds for b, c in pairs),
         blocks=costs,
-        host_seconds=sum(b.runs * c.host_seconds for b, c in zip(profile.blocks, costs)),
-        codec_seconds=sum(b.runs * c.codec_seconds for b, c in zip(profile.blocks, costs)),
+        host_seconds=sum(b.runs * c.host_seconds for b, c in pairs),
+        codec_seconds=sum(b.runs * c.codec_seconds for b, c in pairs),
     )
 
 
