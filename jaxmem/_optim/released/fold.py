@@ -195,10 +195,8 @@ class Folds(NamedTuple):
 
     def scaled(self, factor) -> "Folds":
         """Returns folds that scale every component's gradient by `factor`."""
-        outer, layer = (
-            [dataclasses.replace(f, factor=factor) for f in fs] for fs in (self.outer, [self.layer])
-        )
-        return Folds(outer, *layer)
+        scaled = lambda fold: dataclasses.replace(fold, factor=factor)
+        return Folds([*map(scaled, self.outer)], scaled(self.layer))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
