@@ -274,11 +274,9 @@ def _divided(arrays: Sequence, bounds: list[tuple[int, int, str]], kept: Collect
         found = [moved(a, kind) for a, (_, _, kind) in zip(arrays, bounds)]
         gone = [a for a, (_, _, kind) in zip(arrays, bounds) if _on_host(a) != (kind == HOST)]
     else:
-        shape = lambda n: jax.ShapeDtypeStruct((n, *arrays[0].shape[1:]), arrays[0].dtype)
-        found = [
-            jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=_sharding(arrays[0], kind))
-            for s, kind in ((shape(stop - start), kind) for start, stop, kind in bounds)
-        ]
+        a = arrays[0]
+        shape = lambda n: jax.ShapeDtypeStruct((n, *a.shape[1:]), a.dtype, sharding=a.sharding)
+        found = [moved(shape(stop - start), kind) for start, stop, kind in bounds]
         gone = list(arrays)
         if not isinstance(arrays[0], jax.ShapeDtypeStruct):
             found = [_copied(empty(s), arrays, ends, *bound[:2]) for s, bound in zip(found, bounds)]
