@@ -129,7 +129,9 @@ def _options(
         passes = jobs.keep(total, stack > 0)
         for choice in choices:
             moved = sum(stored(a) for a in arrays if Storage(choice).moves(a))
-            copies = work(offload_jobs(passes)) if choice.action.offloads else []
+            # The tensor is also read for the transfer to host memory, and written after the
+            # transfer back: one more pass than keeping takes.
+            copies = work((*passes, passes[0])) if choice.action.offloads else []
             yield Option(
                 choice,
                 device_bytes=per_device(total - moved, shards),
@@ -137,13 +139,6 @@ def _options(
                 seconds=Untimed(coding + (copies or work(passes))),
                 host_seconds=Untimed(copies),
             )
-
-
-def offload_jobs(kept: tuple) -> tuple:
-    """The job keys of an offload: the passes of keeping, and one more. The tensor is also read for
-    the transfer to host memory, and written after the transfer back.
-    """
-    return (*kept, kept[0])
 
 
 def checked_outliers(outliers) -> dict[str, dict[str, int]]:
