@@ -173,6 +173,7 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
         stack_of = lambda v: None if isinstance(v, Literal) else stacks.get(v)
         # By variable: the equation that makes it, the first one that reads it, and how many blocks
         # read it.
+        variables = lambda eqn: [v for v in eqn.invars if not isinstance(v, Literal)]
         defined = {o: i for i, e in enumerate(jaxpr.eqns) for o in e.outvars}
         first_use: dict[Var, int] = {}
         again = _repeated(jaxpr, defined)
@@ -180,13 +181,12 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
             v
             for i, e in enumerate(jaxpr.eqns)
             if is_block(e) and i not in again
-            for v in {v for v in e.invars if not isinstance(v, Literal)}
+            for v in {*variables(e)}
         )
         position: dict[int, int] = {}  # of an equation's instance in `instances`
         for i, eqn in enumerate(jaxpr.eqns):
-            for v in eqn.invars:
-                if not isinstance(v, Literal):
-                    first_use.setdefault(v, i)
+            for v in variables(eqn):
+                first_use.setdefault(v, i)
         for i, eqn in enumerate(jaxpr.eqns):
             # A slice is a view of its operand, for indices of any origin.
             viewed = eqn.invars[:1] if eqn.primitive.name == "dynamic_slice" else eqn.invars
@@ -210,11 +210,7 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
                 # to the forward; what several blocks read from it is shared, such as a mask.
                 last = eqn.invars[-1]
                 born = len(jaxpr.eqns) if isinstance(last, Literal) else defined.get(last, -1)
-                early = {
-                    v
-                    for v in eqn.invars
-                    if not isinstance(v, Literal) and first_use[v] < min(born, i)
-                }
+                early = {v for v in variables(eqn) if first_use[v] < min(born, i)}
                 shared = {v for v in early if block_uses[v] > 1}
                 kinds = [
                     "free" if not isinstance(v, Literal) and v in shared else here(v)
