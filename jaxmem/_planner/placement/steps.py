@@ -118,25 +118,17 @@ class PlacedSteps:
         """The places of states that are all in device memory."""
         return Places(self.layers, self.layers)
 
-    @property
-    def split(self) -> Callable:
-        """A function that moves a state to given places, as the released step's `split`. If the
-        step is divided over devices, the state is divided first.
+    def split(self, state, persist: int, **where):
+        """Moves a state to given places, as the released step's `split`. If the step is divided
+        over devices, the state is divided first.
         """
-        if (over := self._over) is None:
-            return lambda state, *args, **where: self._made.split(
-                self._with_moments(state), *args, **where
-            )
-        step: Any = self._made  # a step with `data_parallel`
-
-        def move(state, persist: int, **where):
-            state = self._with_moments(state)
+        state, step = self._with_moments(state), self._made
+        if self._over is not None:
             shapes, *_ = self.args_at(Places(self.layers, persist, **where))
             if _is_placed_as(state, shapes):
                 return state
-            return step.split(over.moved(step, state), persist, **where)
-
-        return move
+            state = self._over.moved(step, state)
+        return step.split(state, persist, **where)
 
     def _with_moments(self, state):
         """A state of the step, from a state with float moments or of the step."""
