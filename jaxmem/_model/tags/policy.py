@@ -57,7 +57,6 @@ class Policy:
         spans: bool = False,
     ):
         self.block, self.choices, self.layers, self.spans = block, choices, layers, spans
-        self._content = block, choices, layers, spans
         actions = {choice.action for _, choice in choices or ()}
         if any(action.encodes or action.offloads for action in actions):
             let_names_be_encoded()  # steps are read in traces with today's checkpoint
@@ -71,14 +70,14 @@ class Policy:
         return span_of(self.block)
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and self._content == other._content
+        return type(other) is type(self) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
-        return hash(self._content)
+        return hash(tuple(vars(self).values()))
 
     def __repr__(self) -> str:
-        names = zip(("block", "choices", "layers", "spans"), self._content)
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in names)})"
+        own = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({own})"
 
     def __call__(self, primitive, *avals, **params):
         check_remat3()
