@@ -34,9 +34,8 @@ def stacked(layers: Sequence):
             if (jnp.shape(a), jnp.result_type(a)) != (jnp.shape(b), jnp.result_type(b)):
                 raise StackError(
                     f"stacked: `{jax.tree_util.keystr(path)}` of layer {i} is"
-                    f" {jax.typeof(b).str_short()}, and of layer 0"
-                    f" {jax.typeof(a).str_short()}; expected the same shape and dtype: layers that"
-                    " differ cannot be one loop"
+                    f" {jax.typeof(b).str_short()}, and of layer 0 {jax.typeof(a).str_short()};"
+                    " expected the same shape and dtype: layers that differ cannot be one loop"
                 )
     return jax.tree.map(lambda *a: jnp.stack(a), *layers)
 

@@ -215,7 +215,6 @@ def _check_output(x, out) -> None:
         if (jnp.shape(a), jnp.result_type(a)) != (jnp.shape(b), jnp.result_type(b)):
             raise StackError(
                 f"stack: `block` returned `x{jax.tree_util.keystr(path)}` as"
-                f" {jax.typeof(b).str_short()}, and got"
-                f" {jax.typeof(a).str_short()}; expected the same shape and dtype, since the next"
-                " layer is given it"
+                f" {jax.typeof(b).str_short()}, and got {jax.typeof(a).str_short()}; expected the"
+                " same shape and dtype, since the next layer is given it"
             )

@@ -57,8 +57,7 @@ def compress_residuals(
     if isinstance(codec, type) or not (isinstance(codec, Codec) or callable(codec)):
         raise TagError(
             f"compress_residuals: `codec` is {codec!r}; expected a codec, its text form, or a"
-            " function from"
-            " jax.ShapeDtypeStruct to a codec or None"
+            " function from jax.ShapeDtypeStruct to a codec or None"
         )
     if keep_args is not None and not (
         isinstance(keep_args, tuple) and all(isinstance(i, int) for i in keep_args)

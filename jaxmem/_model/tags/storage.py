@@ -16,8 +16,7 @@ HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 TWICE = (
     "remat_policy: a gradient of a gradient runs through a compressed tag, and codes have no"
-    " derivative;"
-    " plan such a step with actions=jaxmem.plans.LOSSLESS"
+    " derivative; plan such a step with actions=jaxmem.plans.LOSSLESS"
 )
 
 

@@ -128,8 +128,7 @@ class Rule:
         if self.nesterov and not self.single:
             raise OptimizerError(
                 f"adama: `nesterov` with `accumulation_steps` {n}: Nesterov's update needs the"
-                " minibatch's whole gradient,"
-                " which AdamA never holds; use one microbatch, or"
+                " minibatch's whole gradient, which AdamA never holds; use one microbatch, or"
                 " optax.MultiSteps(optax.nadam(...))"
             )
         object.__setattr__(
@@ -177,9 +176,8 @@ class Rule:
         ):
             raise OptimizerError(
                 f"adama: `updates` do not vary over {axis!r}: JAX has summed them over the devices"
-                " already; expected each"
-                f" device's own gradient: differentiate by jax.lax.pcast(params, {axis!r},"
-                " to='varying')"
+                " already; expected each device's own gradient: differentiate by"
+                f" jax.lax.pcast(params, {axis!r}, to='varying')"
             )
 
     def check_rows(self, moments: Moments) -> None:

@@ -215,8 +215,7 @@ def _loss(model: Model, outer, y, aux, batch):
     if jnp.shape(loss) or not is_floating(loss):
         raise OptimizerError(
             f"released_step: `head` returned {jax.typeof(loss).str_short()}; expected the"
-            " microbatch's mean loss, a"
-            " floating-point scalar"
+            " microbatch's mean loss, a floating-point scalar"
         )
     return loss, reported
 

@@ -54,10 +54,9 @@ class Clip:
         ):
             raise OptimizerError(
                 f"released_step: `clip` is {clip!r}; expected None or a pair of one of"
-                f" {', '.join(map(repr, CLIPS))} and a"
-                " limit above 0: ('value', 1.0), or ('component', 1.0) for each layer's norm;"
-                " ('norm', 1.0), the exact"
-                " global norm, takes a second backward"
+                f" {', '.join(map(repr, CLIPS))} and a limit above 0: ('value', 1.0), or"
+                " ('component', 1.0) for each layer's norm; ('norm', 1.0), the exact global norm,"
+                " takes a second backward"
             )
         return Clip(how, float(at))
 

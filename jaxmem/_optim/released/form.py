@@ -52,9 +52,8 @@ def axis_in(method: str, axis: str | None, mesh) -> str:
     if axis is None or axis not in mesh.shape:
         raise OptimizerError(
             f"{method}: the optimizer's `axis_name` is {axis!r}, and `mesh` has"
-            f" {', '.join(map(repr, mesh.shape))};"
-            " expected one of them: jaxmem.adama(..., axis_name=...), or of another optimizer's"
-            " step, released_step(..., axis_name=...)"
+            f" {', '.join(map(repr, mesh.shape))}; expected one of them: jaxmem.adama(...,"
+            " axis_name=...), or of another optimizer's step, released_step(..., axis_name=...)"
         )
     return axis
 

@@ -67,16 +67,14 @@ class Model:
             )
             raise OptimizerError(
                 f"released_step: `params` {got}; expected a dict with {self.layers!r}, the layers'"
-                " parameters stacked (name"
-                " another key with layers=...): a model that is no stack of layers takes"
-                " jaxmem.adama as a transformation"
+                " parameters stacked (name another key with layers=...): a model that is no stack"
+                " of layers takes jaxmem.adama as a transformation"
             )
         for path, a in jax.tree.leaves_with_path(params):
             if not jnp.issubdtype(jnp.result_type(a), jnp.inexact):
                 raise OptimizerError(
                     f"released_step: `params{jax.tree_util.keystr(path)}` is {jnp.result_type(a)};"
-                    " expected floating-point"
-                    " arrays, which gradients are folded for"
+                    " expected floating-point arrays, which gradients are folded for"
                 )
 
     def count(self, params) -> int:

@@ -201,10 +201,9 @@ def _problem(tx) -> str | None:
     if "clip_by_global_norm" in names:
         return (
             "a chain with optax.clip_by_global_norm; a global norm needs every layer's gradient at"
-            " once, and each is let go"
-            " as it appears: expected the chain without it, with clip=('value', c),"
-            " clip=('component', c), or"
-            " clip=('norm', c), which is exact and takes a second backward"
+            " once, and each is let go as it appears: expected the chain without it, with"
+            " clip=('value', c), clip=('component', c), or clip=('norm', c), which is exact and"
+            " takes a second backward"
         )
     if "lookahead" in names:
         return (

@@ -33,9 +33,8 @@ def check_problem(problem: ActionProblem) -> None:
         ):
             raise SolverError(
                 f"`link_bytes_per_second` is {profile.link_bytes_per_second}, and block"
-                f" {block.name!r} has choices that"
-                " offload; expected a positive number: measure the host link, or leave offload out"
-                " of the actions"
+                f" {block.name!r} has choices that offload; expected a positive number: measure the"
+                " host link, or leave offload out of the actions"
             )
 
 
@@ -65,8 +64,7 @@ def _check_graph(block: BlockClass) -> None:
     if block.input_seconds and len(block.input_seconds) != len(block.inputs):
         raise SolverError(
             f"`input_seconds` of block {block.name!r} has {len(block.input_seconds)} entries for"
-            f" {len(block.inputs)}"
-            " inputs; expected as many, or none"
+            f" {len(block.inputs)} inputs; expected as many, or none"
         )
     for seconds in block.input_seconds:
         _check_number(seconds, f"`input_seconds` of block {block.name!r}")

@@ -292,6 +292,5 @@ def _check_origins(block: BlockClass, demanded: set[int]) -> None:
     if lost := sorted(demanded - available):
         raise SolverError(
             f"block {block.name!r}: value {lost[0]} is demanded, and no equation makes it, nor is"
-            " it among `inputs` or"
-            " `free`; the profile's graph is incomplete"
+            " it among `inputs` or `free`; the profile's graph is incomplete"
         )
