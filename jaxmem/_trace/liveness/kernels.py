@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jaxmem._core.reach import reached
 from jaxmem._trace.arguments import on_host
 from jaxmem._trace.primitives import IN_PLACE, POINTWISE, POINTWISE_DEAR, REDUCTIONS, REMAT, RENAMED
 from jaxmem._trace.rewrite import Program
@@ -234,12 +235,7 @@ class _Fusion:
 
     def _fused_readers(self, i: int) -> set[int]:
         """The nodes that read node `i`, directly or through nodes that are not written."""
-        found, todo = set(), list(self.readers[i])
-        while todo:
-            if (r := todo.pop()) not in found:
-                found.add(r)
-                todo += [] if self.written[r] else self.readers[r]
-        return found
+        return reached(self.readers[i], lambda r: [] if self.written[r] else self.readers[r])
 
 
 MOST_PARTIAL_SUMS = 2 * 2**20  # elements of all partial sums of a product, on an H200

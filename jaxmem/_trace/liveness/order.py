@@ -8,6 +8,7 @@ memory. Its order is close to the program's own order if the latter is good.
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from jaxmem._core.reach import reached
 from jaxmem._trace.arguments import on_host
 from jaxmem._trace.liveness.kernels import Body, device_bytes
 
@@ -62,19 +63,9 @@ def with_fetches_first(body: Body, order: Sequence[int]) -> list[int]:
         light = hosted[i] or size(i) <= NUMBERS
         early[i] = light and kernel.eqn is not None and all(early[j] for j in operands[i])
     fetched = [i for i in order if hosted[i] and early[i] and size(i)]
-    first = _depth_first(operands, fetched)[: len(_before(operands, fetched))]
+    early_work = reached(fetched, lambda i: operands[i])
+    first = _depth_first(operands, fetched)[: len(early_work)]
     return first + [i for i in order if i not in set(first)]
-
-
-def _before(operands: Sequence[Sequence[int]], kernels: Sequence[int]) -> set[int]:
-    """These kernels, and all kernels that they depend on."""
-    found: set[int] = set()
-    todo = list(kernels)
-    while todo:
-        if (i := todo.pop()) not in found:
-            found.add(i)
-            todo += operands[i]
-    return found
 
 
 def _operands(body: Body) -> list[list[int]]:
