@@ -118,10 +118,10 @@ def _product(params, given, made) -> list[Names]:
 
 def _gather(params, given, made) -> list[Names]:
     """Slices of an array: whole dimensions of a slice, and rows of indices. Rows of both are
-    related where the array has a row for each row of indices.
+    related where the array has a row for each row of indices: these are its batch dimensions.
     """
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
-    batch, of_indices = _batches(numbers, "start_indices_batching_dims")
+    batch, of_indices = numbers.operand_batching_dims, numbers.start_indices_batching_dims
     gone = {*numbers.collapsed_slice_dims, *batch}
     kept = [d for d in range(len(given[0])) if d not in gone]
     operand: Names = [None] * len(given[0])
@@ -137,7 +137,7 @@ def _gather(params, given, made) -> list[Names]:
 def _scatter(params, given, made) -> list[Names]:
     """The derivative of slices: updates are divided as slices are."""
     numbers, base = params["dimension_numbers"], len(given[0])
-    batch, of_indices = _batches(numbers, "scatter_indices_batching_dims")
+    batch, of_indices = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
     gone = {*numbers.inserted_window_dims, *batch}
     kept = [d for d in range(base) if d not in gone]
     updates: Names = [None] * len(given[2])
@@ -150,11 +150,6 @@ def _scatter(params, given, made) -> list[Names]:
     for d, name in zip(rows, indices):
         updates[d] = name
     return [list(range(base)), indices, updates, list(range(base))]
-
-
-def _batches(numbers, of_indices: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The batch dimensions of a gathered array, and the batch dimensions of its indices."""
-    return numbers.operand_batching_dims, getattr(numbers, of_indices)
 
 
 def _apart(params, given, made) -> list[Names]:

@@ -110,8 +110,10 @@ class _Propagation:
     ):
         self.flat, self.sizes, self.flat_of = flat, sizes, flat_of
         self.specs: list[Spec] = [(WHOLE,) * len(getattr(a, "shape", ())) for a in flat.avals]
-        self.specs_of(flat.inputs, given)
-        self.fixed = {v for v, s in zip(flat.inputs, given) if s is not None} if fixed else set()
+        known = {v: spec for v, spec in zip(flat.inputs, given) if spec is not None}
+        for v, spec in known.items():
+            self.specs[v] = spec
+        self.fixed = {*known} if fixed else set()
         self.names = [names_of(node, flat.avals) for node in flat.nodes]
         self.barred = self._barred()
         self.arguments = self._views(arguments)
@@ -119,11 +121,6 @@ class _Propagation:
         self.relaid: set[int] = set()
         self.bodies: dict[tuple, MeshDivision] = {}
         self.passed: dict[tuple[int, ...], list[Spec]] = {}  # after the last pass of an operation
-
-    def specs_of(self, values: Sequence, specs: Sequence[Spec | None]) -> None:
-        for v, spec in zip(values, specs):
-            if isinstance(v, int) and spec is not None:
-                self.specs[v] = spec
 
     def division(self, wanted: Sequence[Spec | None] = ()) -> MeshDivision:
         """Propagates in turns forward and backward.
