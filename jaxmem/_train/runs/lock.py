@@ -4,10 +4,10 @@ import contextlib
 import os
 import pathlib
 import socket
-import warnings
 from collections.abc import Iterator
 
-from jaxmem.errors import JaxmemWarning, RunError
+from jaxmem._core.warn import warn
+from jaxmem.errors import RunError
 
 LOCK = ".lock"
 
@@ -36,11 +36,9 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
                 " name another folder"
             ) from None
         except (OSError, ImportError) as error:  # some network file systems have no locks
-            warnings.warn(
+            warn(
                 f"record: {str(folder)!r} cannot be locked ({error}); do not write two runs there"
-                " at once",
-                JaxmemWarning,
-                stacklevel=4,
+                " at once"
             )
         if _is(lock, file.fileno()):
             break
