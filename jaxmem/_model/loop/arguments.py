@@ -117,8 +117,7 @@ def lengths_of(params, name: str = "params") -> list[int]:
 def check_moments(moments, params) -> None:
     """Raises StackError unless moments are floating-point arrays with the layers of `params`."""
     _check_floating("moments", moments, ", since the new moments are handed out as a gradient")
-    both = ("moments", moments), ("params", params)
-    found = [[_leading(name, part) for part in parts_of(tree)] for name, tree in both]
+    found = lengths_of(moments, "moments"), lengths_of(params)
     if found[0] != found[1]:
         got, layers = (" + ".join(map(str, counts)) for counts in found)
         raise StackError(
