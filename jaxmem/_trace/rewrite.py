@@ -250,18 +250,27 @@ def made_of(
     return found
 
 
-def run(
-    nodes: Iterable[Node],
-    values: dict,
-    results_of: Callable[[Node, Sequence], Sequence] | None = None,
-) -> dict:
+def bound_anywhere(node: Node, operands: Sequence) -> Sequence:
+    """The results of a node. For an axis name that no mesh binds, arrays of their shapes."""
+    try:
+        return node.bind(operands)
+    except NameError:  # JAX's error for an axis name that no mesh binds
+        # An array of the result's shape that depends on the first operand.
+        first = jnp.ravel(operands[0])[0] if operands else 0
+        avals: list[Any] = [v.aval for v in node.eqn.outvars]
+        return [jnp.full(aval.shape, first, aval.dtype) for aval in avals]
+
+
+ResultsOf = Callable[[Node, Sequence], Sequence]  # (a node, its operands) -> its results
+
+
+def run(nodes: Iterable[Node], values: dict, results_of: ResultsOf = bound_anywhere) -> dict:
     """Evaluates nodes in order over `values` (number -> array), and returns these with the results
     added.
 
     results_of: the results of a node for its operands. By default a collective over a mesh axis
       that is not there gives an array of its shape, so that what surrounds it can be timed.
     """
-    results_of = results_of or bound_anywhere
     values = dict(values)
     for node in nodes:
         operands = [v.val if isinstance(v, Literal) else values[v] for v in node.inputs]
@@ -273,22 +282,11 @@ def evaluated(
     wanted: Iterable[int | Literal],
     nodes: Iterable[Node],
     values: dict,
-    results_of: Callable[[Node, Sequence], Sequence] | None = None,
+    results_of: ResultsOf = bound_anywhere,
 ) -> list:
     """Evaluates nodes as `run` does, and returns the arrays of the wanted values."""
     found = run(nodes, values, results_of)
     return [v.val if isinstance(v, Literal) else found[v] for v in wanted]
-
-
-def bound_anywhere(node: Node, operands: Sequence) -> Sequence:
-    """The results of a node. For an axis name that no mesh binds, arrays of their shapes."""
-    try:
-        return node.bind(operands)
-    except NameError:  # JAX's error for an axis name that no mesh binds
-        # An array of the result's shape that depends on the first operand.
-        first = jnp.ravel(operands[0])[0] if operands else 0
-        avals: list[Any] = [v.aval for v in node.eqn.outvars]
-        return [jnp.full(aval.shape, first, aval.dtype) for aval in avals]
 
 
 _OWN = ("name", "sharding", "layout", "start_indices", "limit_indices")  # of an equation's params
