@@ -96,12 +96,11 @@ class Finder:
         if not is_loop(node):
             return node
         program, activations = turn(node, graph)
+        turns = node.eqn.params["length"]
         if holds_layers_within(program):
             blocks = self.with_blocks(program)
-            turns = node.eqn.params["length"]
             return with_bodies(node, {range(turns): lambda *inputs: blocks.run(inputs)})
         found = layer_of(program, activations, self._label())
-        turns = node.eqn.params["length"]
         layer = dataclasses.replace(found, line=line_of(node.eqn), turns=turns)
         self.found.append(layer)
         groups = groups_of(self.plan, layer.label, turns, spans=True)
