@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from jaxmem._core.apart import separated
 from jaxmem._trace.filtered import is_module, traced_leaves
 
 
@@ -42,18 +43,15 @@ class Signature:
 
     def dynamic(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The arguments without the static ones."""
-        if not self.static:
-            return args, kwargs
-        which = self._is_static(len(args))
-        left = tuple(a for a, static in zip(args, which) if not static)
-        return left, {k: v for k, v in kwargs.items() if k not in self._names}
+        _, left = separated(args, self._is_static(len(args)))
+        return tuple(left), {k: v for k, v in kwargs.items() if k not in self._names}
 
     def key(self, args: tuple, kwargs: dict) -> Any:
         """A hashable key, equal for arguments that one compiled program serves."""
         dynamic = self.dynamic(args, kwargs)
-        which = self._is_static(len(args)) if self.static else [False] * len(args)
+        values, _ = separated(args, self._is_static(len(args)))
         # 1, 1.0 and True are equal, and may make the function compute different values.
-        static = tuple((type(a), a) for a, one in zip(args, which) if one)
+        static = tuple((type(a), a) for a in values)
         named = {k: (type(v), v) for k, v in sorted(kwargs.items()) if k in self._names}
         arguments = _without_modules(dynamic)
         leaves, tree = jax.tree.flatten(arguments)
