@@ -29,7 +29,7 @@ from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.additive import Additive
-from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.problem import ActionProblem, keys_of
 from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._planner.solve.solve import solve
 from jaxmem.errors import StepError
@@ -191,8 +191,8 @@ def _peak(working: Working, groups: Groups, profile: Profile, solution: ActionSo
         freed.
         """
         counted = _counted_for(working, groups_of)
-        chosen = ((b, t, c) for b, tags in solution.actions.items() for t, c in tags.items())
-        return solution.saved_bytes - freed + round(sum(counted.get(key, 0.0) for key in chosen))
+        chosen = sum(counted.get(key, 0.0) for key in keys_of(solution.actions))
+        return solution.saved_bytes - freed + round(chosen)
 
     at_ends = peak(ends, 0)
     of_first = [

@@ -16,7 +16,7 @@ import numpy as np
 from jaxmem._core.actions import UNTAGGED, Actions
 from jaxmem._core.profile import Profile
 from jaxmem._planner.solve.cost import effective
-from jaxmem._planner.solve.problem import Key
+from jaxmem._planner.solve.problem import Key, keys_of
 from jaxmem.errors import SolverError
 
 # The least prior deviation of a correction, as a share of the largest deviation: a small tag may
@@ -107,9 +107,7 @@ class Additive:
 
 def _keys(profile: Profile, actions: Actions) -> frozenset[Key]:
     """The key of a plan: its effective choices, since the other choices change no byte."""
-    return frozenset(
-        (b, t, c) for b, tags in effective(profile, actions).items() for t, c in tags.items()
-    )
+    return frozenset(keys_of(effective(profile, actions)))
 
 
 def _deviations(profile: Profile, keys: Sequence[Key]) -> np.ndarray:

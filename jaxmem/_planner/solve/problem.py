@@ -6,12 +6,17 @@ states would have added to each signature.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from jaxmem._core.actions import RECOMPUTE, Actions, Choice
 from jaxmem._core.profile import Profile
 
 Key = tuple[str, str, Choice]  # block, tag, choice
+
+
+def keys_of(actions: Actions) -> Iterator[Key]:
+    """The choices of an assignment."""
+    return ((b, t, c) for b, tags in actions.items() for t, c in tags.items())
 
 
 @dataclasses.dataclass(frozen=True)

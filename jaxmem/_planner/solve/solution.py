@@ -8,7 +8,7 @@ import math
 from jaxmem._core.actions import Actions
 from jaxmem._core.profile import Profile
 from jaxmem._planner.solve.cost import Cost, effective, evaluate
-from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.problem import ActionProblem, keys_of
 
 ROUNDING = 0.5  # bytes by which rounding may move the working memory of a solution
 
@@ -45,9 +45,8 @@ class ActionSolution:
         """
         cost = evaluate(problem.profile, actions)
         actions = effective(problem.profile, actions, cost)
-        keys = ((b, t, c) for b, tags in actions.items() for t, c in tags.items())
         # fsum rounds once, so that the sum does not depend on the order of the tags.
-        extra = math.fsum(problem.working.get(key, 0.0) for key in keys)
+        extra = math.fsum(problem.working.get(key, 0.0) for key in keys_of(actions))
         return ActionSolution(actions, cost, round(extra), solve_seconds, gap)
 
     @property
@@ -77,8 +76,8 @@ class ActionSolution:
 
 def corrected_seconds(problem: ActionProblem, solution: ActionSolution) -> float:
     """Returns the seconds of a solution plus the problem's corrections of its choices."""
-    keys = ((b, t, c) for b, tags in solution.actions.items() for t, c in tags.items())
-    return math.fsum([solution.seconds, *(problem.corrections.get(key, 0.0) for key in keys)])
+    more = (problem.corrections.get(key, 0.0) for key in keys_of(solution.actions))
+    return math.fsum([solution.seconds, *more])
 
 
 def fits(solution: ActionSolution, problem: ActionProblem) -> bool:
