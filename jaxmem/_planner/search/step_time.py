@@ -1,7 +1,6 @@
 """The seconds of whole steps. A profile prices only the pieces of a step's blocks."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -67,14 +66,9 @@ class StepTime:
         cost, other: the costs of the two steps; `other` is None for the step with everything kept.
         """
         other = self.kept if other is None else other
-        apart = math.fsum(
-            abs(a - b)
-            for a, b in (
-                (cost.recompute_seconds, other.recompute_seconds),
-                (_moving(cost), _moving(other)),
-            )
-        )
-        return self.uncertainty * apart
+        recomputing = abs(cost.recompute_seconds - other.recompute_seconds)
+        moving = abs(_moving(cost) - _moving(other))
+        return self.uncertainty * (recomputing + moving)
 
     def noticed(self, cost: Cost, other: Cost) -> float:
         """Seconds that a user would notice between two steps: 2 % of the step plus the uncertainty
