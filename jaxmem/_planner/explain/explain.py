@@ -302,17 +302,12 @@ def _where(full: Peak, layers: set[str]) -> str:
     """The phase of the step in which the peak occurs, as a phrase; "" if it is unknown."""
     if not full.op:
         return ""
-    backward = "transpose(" in full.op
-    # JAX gives this name to operations that a checkpoint recomputes.
-    recomputed = "rematted_computation" in full.op
-    phase = (
-        "recomputing for the backward"
-        if recomputed
-        else "in the backward"
-        if backward
-        else "in the forward"
-    )
+    backward, at = "transpose(" in full.op, f"at {full.op.rpartition('/')[2]}"
     if not backward and "jvp(" not in full.op:
-        return f"outside the gradient, at {full.op.rpartition('/')[2]}"
+        return f"outside the gradient, {at}"
+    phase = "in the backward" if backward else "in the forward"
+    # JAX gives this name to operations that a checkpoint recomputes.
+    if "rematted_computation" in full.op:
+        phase = "recomputing for the backward"
     where = "of a layer" if layers & set(full.loops) else "outside the layers"
-    return f"{phase} {where}, at {full.op.rpartition('/')[2]}"
+    return f"{phase} {where}, {at}"
