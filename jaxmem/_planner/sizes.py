@@ -11,7 +11,6 @@ took a local search of its own, and the last size that did not fit took two sear
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -229,15 +228,13 @@ def within(count: int, bytes_of: Callable[[int], float], room: float) -> int:
     """The last of `count` indices whose bytes are at most `room`; -1 if there is no such index.
     Bytes must grow with the index.
     """
-    low, high, known = -1, 0, {}
-    at = lambda i: known.setdefault(i, bytes_of(i)) if i not in known else known[i]
+    low, high, iteration = -1, 0, 0
+    at = functools.cache(bytes_of)
     while high < count and at(high) <= room:
         low, high = high, max(high + 1, FURTHER * (high + 1) - 1)
         if high >= count > low + 1:
             high = count - 1
-    for iteration in itertools.count():
-        if high - low <= 1 or high >= count:
-            return low
+    while high - low > 1 and high < count:
         middle = (low + high) // 2
         # Bytes are nearly proportional to the size, so interpolate. Every third iteration halves
         # the interval, so that the loop ends soon if bytes are not proportional.
@@ -245,7 +242,8 @@ def within(count: int, bytes_of: Callable[[int], float], room: float) -> int:
             share = (room - at(low)) / (at(high) - at(low))
             middle = min(max(low + int(share * (high - low)), low + 1), high - 1)
         low, high = (middle, high) if at(middle) <= room else (low, middle)
-    raise AssertionError("unreachable")
+        iteration += 1
+    return low
 
 
 class Boundary:
