@@ -18,6 +18,7 @@ prefetches one layer cannot do that.
 """
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 
@@ -213,12 +214,8 @@ def solve_placement(problem: PlacementProblem, goal: str = "time") -> PlacementS
     """
     start = time.perf_counter()
     states, groups = problem.states, problem.groups
-    lp, count = pulp.LpProblem("counts", pulp.LpMinimize), [0]
-
-    def variable(high, category):
-        count[0] += 1
-        return lp.add_variable(f"v{count[0]}", 0, high, cat=category)
-
+    lp, numbers = pulp.LpProblem("counts", pulp.LpMinimize), itertools.count(1)
+    variable = lambda high, kind: lp.add_variable(f"v{next(numbers)}", 0, high, cat=kind)
     n = {g: variable(states.layers, pulp.LpInteger) for g in groups}
     used = {g: variable(1, pulp.LpBinary) for g in groups}
     # This is not a binary variable, since PuLP would replace the upper bound 0 of a binary variable
@@ -265,6 +262,5 @@ def solve_placement(problem: PlacementProblem, goal: str = "time") -> PlacementS
 
 def _ordered(problem: PlacementProblem, counts: Mapping[LayerGroup, int]) -> dict[LayerGroup, int]:
     """Groups in the order of the layers: by place, and for each place by rising device bytes."""
-    order = {place: i for i, place in enumerate(PLACES)}
-    key = lambda g: (order[g.place], problem.policies[g.policy].device_bytes)
+    key = lambda g: (PLACES.index(g.place), problem.policies[g.policy].device_bytes)
     return {g: counts[g] for g in sorted(counts, key=key)}
