@@ -83,7 +83,8 @@ class _Descent:
         self.tried.add(_key(solution.actions))
         # If the current assignment fits, a slower assignment needs no estimate.
         here = self.here
-        if here is not None and here[0] == 0 and _slower(solution, here[1]):
+        seconds = solution.risk_adjusted_seconds
+        if here is not None and here[0] == 0 and seconds > here[1].risk_adjusted_seconds:
             return False
         size = self.bytes_of(solution.actions)
         if size is None:
@@ -94,7 +95,7 @@ class _Descent:
             self.here = over, solution
         # If two assignments exceed the limit equally, the one with fewer host bytes is better: a
         # fetched tensor reaches the device earlier than the estimate assumes.
-        rank = (over, solution.host_bytes if over else 0, solution.risk_adjusted_seconds)
+        rank = (over, solution.host_bytes if over else 0, seconds)
         if self.best is not None and rank >= self.best[0]:
             return False
         self.best = rank, solution
@@ -129,10 +130,6 @@ class _Descent:
             return None
         fitting = fits(solution, self.problem.within(None))
         return solution if fitting and _key(solution.actions) not in self.tried else None
-
-
-def _slower(one: ActionSolution, other: ActionSolution) -> bool:
-    return one.risk_adjusted_seconds > other.risk_adjusted_seconds
 
 
 def _key(actions: Actions) -> str:
