@@ -49,9 +49,7 @@ def would_fit(search: Search, wider: Callable[[], Profile]) -> str:
         return ""
     solution, names = with_codecs
     (step,) = search.try_compile_buffers(solution.actions, least=search.least_bytes)
-    if isinstance(step, StepError):
-        return ""
-    if not search.limits.allow(step):
+    if isinstance(step, StepError) or not search.limits.allow(step):
         return ""
     return f"; compressing {names} would have met it, with {show_bytes(step.total)}: {ASK}"
 
@@ -87,11 +85,9 @@ def _solved(search: Search, wider: Callable[[], Profile]) -> tuple[ActionSolutio
         for name, choice in choices.items()
         if choice.action.encodes and (label, name) in _lossless(search.profile)
     }
-    return (
-        (solution, f"{', '.join(map(repr, sorted(names)))}, which checkpoint_name names,")
-        if names
-        else None
-    )
+    if not names:
+        return None
+    return solution, f"{', '.join(map(repr, sorted(names)))}, which checkpoint_name names,"
 
 
 def _lossless(profile: Profile) -> set[tuple[str, str]]:
