@@ -6,6 +6,7 @@ and refuses arguments that it was not compiled for; only then are the arguments'
 The alternative, a key of all arguments at every call, takes longer than a short step.
 """
 
+import collections
 import dataclasses
 import difflib
 import functools
@@ -36,6 +37,7 @@ from jaxmem._result.memory.explanation import Explanation
 from jaxmem._result.plan.plan import Plan, pace
 from jaxmem._target.compile.backend import backend_for
 from jaxmem._target.compile.running import ran_out_of_memory
+from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
 from jaxmem._target.processes.channel import joined
 from jaxmem._trace.filtered import jitted_for
@@ -393,11 +395,10 @@ class PlannedFunction:
         """The step as it is, in which jaxmem finds no layer. Raises BudgetError if it does not
         fit.
         """
-        target, compiled = Target.parse("local"), None
+        target = Target.parse("local")
         limit = parse_budget(self._planning["budget"], target.usable_bytes)
 
-        def compile_within_limit() -> None:
-            nonlocal compiled
+        def compile_within_limit() -> Compiled:
             with backend_for(target) as backend:
                 (step,) = StepCompiler(jitted, values, backend).compile_buffers(AS_WRITTEN)
             compiled = step.compiled
@@ -407,9 +408,9 @@ class PlannedFunction:
                     f" budget of {show_bytes(limit)}, and cannot be planned: {error}",
                     least_bytes=compiled.total_bytes,
                 ) from error
+            return compiled
 
-        joined().agreed(compile_within_limit)  # if it raises in one process, it raises in all
-        assert compiled is not None
+        compiled = joined().each(compile_within_limit)  # if it raises in one, it raises in all
         warn(f"jit: the step runs as it is, and is not planned: {error}")
         return Compilation(jitted, None, compiled.executable, self._signature.shapes(values))
 
@@ -486,10 +487,8 @@ def _summary(name: str, plan: Plan, seconds: float) -> str:
     size = f"{show_bytes(plan.compiled_bytes)} of {show_bytes(plan.budget_bytes)}"
     if plan.as_written or plan.keeps_everything:
         return f"jaxmem.jit: {name} runs as it is, in {size} (planned in {seconds:.0f} s)"
-    counts: dict[str, int] = {}
-    for choices in plan.actions.values():
-        for choice in choices.values():
-            counts[choice.action.value] = counts.get(choice.action.value, 0) + 1
+    every = (choice for choices in plan.actions.values() for choice in choices.values())
+    counts = collections.Counter(choice.action.value for choice in every)
     if plan.places is not None and plan.places.persist < plan.places.layers:
         moved = plan.places.layers - plan.places.persist
         counts[f"of {plan.places.layers} layers' states in host memory"] = moved

@@ -38,7 +38,6 @@ def by_the_first(plan: Callable[P, Plan]) -> Callable[P, Plan]:
         processes.agreed(lambda: None)
         processes.wait(LONGEST)
         failed: JaxmemError | None = None
-        compiled_plan: Plan | None = None
 
         def decide() -> dict[str, Any]:
             nonlocal failed
@@ -49,19 +48,13 @@ def by_the_first(plan: Callable[P, Plan]) -> Callable[P, Plan]:
                 least = {name: getattr(error, name, None) for name in LEAST}
                 return {"error": type(error).__name__, "text": str(error), **least}
 
-        def compile() -> None:
-            nonlocal compiled_plan
-            compiled_plan = _compiled(message["plan"], args)
-
         if not processes.first:
             LOG.info("waiting for the plan of process 0")
         message = processes.first_does(decide)
         if "error" in message:
             raise failed or _error_of(message)
         # If the step does not compile in one process, the call raises in every process.
-        processes.agreed(compile)
-        assert compiled_plan is not None
-        return compiled_plan
+        return processes.each(lambda: _compiled(message["plan"], args))
 
     return by_all
 

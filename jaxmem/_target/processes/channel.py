@@ -13,13 +13,14 @@ import itertools
 import json
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from jaxmem._target.processes.orbax import orbax
 from jaxmem.errors import RunError
 
+T = TypeVar("T")
 LONGEST = 1800.0  # seconds that a process waits for another's message
 HURRIED = 30.0  # the same once it has failed
 _MADE = itertools.count()  # channels; every process makes equal ones in the same order
@@ -80,6 +81,12 @@ class Channel:
                 self.hurry()
                 raise RunError(f"process {number} of {self.count} failed: {message['error']}")
         return [message["value"] for message in found]
+
+    def each(self, work: Callable[[], T]) -> T:
+        """What `work` returned in this process, of any type. Where it raises in one, all raise."""
+        own: list[T] = []
+        self.agreed(lambda: own.append(work()))
+        return own[0]
 
     def first_does(self, work: Callable[[], Any]) -> Any:
         """What `work` returned in the first process, where alone it is called. Where it raises

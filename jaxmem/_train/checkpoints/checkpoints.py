@@ -231,10 +231,9 @@ class Checkpoints:
         step = self._processes.first_does(lambda: None if (it := find()) is None else it.step)
         if step is None:
             return None
-        found: list[Checkpoint] = []
-        self._processes.agreed(lambda: found.append(_opened(self.folder, step)))
+        found = self._processes.each(lambda: _opened(self.folder, step))
         self.whole = self.at = step
-        return found[0]
+        return found
 
 
 def _opened(folder: pathlib.Path, step: int) -> Checkpoint:
