@@ -29,7 +29,7 @@ from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.additive import Additive
-from jaxmem._planner.solve.problem import ActionProblem, keys_of
+from jaxmem._planner.solve.problem import ActionProblem, in_groups, keys_of
 from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._planner.solve.solve import solve
 from jaxmem.errors import StepError
@@ -142,7 +142,7 @@ def _solved(problem: ActionProblem, groups: Groups, newest: str) -> Division | N
     first, last = groups.ends[newest]
     for counted in ([last or first], [first, last]) if last else ([first],):
         groups_of = {name: [b or a] for name, (a, b) in groups.ends.items()} | {newest: counted}
-        working = _counted_for(problem.working, groups_of)
+        working = in_groups(problem.working, groups_of)
         # Excluded assignments name undivided blocks, which this problem does not have.
         open_problem = dataclasses.replace(
             problem, profile=profile, working=working, room=room, excluded=()
@@ -159,17 +159,6 @@ def _solved(problem: ActionProblem, groups: Groups, newest: str) -> Division | N
             complete = ActionSolution.of(full, actions, solution.solve_seconds, solution.gap)
             return Division(groups, full, complete, peak + kept_bytes)
     return None
-
-
-def _counted_for(working: Working, groups_of: Mapping[str, list]) -> dict:
-    """Working memory by choice. The working memory of a divided block is counted for each of the
-    block's groups in `groups_of`.
-    """
-    return {
-        (label, tag, choice): size
-        for (block, tag, choice), size in working.items()
-        for label in groups_of.get(block, [block])
-    }
 
 
 def _peak(working: Working, groups: Groups, profile: Profile, solution: ActionSolution) -> int:
@@ -190,17 +179,16 @@ def _peak(working: Working, groups: Groups, profile: Profile, solution: ActionSo
         """The bytes while the groups of `groups_of` run, after `freed` of the saved bytes are
         freed.
         """
-        counted = _counted_for(working, groups_of)
+        counted = in_groups(working, groups_of)
         chosen = sum(counted.get(key, 0.0) for key in keys_of(solution.actions))
         return solution.saved_bytes - freed + round(chosen)
 
-    at_ends = peak(ends, 0)
     of_first = [
         peak(ends | {name: [first]}, saved[last])
         for name, (first, last) in groups.ends.items()
         if last
     ]
-    return max(at_ends, *of_first) if of_first else at_ends
+    return max([peak(ends, 0), *of_first])
 
 
 def divide(search: Search, best: Trial, step_time: StepTime) -> tuple[Trial, Division | None]:

@@ -17,6 +17,7 @@ so the model of the undivided layers serves, and a liveness estimate of the step
 it.
 """
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from jaxmem._planner.search.estimates import MOST_ESTIMATES
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime
 from jaxmem._planner.search.trial import Trial
-from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.problem import ActionProblem, in_groups
 from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._planner.solve.solve import least_bytes, solve
 from jaxmem.errors import StepError
@@ -129,19 +130,11 @@ def of_profile(problem: ActionProblem, profile: Profile) -> ActionProblem:
     block's choices is the working memory of the undivided layers. Excluded assignments name
     undivided layers, and are left out.
     """
-    labels = {block.name: ungrouped(block.name) for block in profile.blocks}
-    working = {
-        (label, tag, choice): size
-        for (block, tag, choice), size in problem.working.items()
-        for label in labels
-        if block in (label, labels[label])
-    }
-    refused = frozenset(
-        (label, tag, choice)
-        for block, tag, choice in problem.refused
-        for label in labels
-        if block in (label, labels[label])
-    )
+    groups_of: dict[str, list[str]] = collections.defaultdict(list)
+    for block in profile.blocks:
+        groups_of[ungrouped(block.name)].append(block.name)
+    working = in_groups(problem.working, groups_of)
+    refused = frozenset(in_groups(dict.fromkeys(problem.refused, 0.0), groups_of))
     return dataclasses.replace(
         problem, profile=profile, working=working, refused=refused, excluded=()
     )

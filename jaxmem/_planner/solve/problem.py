@@ -19,6 +19,20 @@ def keys_of(actions: Actions) -> Iterator[Key]:
     return ((b, t, c) for b, tags in actions.items() for t, c in tags.items())
 
 
+def in_groups(
+    by_choice: Mapping[Key, float], groups_of: Mapping[str, list[str]]
+) -> dict[Key, float]:
+    """Numbers by choice, in which a divided block's number counts for each of its groups.
+
+    groups_of: by the label of each divided block, the labels of its groups of layers.
+    """
+    return {
+        (label, tag, choice): number
+        for (block, tag, choice), number in by_choice.items()
+        for label in groups_of.get(block, [block])
+    }
+
+
 @dataclasses.dataclass(frozen=True)
 class ActionProblem:
     """A profile and limits. Bytes are of all layers together, on one device.
