@@ -165,7 +165,7 @@ def _explained(
     name: str,
     blocks: Sequence[BlockClass],
 ) -> Explanation:
-    """Compiles a step, and explains its memory.
+    """Compiles a step, assigns every buffer to a part, and adds up the bytes of each part.
 
     traced, args: the traced step, as `jaxmem._trace.step.trace` returns it, and its arguments.
     actions: the actions of the step's plan; None for a step without a plan, which may save any
@@ -179,12 +179,36 @@ def _explained(
     arguments = Arguments(traced, args)
     full = _with_hosted_arguments(full, arguments)
     decided = as_decided(blocks, actions or ())
-    saved, layers = expected(decided, actions), {block.layers for block in decided}
-    names = name_saved(elsewhere(full), saved, layers) | name_saved(full, saved, layers)
-    sizes = compiled.total_bytes, compiled.host_bytes
-    explanation = _explanation(full, sizes, names, arguments, str(backend.target), name)
-    transfers = moved(compiled.transfers, arguments, saved)
-    return dataclasses.replace(explanation, transfers=transfers)
+    saved, counts = expected(decided, actions), {block.layers for block in decided}
+    names = name_saved(elsewhere(full), saved, counts) | name_saved(full, saved, counts)
+    # The loops over layers are the loops that carry stacks of saved tensors.
+    handed_on = [(h, h.handed_on) for h in names]
+    handed_on += [(x.held, x.handed_on) for x in full.lives if x.held in names]
+    layers = {loop for h, loops in handed_on if len(h.shape) > 1 for loop in loops}
+    # (kind, part, item, bytes) of each buffer, by whether the buffer is in host memory.
+    rows: dict[bool, list[Row]] = {False: [], True: []}
+    describe = lambda h: _describe(h, names, layers, arguments)
+    for h in full.held:
+        rows[h.host].append((*describe(h), h.bytes))
+    for host, total in ((False, compiled.total_bytes), (True, compiled.host_bytes)):
+        # Parts must add up to the step's bytes, but XLA leaves bytes out of its buffer assignment.
+        rest = total - sum(size for *_, size in rows[host])
+        if rest > 0:
+            rows[host].append(("other", "not in the buffer assignment", "", rest))
+        rows[host] = without(rows[host], max(0, -rest))
+    parts, host_parts = added_up(rows[False]), added_up(rows[True])
+    return Explanation(
+        target=str(backend.target),
+        plan=name,
+        total_bytes=compiled.total_bytes,
+        host_bytes=compiled.host_bytes,
+        peak_at=_where(full, layers),
+        parts=parts,
+        host_parts=host_parts,
+        advice=_advice(parts, compiled.total_bytes),
+        live=live(full, compiled.total_bytes, describe),
+        transfers=moved(compiled.transfers, arguments, saved),
+    )
 
 
 def _with_hosted_arguments(full: Peak, arguments: Arguments) -> Peak:
@@ -198,51 +222,6 @@ def _with_hosted_arguments(full: Peak, arguments: Arguments) -> Peak:
         for h in full.held
     ]
     return dataclasses.replace(full, held=tuple(buffers))
-
-
-def _explanation(
-    full: Peak,
-    sizes: tuple[int, int],
-    names: dict[Held, tuple[str, str]],
-    arguments: Arguments,
-    target: str,
-    name: str,
-) -> Explanation:
-    """Assigns every buffer to a part, and adds up the bytes of each part.
-
-    full: the buffers of the compiled program.
-    sizes: the program's bytes on the device, and in host memory.
-    names: kind and part of the buffers that are saved for the backward.
-    arguments: names of the program's arguments and results.
-    target, name: the target, and the explanation's name for the plan.
-    """
-    # The loops over layers are the loops that carry stacks of saved tensors.
-    handed_on = [(h, h.handed_on) for h in names]
-    handed_on += [(x.held, x.handed_on) for x in full.lives if x.held in names]
-    layers = {loop for h, loops in handed_on if len(h.shape) > 1 for loop in loops}
-    # (kind, part, item, bytes) of each buffer, by whether the buffer is in host memory.
-    rows: dict[bool, list[Row]] = {False: [], True: []}
-    describe = lambda h: _describe(h, names, layers, arguments)
-    for h in full.held:
-        rows[h.host].append((*describe(h), h.bytes))
-    for host, total in zip((False, True), sizes):
-        # Parts must add up to the step's bytes, but XLA leaves bytes out of its buffer assignment.
-        rest = total - sum(size for *_, size in rows[host])
-        if rest > 0:
-            rows[host].append(("other", "not in the buffer assignment", "", rest))
-        rows[host] = without(rows[host], max(0, -rest))
-    parts, host_parts = added_up(rows[False]), added_up(rows[True])
-    return Explanation(
-        target=target,
-        plan=name,
-        total_bytes=sizes[0],
-        host_bytes=sizes[1],
-        peak_at=_where(full, layers),
-        parts=parts,
-        host_parts=host_parts,
-        advice=_advice(parts, sizes[0]),
-        live=live(full, sizes[0], describe),
-    )
 
 
 def _advice(parts: Iterable[Part], total: int) -> str:
