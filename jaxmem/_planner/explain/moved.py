@@ -30,12 +30,11 @@ def moved(
     paths = [_STEP.findall(arguments.name_of(t.argument)) if t.argument else [] for t in transfers]
     names = ["" if t.argument else _offloaded(t, saved) for t in transfers]
     rows: dict[Key, Moved] = {}
-    for depth in range(max(map(len, paths), default=0), 0, -1):
+    for depth in range(max([1, *map(len, paths)]), 0, -1):
         cut = [name or "".join(path[:depth]) for name, path in zip(names, paths)]
         rows = _added_up(transfers, cut)
         if len(rows) <= ROWS:
             break
-    rows = rows or _added_up(transfers, names)
     return tuple(sorted(rows.values(), key=lambda m: (m.to_host, -m.bytes)))
 
 
