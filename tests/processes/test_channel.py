@@ -27,6 +27,10 @@ def test_all_get_what_each_found():
     assert together(3, work) == [want] * 3
 
 
+def test_each_gets_what_it_found_itself_of_any_type():
+    assert together(3, lambda channel: channel.each(lambda: {channel.index})) == [{0}, {1}, {2}]
+
+
 def test_one_that_is_alone_asks_nobody():
     channel = joined()
     assert channel.alone
