@@ -23,14 +23,12 @@ from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._planner.solve.solve import least_bytes
 
 
-def least(search: Search, refused: Sequence[Actions] = ()) -> list[ActionSolution]:
+def least(search: Search) -> list[ActionSolution]:
     """Returns the assignment of least bytes by liveness estimates, full recomputation, and the
     assignment of fewest saved bytes, without duplicates. The first of them is stored for later
     searches.
-
-    refused: the assignments that XLA did not compile.
     """
-    problem = _timeless(search, refused)
+    problem = _timeless(search)
     key = f"{sorted(problem.open_choices().items())} {problem.host_room} {problem.excluded}"
     known = search.history.recall_least(key)
     nothing: Actions = problem.profile.everything_recomputed
@@ -44,25 +42,24 @@ def least(search: Search, refused: Sequence[Actions] = ()) -> list[ActionSolutio
     return _each(search, [*([] if known is None else [known]), *starts])
 
 
-def near_least(
-    search: Search, known: Sequence[Trial], refused: Sequence[Actions]
-) -> list[ActionSolution]:
+def near_least(search: Search, known: Sequence[Trial]) -> list[ActionSolution]:
     """Returns the assignment of least bytes by liveness estimates that are corrected by compiles;
     empty if no assignment could be estimated.
 
     known: the compiled assignments of `least`.
-    refused: the assignments that XLA did not compile.
     """
-    problem = _timeless(search, refused)
+    problem = _timeless(search)
     expected = search.estimates.expecting([(t.actions, t.working) for t in known])
     smallest = local_search([t.actions for t in known], problem, expected, 0.0)
     return _each(search, [] if smallest is None else [smallest.actions])
 
 
-def _timeless(search: Search, refused: Sequence[Actions]) -> ActionProblem:
-    """The problem without a limit on device bytes, in which every price is 0."""
+def _timeless(search: Search) -> ActionProblem:
+    """The problem without a limit on device bytes, in which every price is 0. Assignments that XLA
+    did not compile are excluded.
+    """
     profile = rescaled(search.profile, Factors(0.0, 0.0, 0.0))
-    problem = ActionProblem(profile, None, search.limits.host_bytes, excluded=tuple(refused))
+    problem = ActionProblem(profile, None, search.limits.host_bytes, excluded=tuple(search.refused))
     return problem.lossless() if search.lossless else problem
 
 

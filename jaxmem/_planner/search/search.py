@@ -125,7 +125,7 @@ def compile_least(search: Search) -> None:
 def _compile_least(search: Search) -> None:
     """Compiles the assignments of least bytes of the actions that the search allows."""
     limits = search.limits
-    smallest = search.solved(least, search, search.refused)
+    smallest = search.solved(least, search)
     first = smallest[:2]  # two different assignments, since the liveness estimate of one may err
     search.compile_solutions(_fresh(search, first))
     trials_of = lambda picks: [t for t in search.trials if candidates.is_among(t.actions, picks)]
@@ -134,7 +134,7 @@ def _compile_least(search: Search) -> None:
     search.compile_solutions(_fresh(search, smallest[2:]))
     if not any(limits.allow(t) for t in search.plan_trials):
         # The errors of these liveness estimates correct the estimates of similar assignments.
-        nearby = search.solved(near_least, search, trials_of(smallest), search.refused)
+        nearby = search.solved(near_least, search, trials_of(smallest))
         search.compile_solutions(_fresh(search, nearby))
 
 
@@ -197,7 +197,7 @@ def _next_solutions(search: Search, least_seconds: float) -> list[ActionSolution
         fresh = _fresh(search, search.solved(candidates.solve_above_budget, search, most))
     # No trial fits, and no solution is expected to fit: try the assignments nearest to the budget.
     if not within and not fresh:
-        smallest, *_ = search.solved(least, search, search.refused)
+        smallest, *_ = search.solved(least, search)
         if _exceeds_by_far(search, search.expected(smallest)):
             return []  # `compile_least` shows by compiles whether the least bytes exceed the budget
         fresh = _fresh(search, search.solved(candidates.nearest, search))
