@@ -133,11 +133,7 @@ class _Refinement:
             corrections=model.by_choice,
             excluded=(*problem.excluded, *known),
         )
-        try:
-            solution = candidates.solve_fastest(problem)
-        except SolverError as error:  # the search has a plan that fits already
-            LOG.info("the search for a faster plan ends: %s", error)
-            return None
+        solution = _fastest(problem, "a faster plan")
         if solution is None:
             return None
         expected = solution.risk_adjusted_seconds + model.predict(solution.actions)
@@ -183,8 +179,20 @@ class _Refinement:
                 self.search.refused.append(actions)
                 continue
             self.search.history.remember(step)
-            total = step.total
-            self.search.plan_trials.append(Trial(step, cost, total, gap))
+            self.search.plan_trials.append(Trial(step, cost, step.total, gap))
+
+
+def _fastest(problem: ActionProblem, what: str) -> ActionSolution | None:
+    """The fastest assignment by prices; None if no assignment fits, or if the solver's time runs
+    out.
+
+    what: the phrase that names the assignment in the log.
+    """
+    try:
+        return candidates.solve_fastest(problem)
+    except SolverError as error:  # the search has a plan that fits already
+        LOG.info("the search for %s ends: %s", what, error)
+        return None
 
 
 def _without_limit(search: Search) -> list[Actions]:
@@ -194,11 +202,7 @@ def _without_limit(search: Search) -> list[Actions]:
     problem = ActionProblem(
         search.profile, None, search.limits.host_bytes, excluded=tuple(search.refused)
     )
-    try:
-        best = candidates.solve_fastest(problem)
-    except SolverError as error:  # the search has a plan that fits already
-        LOG.info("the search for a plan without a limit ends: %s", error)
-        return []
+    best = _fastest(problem, "a plan without a limit")
     return [] if best is None else [best.actions]
 
 
