@@ -268,10 +268,8 @@ def with_working(
         stored += layers * states.on_device(RESIDENT) if places.persist else 0
         return steps.estimate(assignment, places) - stored
 
-    if sharding.devices > 1:
-        places = streamed if sharding.by_layer else resident
-        sizes = [(p, working(p, places)) for p in policies]
-        return tuple(p.with_working(size, size) for p, size in sizes)
-    more = working(policies[0], resident) - working(policies[0], streamed)
-    sizes = [(p, working(p, streamed)) for p in policies]
+    several = sharding.devices > 1
+    places = resident if several and not sharding.by_layer else streamed
+    more = 0 if several else working(policies[0], resident) - working(policies[0], streamed)
+    sizes = [(p, working(p, places)) for p in policies]
     return tuple(p.with_working(size + more, size) for p, size in sizes)
