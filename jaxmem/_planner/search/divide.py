@@ -21,7 +21,7 @@ XLA's estimate, the step is slower.
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from jaxmem._core.actions import KEEP, UNTAGGED, Actions
+from jaxmem._core.actions import KEEP, UNTAGGED
 from jaxmem._core.groups import divided, divisible
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._planner.search.estimates import MOST_ESTIMATES
@@ -32,7 +32,6 @@ from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.problem import ActionProblem, in_groups, keys_of
 from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._planner.solve.solve import solve
-from jaxmem.errors import StepError
 
 MOST_DIVISIONS = 16  # boundaries that are tried, evenly spaced over the layers
 Working = Mapping  # working memory by (block, tag, choice), as `ActionProblem.working`
@@ -234,17 +233,15 @@ def _divide(
             break
         seen.append(division.solution.actions)
         predicted = base + division.bytes
-        estimated = _estimated(search, division.solution.actions, best)
+        estimated = search.estimated(division.solution.actions, best)
         if estimated is not None and estimated > limits.usable_bytes:
             if len(seen) >= MOST_ESTIMATES:
                 break
             short += estimated - predicted  # a plan that is not expected to fit is not compiled
             continue
-        (step,) = search.try_compile_buffers(division.solution.actions, least=best.total)
-        if isinstance(step, StepError):
+        trial = search.compile_divided(division.solution, predicted, best, best.total)
+        if trial is None:
             break
-        expected = max(search.static, predicted if estimated is None else estimated)
-        trial = Trial(step, division.solution.cost, expected, division.solution.gap)
         short += trial.total - predicted
         if not limits.allow(trial):
             continue
@@ -254,17 +251,6 @@ def _divide(
         best, chosen = trial, division
         worth = best.cost.risk_adjusted_seconds - LEAST_GAIN * search.profile.step_seconds
     return best, chosen, slower
-
-
-def _estimated(search: Search, actions: Actions, best: Trial) -> int | None:
-    """Bytes of the step under actions of divided layers: the compiled bytes of `best`, plus the
-    difference of the liveness estimates of both; None once the limit of estimates is reached.
-    """
-    estimates = search.estimates
-    size, size_of_best = estimates.estimate(actions), estimates.estimate(best.actions)
-    if size is None or size_of_best is None:
-        return None
-    return best.total + size - size_of_best
 
 
 def _share_stored(search: Search, model: Additive) -> float | None:

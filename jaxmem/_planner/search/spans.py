@@ -34,7 +34,6 @@ from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.problem import ActionProblem, in_groups
 from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._planner.solve.solve import least_bytes, solve
-from jaxmem.errors import StepError
 
 FEW = 16  # the most layers for which all numbers of layers of a span are tried
 GRID = 12  # numbers that are tried in addition to the divisors of the number of layers
@@ -164,7 +163,7 @@ def compile_in_spans(search: Search) -> None:
         return
     found = _least(search)
     if found is not None and not any(found[1].actions == t.actions for t in search.in_spans):
-        _compile(search, *found, search.smallest_trial)
+        _compile(search, found[1], search.smallest_trial)
 
 
 def faster_in_spans(search: Search, best: Trial, step_time: StepTime) -> Trial | None:
@@ -197,13 +196,13 @@ def _compiled(search: Search, known: Trial, most: float | None, compiles: int) -
         if found is None or any(found[1].actions == actions for actions in seen):
             return
         seen.append(found[1].actions)
-        expected = _estimated(search, found[1].actions, known)
+        expected = search.estimated(found[1].actions, known)
         if expected is not None:
             _learn(search, excess, found, expected)
             if expected > search.limits.usable_bytes:
                 continue  # a plan that is not expected to fit is not compiled
         done += 1
-        trial = _compile(search, *found, known)
+        trial = _compile(search, found[1], known)
         if trial is None:
             return
         yield trial
@@ -212,23 +211,20 @@ def _compiled(search: Search, known: Trial, most: float | None, compiles: int) -
 
 def _learn(search: Search, excess: Excess, found: Solved, size: int) -> None:
     """Learns the bytes of a solution, as estimated or compiled."""
-    by_model = search.static + int(search.model().reference) + found[1].bytes
     labels = [block.name for block in found[0].profile.blocks if span_of(block.name) > 1]
-    excess.learn(labels[-1], size - by_model)
+    excess.learn(labels[-1], size - _by_model(search, found[1]))
 
 
-def _compile(
-    search: Search, problem: ActionProblem, solution: ActionSolution, known: Trial
-) -> Trial | None:
+def _by_model(search: Search, solution: ActionSolution) -> int:
+    """Bytes of the step under a solution in spans, by the memory model of undivided layers."""
+    return search.static + int(search.model().reference) + solution.bytes
+
+
+def _compile(search: Search, solution: ActionSolution, known: Trial) -> Trial | None:
     """Compiles a solution in spans, and adds its trial to the search; None if XLA fails."""
-    by_model = search.static + int(search.model().reference) + solution.bytes
-    estimated = _estimated(search, solution.actions, known)
-    (step,) = search.try_compile_buffers(solution.actions, least=search.least_bytes)
-    if isinstance(step, StepError):
-        return None
-    predicted = max(search.static, by_model if estimated is None else estimated)
-    trial = Trial(step, solution.cost, predicted, solution.gap)
-    search.in_spans.append(trial)
+    by_model = _by_model(search, solution)
+    trial = search.compile_divided(solution, by_model, known, search.least_bytes)
+    search.in_spans += [] if trial is None else [trial]
     return trial
 
 
@@ -248,16 +244,3 @@ def _least(search: Search) -> Solved | None:
         seen.append((size, found))
         _learn(search, excess, found, search.static + size)
     return min(seen, key=lambda pair: pair[0], default=(0, None))[1]
-
-
-def _estimated(search: Search, actions: Actions, known: Trial) -> int | None:
-    """Bytes of the step under actions in spans: the compiled bytes of a known plan, plus the
-    difference of the liveness estimates of both; None once the limit of estimates is reached, and
-    for a known plan that no actions describe.
-    """
-    if known is search.with_checkpoints:
-        return None
-    size, size_of_known = map(search.estimates.estimate, (actions, known.actions))
-    if size is None or size_of_known is None:
-        return None
-    return known.total + size - size_of_known

@@ -286,6 +286,35 @@ class Search:
         self.estimates.learn(solution.actions)
         return self.predicted(solution.saved_bytes + self.model().predict(solution.actions))
 
+    def estimated(self, actions: Actions, known: Trial) -> int | None:
+        """Bytes of the step under actions of layers in groups or in spans: the compiled bytes of a
+        known plan, plus the difference of the liveness estimates of both; None once the limit of
+        estimates is reached, and for a known plan that no actions describe.
+        """
+        if known is self.with_checkpoints:
+            return None
+        size, size_of_known = map(self.estimates.estimate, (actions, known.actions))
+        if size is None or size_of_known is None:
+            return None
+        return known.total + size - size_of_known
+
+    def compile_divided(
+        self, solution: ActionSolution, by_model: int, known: Trial, least: int
+    ) -> Trial | None:
+        """Compiles a solution whose layers are in groups or in spans; None if XLA does not compile
+        it.
+
+        by_model: the bytes that the memory model predicts.
+        known: a compiled plan, whose bytes correct the liveness estimates.
+        least: the least compiled bytes so far, for the log.
+        """
+        estimated = self.estimated(solution.actions, known)
+        (step,) = self.try_compile_buffers(solution.actions, least=least)
+        if isinstance(step, StepError):
+            return None
+        predicted = max(self.static, by_model if estimated is None else estimated)
+        return Trial(step, solution.cost, predicted, solution.gap)
+
     def agreed(
         self, solve: Callable[[ActionProblem], ActionSolution | None], share: float = 1.0
     ) -> ActionSolution | None:
