@@ -79,7 +79,7 @@ def plans(made: Profile) -> dict[str, Actions]:
     found: dict = {
         a.value: under(made, a) for a in (Action.KEEP, Action.RECOMPUTE, Action.COMPRESS)
     }
-    lossy = frozenset((*key, c) for key, cs in choices.items() for c in cs if c.action.names_codec)
+    lossy = frozenset((*key, c) for key, cs in choices.items() for c in cs if c.action.encodes)
     for share in SHARES:
         found[f"solved {share}"] = solved(made, share)
         found[f"lossless {share}"] = solved(made, share, refused=lossy)
@@ -88,7 +88,7 @@ def plans(made: Profile) -> dict[str, Actions]:
     found = {name: actions for name, actions in found.items() if actions is not None}
     found |= {b.name: b.actions for b in baselines(made) if b.exact and b.name != "keep_everything"}
     rng = random.Random(0)
-    lossless = lambda open_: rng.choice([c for c in open_ if not c.action.names_codec])
+    lossless = lambda open_: rng.choice([c for c in open_ if not c.action.encodes])
     for i in range(RANDOM):
         found[f"random {i}"] = drawn(made, rng.choice if i % 2 else lossless)
     return {BASE: made.everything_kept} | different(made, found)

@@ -34,10 +34,8 @@ def identity(name: str) -> Primitive:
     made.def_impl(lambda x, **_: x)
     made.def_abstract_eval(lambda x, **_: x)
     mlir.register_lowering(made, lambda ctx, x, **_: [x])
-    batching.primitive_batchers[made] = lambda args, dims, **params: (
-        made.bind(args[0], **params),
-        dims[0],
-    )
+    batched = lambda args, dims, **params: (made.bind(args[0], **params), dims[0])
+    batching.primitive_batchers[made] = batched
     return made
 
 

@@ -53,26 +53,21 @@ class SegmentedStep(BoundStep):
     loss: the loss in segments.
     shapes: the tree of the parameters' shapes.
     trained: `shapes` with None in place of frozen parameters.
+    label: the label of the placed layers' block in a plan.
+    dtype: None: the layers compute in the dtypes of the loss.
     """
+
+    dtype = None
 
     def __init__(self, *step, loss: SegmentedLoss, shapes: Any, trained: Any):
         super().__init__(*step)
         self.loss, self.shapes, self.trained = loss, shapes, trained
+        self.label = loss.label
 
     @property
     def released(self) -> "SegmentedStep":
         """The step itself: its pair is the state."""
         return self
-
-    @property
-    def label(self) -> str:
-        """The label of the placed layers' block in a plan."""
-        return self.loss.label
-
-    @property
-    def dtype(self) -> None:
-        """None: the layers compute in the dtypes of the loss."""
-        return None
 
     @property
     def accumulates(self) -> bool:

@@ -46,6 +46,7 @@ class PlacedSteps:
     backend: estimates and compiles the step.
     how: the states that are divided over devices, as `data_parallel` takes it; None for a step of
       one device.
+    label: the label of the layers' block.
     moments: how the step stores the optimizer's moments. With "int8", `build` receives plans whose
       `moments` are "int8", and a state with float moments is converted.
 
@@ -68,7 +69,7 @@ class PlacedSteps:
         self.compiles, self.seconds = 0, 0.0
         self._made, self._over = _bound(build, args) if moments == INT8 else exact, None
         self._step, self._pair = _released(self._made)
-        self._exact = _released(exact)[0]
+        self.label, self._exact = self._step.label, _released(exact)[0]
         if not args:
             raise StepError("plan: got no arguments; expected the step's, its state first")
         try:
@@ -98,11 +99,6 @@ class PlacedSteps:
         self._state = over.state(made, self._state)
         self._others = over.others(self._others)
         self.build = lambda plan: over.step(build(plan))
-
-    @property
-    def label(self) -> str:
-        """The label of the layers' block."""
-        return self._step.label
 
     @property
     def layers(self) -> int:

@@ -23,6 +23,7 @@ _FATAL = re.compile(r"F\d{4} \d\d:\d\d:\d\d")  # how a line of it begins
 class Process:
     """One compiling process and the pipes to it.
 
+    pid: the process's number.
     gave_up: whether the process ended itself, as XLA does where it finds itself at fault. Known
       after `obituary`.
     """
@@ -41,13 +42,9 @@ class Process:
             env=child_environment(os.environ) | {"TMPDIR": self._folder.name},
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
-        self.gave_up = False
+        self.pid, self.gave_up = self._process.pid, False
         self._to: Any = self._process.stdin
         self._from: Any = self._process.stdout
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def ask(self, header: dict, payload: bytes) -> dict | None:
         """Sends a request and returns its answer, or None where the process has ended."""

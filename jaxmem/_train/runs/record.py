@@ -35,6 +35,7 @@ class Record:
     resumes: whether the run can be resumed if it does not end.
     kept: the rows that a resumed run had when its checkpoint was saved.
     processes: the processes of the run. Only the first process writes.
+    writes: whether this process writes.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Record:
     ):
         self.folder, self.path, self.resumed, self.resumes = folder, path, resumed, resumes
         self.processes = processes or Channel()
+        self.writes = self.processes.first
         self.steps = 0
         self.kept: list[dict[str, Any]] = []
         self.trained = False  # whether `train` was called with it
@@ -58,11 +60,6 @@ class Record:
     def durable(self) -> bool:
         """Whether the run has checkpoints, from which an unfinished run resumes."""
         return is_durable(self.path)
-
-    @property
-    def writes(self) -> bool:
-        """Whether this process writes the results."""
-        return self.processes.first
 
     def rows_until(self, step: int) -> list[dict[str, float | None]]:
         """Returns the rows of the steps up to `step`, and deletes the other rows.
