@@ -217,7 +217,10 @@ def _add_machine_commands(command) -> None:
 
 
 def _add_step(parser: argparse.ArgumentParser, auto: str = AUTO) -> None:
-    """Adds the step, and `--auto` with a text that says what it does."""
+    """Adds the step and `--auto`.
+
+    auto: the help text of `--auto`.
+    """
     parser.add_argument("step", metavar="MODULE:FUNCTION", help=STEP)
     parser.add_argument("--auto", action="store_true", help=auto)
 

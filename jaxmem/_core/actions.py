@@ -29,11 +29,14 @@ class Action(enum.StrEnum):
         return self is not Action.RECOMPUTE
 
     @property
-    def encodes(self) -> bool:
-        """Whether the action stores codes. A choice of it names a codec, and the backward reads
-        decoded values, which may differ from the forward's values.
-        """
+    def names_codec(self) -> bool:
+        """Whether a choice of the action names a codec."""
         return self in (Action.COMPRESS, Action.COMPRESS_OFFLOAD)
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the backward reads decoded values, which may differ from the forward's values."""
+        return self.names_codec
 
     @property
     def offloads(self) -> bool:
@@ -64,7 +67,7 @@ class Choice:
 
     def __post_init__(self):
         object.__setattr__(self, "action", Action(self.action))
-        if self.action.encodes != (self.codec is not None):
+        if self.action.names_codec != (self.codec is not None):
             raise ValueError(
                 f"Choice: action {self.action.value!r} with codec {self.codec!r}; a codec goes with"
                 " compress actions, and only with them"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 
-def separated(values: Iterable, which: Sequence[bool]) -> tuple[list, list]:
+def separated(values: Sequence, which: Sequence[bool]) -> tuple[list, list]:
     """Returns the values for which `which` is true, and the others, each in order."""
     return [a for a, f in zip(values, which) if f], [a for a, f in zip(values, which) if not f]
 

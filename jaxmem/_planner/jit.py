@@ -7,6 +7,7 @@ The alternative, a key of all arguments at every call, takes longer than a short
 """
 
 import collections
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -340,7 +341,7 @@ class PlannedFunction:
         """
         values, called = self._signature.positional(args, kwargs)
         jitted = self._builder(args, kwargs, called)
-        start = time.perf_counter()
+        start, failed = time.perf_counter(), None
         with reported():
             try:
                 plan = plan_or_recall(
@@ -349,9 +350,14 @@ class PlannedFunction:
             except NoLayersError as error:
                 return self._unplanned(jitted, values, error)
             except StepError as error:
-                if error.__cause__ is not None:
-                    self._trace_as_written(args, kwargs)
-                raise
+                failed = error
+            if failed is not None:
+                # An error of the step's own code is raised as it is. Of several processes, only the
+                # first one knows the cause.
+                if failed.__cause__ is not None or jax.process_count() > 1:
+                    with contextlib.suppress(JaxmemError):
+                        self._jitted(self._step, args, kwargs).trace(*args, **kwargs)
+                raise failed
             name = getattr(self._step, "__name__", type(self._step).__name__)
             LOG.info(
                 "%s", _summary(name, plan, time.perf_counter() - start), extra={"summary": True}
@@ -359,15 +365,6 @@ class PlannedFunction:
         self._check_no_static(plan.step, values)
         place = lambda args: args if plan.places is None else (plan.place(args[0]), *args[1:])
         return Compilation(jitted, plan, plan.step, self._signature.shapes(values), place)
-
-    def _trace_as_written(self, args: tuple, kwargs: dict) -> None:
-        """Traces the step without a plan, so that an error of its own code is raised as it is."""
-        try:
-            self._jitted(self._step, args, kwargs).trace(*args, **kwargs)
-        except JaxmemError:
-            return
-        except Exception as own:
-            raise own from own.__cause__  # without the error of planning
 
     def _under_plans(self, step: Callable) -> Callable[[Plan], Callable]:
         """Returns a function of a plan that returns the step under the plan."""

@@ -467,7 +467,22 @@ def test_an_error_of_the_steps_own_code_is_raised_as_under_jit(own):
         jaxmem.jit(wrong)(PARAMS, BATCH)
     assert raised.value is own
     assert own.__cause__ is None
-    assert own.__context__ is None or own.__suppress_context__
+    assert own.__context__ is None
+
+
+def test_the_errors_before_an_error_of_the_step_are_shown():
+    def wrong(params, batch):
+        jax.grad(LOSS)(params, batch)
+        try:
+            return {}[batch.shape]
+        except KeyError:
+            raise OwnError("unknown shape")  # noqa: B904 implicit on purpose
+
+    with pytest.raises(OwnError) as raised:
+        jaxmem.jit(wrong)(PARAMS, BATCH)
+    assert isinstance(raised.value.__context__, KeyError)
+    assert not raised.value.__suppress_context__
+    assert raised.value.__context__.__context__ is None
 
 
 def test_a_failure_of_the_rewritten_step_alone_is_an_error_of_jaxmem():

@@ -80,7 +80,7 @@ def test_the_step_runs_and_trains_as_the_plain_one(halved, optimized, tmp_path):
 
 
 def test_a_lossless_plan_steps_as_the_plain_one(lossless):
-    assert not any(c.action.encodes for c in lossless.actions["block"].values())
+    assert not any(c.action.names_codec for c in lossless.actions["block"].values())
     assert lossless.compiled_bytes <= lossless.budget_bytes
     want, _ = jax.jit(build(None))(*models.arrays(*SIZES))
     got, _ = lossless.step(*models.arrays(*SIZES))

@@ -230,7 +230,7 @@ def test_refused_choices_and_assignments_are_not_returned():
         for choice in choices:
             refused = refused.without(label, tag, choice) if choice.codec else refused
     lossless = solve(refused)
-    assert all(not c.action.encodes for c in lossless.actions["block"].values())
+    assert all(not c.action.names_codec for c in lossless.actions["block"].values())
     for choice in refused.open_choices()["block", "u"]:
         refused = refused.without("block", "u", choice)
     assert solve(refused.within(None)) is None, "a tag without a choice"

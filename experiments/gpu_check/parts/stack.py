@@ -30,7 +30,7 @@ def points(settings: Settings) -> list[str]:
 
 def every_tag(name: str) -> dict[str, Choice]:
     return {
-        tag: Choice(Action(name), own(kind) if Action(name).encodes else None)
+        tag: Choice(Action(name), own(kind) if Action(name).names_codec else None)
         for tag, kind in KINDS.items()
     }
 

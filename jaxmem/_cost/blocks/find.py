@@ -181,7 +181,7 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
             v
             for i, e in enumerate(jaxpr.eqns)
             if is_block(e) and i not in again
-            for v in {*variables(e)}
+            for v in set(variables(e))
         )
         position: dict[int, int] = {}  # of an equation's instance in `instances`
         for i, eqn in enumerate(jaxpr.eqns):

@@ -93,10 +93,10 @@ def _forms(
     """
     actions = allowed.open_to(tags)
     own: dict[Codec | None, list[Choice]] = {}
-    for choice in (Choice(a) for a in Action if a in actions and a.stores and not a.encodes):
+    for choice in (Choice(a) for a in Action if a in actions and a.stores and not a.names_codec):
         own.setdefault(codec_of(choice), []).append(choice)
     yield from own.items()
-    if compressing := [a for a in actions if a.encodes]:
+    if compressing := [a for a in actions if a.names_codec]:
         outliers = allowed.outliers.get(label, {}).get(tags[0].params["name"])
         for codec in codecs_of(tags, allowed.codecs):
             sized = codec if outliers is None else codec.with_room_for(outliers)

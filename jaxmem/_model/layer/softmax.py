@@ -13,7 +13,8 @@ _RESHAPES = {"broadcast_in_dim", "reshape", "squeeze"}
 
 @dataclasses.dataclass(frozen=True)
 class Softmax:
-    """exp(z) / sum exp(z) along `axes`: `program` is the part of the user's from z to the result.
+    """exp(z) / sum exp(z) along `axes`. `program` is the part of the user's program from z to the
+    result.
 
     A call computes the result of the user's operations, bit for bit.
     """
@@ -37,8 +38,9 @@ def with_softmaxes(program: Program) -> Program:
         whole = found.program
         *first, last = (graph.order[n.outputs[0]] for n in whole.nodes)
         gone.update(first)
-        ends = {"inputs": whole.inputs, "outputs": whole.outputs}
-        replaced[last] = dataclasses.replace(node, primitive=SOFTMAX, call=found, **ends)
+        replaced[last] = dataclasses.replace(
+            node, primitive=SOFTMAX, inputs=whole.inputs, outputs=whole.outputs, call=found
+        )
     nodes = [replaced.get(i, n) for i, n in enumerate(program.nodes) if i not in gone]
     return dataclasses.replace(program, nodes=tuple(nodes))
 
@@ -78,8 +80,10 @@ def _softmax(graph: LayerGraph, division: Node) -> Softmax | None:
         narrow = users[0].outputs[0]  # the narrower value is saved
         if result not in graph.outputs and graph.bytes(narrow) <= graph.bytes(result):
             nodes, result = [*nodes, users[0]], narrow
-    ends = {"inputs": (operand,), "outputs": (result,)}
-    return Softmax(dataclasses.replace(graph.program, nodes=tuple(nodes), **ends), axes)
+    part = dataclasses.replace(
+        graph.program, nodes=tuple(nodes), inputs=(operand,), outputs=(result,)
+    )
+    return Softmax(part, axes)
 
 
 def _meets_its_own_rows(

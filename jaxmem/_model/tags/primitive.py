@@ -29,7 +29,9 @@ from jaxmem.errors import TagError
 
 
 def identity(name: str) -> Primitive:
-    """Returns a new primitive that passes its operand on. It has no derivative."""
+    """Returns a new primitive that passes its operand on. The caller defines its derivative, and
+    may replace its batching rule.
+    """
     made = Primitive(name)
     made.def_impl(lambda x, **_: x)
     made.def_abstract_eval(lambda x, **_: x)

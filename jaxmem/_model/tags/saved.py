@@ -31,7 +31,7 @@ def saving(function: Callable, hold: Callable[[Sequence, Any, list], tuple]) -> 
 
         # `jax.vjp` differentiates only floating-point arrays; other arrays are bound here.
         own, others = separated(arrays, floating)
-        of_floating = lambda *own: function(*merged((own, others), floating))
+        of_floating = lambda *given: function(*merged((given, others), floating))
         results, pullback = jax.vjp(of_floating, *own)
         # The pullback's leaves are its residuals.
         leaves, tree = jax.tree.flatten(pullback)

@@ -24,26 +24,23 @@ from jaxmem._optim.released.step import ReleasedStep
 
 
 class ScannedStep(BoundStep):
-    """A training step of a loss whose layers are the iterations of a scan. `BoundStep` documents
-    `step`.
+    """A training step of a loss whose layers are the iterations of a scan. The positional arguments
+    are those of `BoundStep`.
 
     loss: the divided loss.
     form: the user's tree and the tree of a `ReleasedStep`, with the numbers of the layers' leaves.
     plan, label: as for `released_step`.
     """
 
-    def __init__(self, *step, loss: DividedLoss, form: LossForm, plan: Any, label: str):
-        super().__init__(*step)
+    def __init__(self, *common, loss: DividedLoss, form: LossForm, plan: Any, label: str):
+        super().__init__(*common)
         self.loss, self.form, self.plan, self.label = loss, form, plan, label
+        self._frozen_shapes = form.frozen(form.shapes)
 
     @property
     def released(self) -> ReleasedStep:
         """The released step, with the shapes of the frozen parameters in place of arrays."""
         return self._with_frozen(self._frozen_shapes)
-
-    @property
-    def _frozen_shapes(self) -> dict[str, Any]:
-        return self.form.frozen(self.form.shapes)
 
     def _with_frozen(self, frozen: dict[str, Any]) -> ReleasedStep:
         """The released step with these frozen parameters. In `jax.shard_map`, a device may have

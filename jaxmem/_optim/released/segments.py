@@ -48,19 +48,19 @@ States = list[dict[str, Any]]  # of the components, as `Fold` documents them
 
 
 class SegmentedStep(BoundStep):
-    """A training step of a loss in segments. `BoundStep` documents `step`.
+    """A training step of a loss in segments. The positional arguments are those of `BoundStep`.
 
     loss: the loss in segments.
     shapes: the tree of the parameters' shapes.
     trained: `shapes` with None in place of frozen parameters.
     label: the label of the placed layers' block in a plan.
-    dtype: None: the layers compute in the dtypes of the loss.
+    dtype: always None, since the layers compute in the dtypes of the loss.
     """
 
     dtype = None
 
-    def __init__(self, *step, loss: SegmentedLoss, shapes: Any, trained: Any):
-        super().__init__(*step)
+    def __init__(self, *common, loss: SegmentedLoss, shapes: Any, trained: Any):
+        super().__init__(*common)
         self.loss, self.shapes, self.trained = loss, shapes, trained
         self.label = loss.label
 

@@ -118,15 +118,16 @@ def confirm_by_runs(search: Search) -> list[Runs]:
 
 
 def _with_unplanned(search: Search) -> dict[str, Trial]:
-    """The best plan, and everything kept and the step as written if they fit, by their names."""
+    """The best plan, and everything kept and the step as written if they fit, by their names. The
+    best plan may be one of the latter two.
+    """
     assert search.best is not None
     LOG.info("running the likely fastest steps")
-    named = {"the plan": search.best}
-    if search.baseline in search.fitting and search.best is not search.baseline:
-        named[EVERYTHING_KEPT] = search.baseline
-    as_written = search.checkpoints_fit
-    if as_written is not None and search.best is not as_written:
-        named["the step as written"] = as_written
+    kept = search.baseline if search.baseline in search.fitting else None
+    unplanned = {EVERYTHING_KEPT: kept, "the step as written": search.checkpoints_fit}
+    named = {name: trial for name, trial in unplanned.items() if trial is not None}
+    if all(trial is not search.best for trial in named.values()):
+        return {"the plan": search.best} | named
     return named
 
 

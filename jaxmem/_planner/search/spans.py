@@ -224,7 +224,8 @@ def _compile(search: Search, solution: ActionSolution, known: Trial) -> Trial | 
     """Compiles a solution in spans, and adds its trial to the search; None if XLA fails."""
     by_model = _by_model(search, solution)
     trial = search.compile_divided(solution, by_model, known, search.least_bytes)
-    search.in_spans += [] if trial is None else [trial]
+    if trial is not None:
+        search.in_spans.append(trial)
     return trial
 
 

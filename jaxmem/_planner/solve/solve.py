@@ -59,9 +59,9 @@ def least_bytes(problem: ActionProblem) -> ActionSolution | None:
 
 
 def solutions_between(problem: ActionProblem, intervals: int) -> list[ActionSolution]:
-    """Returns the solutions of least bytes and of least time, then the fastest ones for the bytes
-    at which the distance between these is cut into intervals. Returns none if no assignment meets
-    the limits.
+    """Returns the solution of least bytes and the solution of least time, then the fastest solution
+    within each byte limit between them. The limits divide the difference of their bytes into
+    `intervals` equal parts. The list is empty if no assignment meets the limits.
 
     The problem's `room` is ignored. Raises as `solve` does.
     """

@@ -136,10 +136,12 @@ class Plan:
         Raises StepError if the plan was loaded, or was compiled for another device.
         """
         if self._step is None:
+            over = "" if self.divided is None else f".data_parallel(mesh, {self.divided!r})"
             raise StepError(
                 "Plan.step: this plan holds no executable: it was loaded, or compiled for target"
-                f" {self.target!r}, which is not this device; compile the step with jax.jit("
-                f"{self._over_devices}, donate_argnums=0, compiler_options=plan.compiler_options)"
+                f" {self.target!r}, which is not this device; compile the step with"
+                f" jax.jit(build(plan){over}, donate_argnums=0,"
+                " compiler_options=plan.compiler_options)"
             )
         return self._step
 
@@ -209,13 +211,6 @@ class Plan:
                 " **plan.places.split), or its `create`, where nothing is divided over devices"
             )
         return placing
-
-    @property
-    def _over_devices(self) -> str:
-        """The expression that a user compiles for the step."""
-        if self.divided is None:
-            return "build(plan)"
-        return f"build(plan).data_parallel(mesh, {self.divided!r})"
 
     @property
     def keeps_everything(self) -> bool:
@@ -405,7 +400,8 @@ def pace(plan: Plan) -> str:
     if plan.keeps_everything or not plan.baseline_seconds:
         return "which is the fastest known"
     seconds, kept, doubt = plan.predicted_seconds, plan.baseline_seconds, plan.uncertain_seconds
-    how, ran = "predicted", [m for m in plan.measured if m.chosen or m.name == EVERYTHING_KEPT]
+    how = "predicted"
+    ran = [m for m in plan.measured if m.chosen or m.name == EVERYTHING_KEPT]
     if len(ran) == 2:
         one, other = sorted(ran, key=lambda m: not m.chosen)
         how, seconds, kept = "measured", one.median, other.median

@@ -52,7 +52,7 @@ def measure(job: Job, least_seconds: float = 0.02) -> list[float]:
     return rounds
 
 
-def run_seconds(run: Callable, *args, **kwargs) -> float:
+def run_seconds(run: Callable, /, *args, **kwargs) -> float:
     """Returns the seconds of one run of a compiled program."""
     start = time.perf_counter()
     jax.block_until_ready(run(*args, **kwargs))

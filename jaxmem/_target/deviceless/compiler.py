@@ -96,8 +96,8 @@ class Compiler:
         TargetError where the process fails otherwise.
         """
         asked = {"assigned": assigned, "kernels": list(kernels), "free": free}
-        compile = lambda: self._compile(exported, donated, options, **asked)["compiled"]
-        return self._pool.submit(lambda: Compiled(**compile()))
+        answer = lambda: self._compile(exported, donated, options, **asked)
+        return self._pool.submit(lambda: Compiled(**answer()["compiled"]))
 
     def explain(
         self,

@@ -29,8 +29,10 @@ def rooms_of(
     actions: Actions, several: Sequence[Counts]
 ) -> Iterator[tuple[str, str, int, list[int]]]:
     """The codecs of an assignment that separate outliers: block, tag and capacity of each, and the
-    counts of its layers that exceed the capacity. Tensors of several microbatches are ordered by
-    microbatch, and by layer in each.
+    counts of its layers that exceed the capacity.
+
+    several: the counts of several steps. In each, the tensors of a tag are ordered by microbatch,
+      and by layer in each microbatch.
     """
     for label, choices in actions.items():
         block = ungrouped(label)
@@ -39,10 +41,11 @@ def rooms_of(
         layers = max((end for _, end, *_ in groups.values()), default=1)
         for tag, choice in choices.items():
             codec = None if choice.codec is None else parse(choice.codec)
-            if codec is not None and (room := codec.capacity) is not None:
-                of_tag = (enumerate(counts.get(block, {}).get(tag, ())) for counts in several)
-                of = (n for tensors in of_tag for i, n in tensors if start <= i % layers < stop)
-                yield block, tag, room, [n for n in of if n > room]
+            room = None if codec is None else codec.capacity
+            if room is not None:
+                of_tag = [counts.get(block, {}).get(tag, ()) for counts in several]
+                tensors = [(i % layers, n) for numbers in of_tag for i, n in enumerate(numbers)]
+                yield block, tag, room, [n for i, n in tensors if start <= i < stop and n > room]
 
 
 def overflows(actions: Actions, several: Sequence[Counts]) -> list[str]:

@@ -87,7 +87,7 @@ class Rectifier:
                 " divides nothing: leave the rectifier out"
             )
         self._first = plan
-        self._compresses = any(Action(a).encodes for a in asked.get("actions") or ALL)
+        self._compresses = any(Action(a).names_codec for a in asked.get("actions") or ALL)
         self._again = Replanner(plan, build, args, asked, wrap)
         self._watch = Watch(self._again.build, self._again.args, asked.get("codecs"), every)
         self.begin()

@@ -133,7 +133,7 @@ def test_a_budget_that_only_codecs_meet_is_met_if_asked_and_the_error_says_so():
     assert {*said} <= {"in", "up", "act"}
     asked = plan_deep(budget=budget, actions="all")
     assert asked.compiled_bytes <= budget
-    assert any(row.choice.action.encodes for row in asked.rows)
+    assert any(row.choice.action.names_codec for row in asked.rows)
 
 
 def test_where_codecs_were_refused_nothing_is_said_of_them():
@@ -147,7 +147,7 @@ def test_what_codecs_would_spare_is_said_where_nobody_asked_for_them():
     (note,) = [note for note in plan.notes if "compressing" in note]
     said = re.search(r"is predicted to spare ([\d.]+) ms a step; it was not asked for", note)
     named = set(re.findall(r"'(\w+)'", note))
-    assert named <= {row.tag for row in plan.rows if not row.choice.action.encodes}
+    assert named <= {row.tag for row in plan.rows if not row.choice.action.names_codec}
     assert named
     # The room that a search learns of is its own, so that what each finds may differ.
     assert float(said[1]) > 0
