@@ -140,30 +140,31 @@ def z_scores(x):
     x = x[None] if x.ndim == 0 else x
     if not x.size:
         return jnp.zeros(x.shape[-1], jnp.float32)
-    _, apart, deviation = _deviations(x)
+    # Sums over axes, without a reshape: on a mesh with explicit axes, JAX may not know the sharding
+    # of a flat array.
+    sums = jnp.abs(x.astype(kernels.wide_dtype(x.dtype))).sum(tuple(range(x.ndim - 1)))
+    sums = sums / jnp.where(sums.max() > 0, sums.max(), 1)
+    apart = sums - sums.mean()
+    deviation = jnp.sqrt(jnp.square(apart).mean())
     return (apart / jnp.where(deviation == 0, 1, deviation)).astype(jnp.float32)
 
 
 def _outliers(x):
-    """Returns S (C,) divided by the greatest S, and whether each channel has Z > 3 (bool). No
-    channel has Z > 3 if an S is not finite, since no comparison with NaN is true.
+    """Returns S (C,) divided by the greatest S, so that squares cannot overflow, and whether each
+    channel has Z > 3 (bool). No channel has Z > 3 if an S is not finite, since no comparison with
+    NaN is true.
     """
-    sums, apart, deviation = _deviations(x)
-    return sums, apart > THRESHOLD * deviation
-
-
-def _deviations(x):
-    """Returns S (C,) divided by the greatest S, so that squares cannot overflow, S − μ, and σ."""
     import jax.numpy as jnp
 
     # Sums over axes, without a reshape: axes that are divided by their types would be gathered
-    # before they are merged, and JAX may not know the sharding of a flat array.
+    # before they are merged.
     sums = jnp.abs(x.astype(kernels.wide_dtype(x.dtype))).sum(tuple(range(x.ndim - 1)))
     sums = kernels.undivided(sums)  # JAX cannot sort an axis that is divided by its type
     greatest = sums.max()
     sums = sums / jnp.where(greatest > 0, greatest, 1)
-    apart = sums - sums.mean()
-    return sums, apart, jnp.sqrt(jnp.square(apart).mean())
+    mean = sums.mean()
+    deviation = jnp.sqrt(jnp.square(sums - mean).mean())
+    return sums, sums - mean > THRESHOLD * deviation
 
 
 def _slot_of(index, channels: int):
