@@ -24,8 +24,8 @@ from jaxmem._optim.released.step import ReleasedStep
 
 
 class ScannedStep(BoundStep):
-    """A training step of a loss whose layers are the iterations of a scan. The positional arguments
-    are those of `BoundStep`.
+    """A training step of a loss whose layers are the iterations of a scan. `BoundStep` documents
+    the positional arguments.
 
     loss: the divided loss.
     form: the user's tree and the tree of a `ReleasedStep`, with the numbers of the layers' leaves.

@@ -48,7 +48,7 @@ States = list[dict[str, Any]]  # of the components, as `Fold` documents them
 
 
 class SegmentedStep(BoundStep):
-    """A training step of a loss in segments. The positional arguments are those of `BoundStep`.
+    """A training step of a loss in segments. `BoundStep` documents the positional arguments.
 
     loss: the loss in segments.
     shapes: the tree of the parameters' shapes.
