@@ -76,7 +76,7 @@ def test_the_best_division_is_that_of_brute_force(data):
     if got is None or want is None:
         return
     again = oracle(got.problem.profile, flat(got.solution.actions))
-    assert again.saved == got.bytes <= room
+    assert again.saved == got.solution.bytes <= room
     assert again.host <= host_room
     assert again.priced == pytest.approx(want, rel=2e-3, abs=1e-3)  # recomputing breaks ties only
 
@@ -92,7 +92,7 @@ def test_a_limit_of_seconds_leaves_the_best_division_or_none(data):
     seconds = best.solution.risk_adjusted_seconds
     same = best_division(problem, most_seconds=seconds)
     assert same.solution.risk_adjusted_seconds == pytest.approx(seconds, rel=2e-3, abs=1e-3)
-    assert same.bytes <= problem.room
+    assert same.solution.bytes <= problem.room
     assert same.problem.most_seconds is None  # slower choices are named in the plan's table
     assert best_division(problem, most_seconds=0.99 * seconds - 0.01) is None
 
@@ -114,7 +114,7 @@ def test_working_memory_is_that_of_the_last_group_or_of_the_first_alone(data):
         recomputed = lambda price: [t for (_, t), c in price.effective.items() if c == RECOMPUTE]
         extra = lambda price: sum(size[t] for t in recomputed(price))
         peaks = first.saved + last.saved + extra(last), first.saved + extra(first)
-        assert two.bytes == max(peaks) <= room
+        assert two.solution.bytes == max(peaks) <= room
     one = solve(ActionProblem(made, room - sum(size.values()), 10**6, working))
     if one is not None:  # with room for the plan that is too careful
         assert two.solution.seconds <= one.seconds * (1 + 1e-3) + 1e-3
@@ -143,8 +143,10 @@ def test_the_last_group_may_be_kept_whole_if_its_bytes_are_known(data):
         first = either.problem.profile.blocks[0]
         alone = {(first.name, t): c for t, c in either.solution.actions[first.name].items()}
         assert at in fits
-        assert either.bytes == oracle(profile(first), alone).saved + whole * (block.layers - at)
-        assert either.bytes <= room
+        assert either.solution.bytes == oracle(profile(first), alone).saved + whole * (
+            block.layers - at
+        )
+        assert either.solution.bytes <= room
 
 
 def test_a_group_kept_whole_is_faster_than_every_tag_kept():
@@ -185,7 +187,7 @@ def test_each_of_two_stacks_may_be_divided(data):
             assert both.solution.seconds <= other.seconds * (1 + 2e-3) + 1e-3
     if both is not None:
         again = oracle(both.problem.profile, flat(both.solution.actions))
-        assert again.saved == both.bytes <= problem.room
+        assert again.saved == both.solution.bytes <= problem.room
 
 
 @few
@@ -213,8 +215,8 @@ def test_what_two_divided_stacks_take_is_the_largest_peak(data):
         if len(labels) == 2:
             others = sum(extra(last) for other, last in lasts.items() if other != name)
             peaks.append(everything - alone[labels[1]].saved + extra(labels[0]) + others)
-    assert found.bytes == max(peaks)
-    assert found.bytes <= found.problem.room
+    assert found.solution.bytes == max(peaks)
+    assert found.solution.bytes <= found.problem.room
 
 
 @st.composite

@@ -22,7 +22,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from jaxmem._core.actions import KEEP, UNTAGGED
-from jaxmem._core.groups import divided, divisible
+from jaxmem._core.groups import divided, divisible, group_label, ungrouped
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._planner.search.estimates import MOST_ESTIMATES
 from jaxmem._planner.search.state import Search
@@ -35,48 +35,22 @@ from jaxmem._planner.solve.solve import solve
 
 MOST_DIVISIONS = 16  # boundaries that are tried, evenly spaced over the layers
 Working = Mapping  # working memory by (block, tag, choice), as `ActionProblem.working`
-
-
-@dataclasses.dataclass(frozen=True)
-class Groups:
-    """How the layers of a step are divided into groups.
-
-    profile: the step's profile, in which each group is a separate block.
-    ends: by the label of each divided block, the labels of its first and its last group. The label
-      of a last group under no checkpoint is None.
-    whole: bytes of the groups under no checkpoint, by their labels.
-    """
-
-    profile: Profile
-    ends: Mapping[str, tuple[str, str | None]] = dataclasses.field(default_factory=dict)
-    whole: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-    def with_block(self, block: BlockClass, at: int, size: int | None = None) -> "Groups":
-        """The groups with one more divided block. The last group begins at layer `at`.
-
-        size: bytes of the last group if it is under no checkpoint; None if it is under one.
-        """
-        split = divided(self.profile, block, at)
-        first, last = (b.name for b in split.blocks if b.name.startswith(f"{block.name}["))
-        ends = {**self.ends, block.name: (first, last if size is None else None)}
-        return Groups(split, ends, self.whole if size is None else {**self.whole, last: size})
+# By the label of each divided block, the labels of its groups under a checkpoint, in order.
+Groups = Mapping[str, list[str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Division:
     """Groups of layers, with the actions of each group.
 
-    groups: the groups.
     problem: the solved problem, whose profile has each group as a block.
-    solution: the assignment.
-    bytes: the bytes that the assignment adds to the memory model's reference, at the largest of the
-      groups' peaks.
+    whole: bytes of the groups under no checkpoint, by their labels.
+    solution: the assignment. Its `bytes` are counted at the largest of the groups' peaks.
     """
 
-    groups: Groups
     problem: ActionProblem
+    whole: Mapping[str, int]
     solution: ActionSolution
-    bytes: int
 
 
 def best_division(
@@ -96,52 +70,64 @@ def best_division(
     """
     if problem.room is None:
         return None
-    best, groups = None, Groups(problem.profile)
+    best, profile, whole = None, problem.profile, {}
     for block in divisible(problem.profile):
-        for wider in _groups(groups, block, stored):
+        for wider, wider_whole in _boundaries(profile, whole, block, stored):
             if best is not None:
                 most_seconds = best.solution.risk_adjusted_seconds
-            limited = dataclasses.replace(problem, most_seconds=most_seconds)
-            solved = [d for d in (best, _solved(limited, wider, block.name)) if d is not None]
-            rank = lambda d: (d.solution.risk_adjusted_seconds, d.bytes)
+            limited = dataclasses.replace(problem, profile=wider, most_seconds=most_seconds)
+            solved = [d for d in (best, _solved(limited, wider_whole, block)) if d is not None]
+            rank = lambda d: (d.solution.risk_adjusted_seconds, d.solution.bytes)
             best = min(solved, key=rank, default=None)
-        groups = groups if best is None else best.groups
+        if best is not None:
+            profile, whole = best.problem.profile, best.whole
     return best
 
 
-def _groups(groups: Groups, block: BlockClass, stored: float | None) -> Iterator[Groups]:
-    """The groups for each boundary in `block`; other blocks are divided as in `groups`."""
+def _boundaries(
+    profile: Profile, whole: Mapping[str, int], block: BlockClass, stored: float | None
+) -> Iterator[tuple[Profile, Mapping[str, int]]]:
+    """Yields for each boundary in `block` the profile with the two groups of the block, and `whole`
+    as in `Division`, with the block's last group if it is under no checkpoint.
+    """
     layers = block.divisible
     for k in range(1, MOST_DIVISIONS + 1):
         # `at` is the first layer of the last group. In stacks of few layers, every layer is tried.
         at = k * layers // (MOST_DIVISIONS + 1) if layers > MOST_DIVISIONS else k
         if not 0 < at < layers:
             continue
-        yield groups.with_block(block, at)
+        split = divided(profile, block, at)
+        yield split, whole
         if stored is not None:
             size = stored * block.everything_bytes * block.layers * (layers - at) / layers
-            yield groups.with_block(block, at, round(size))
+            yield split, {**whole, group_label(block.name, at, layers): round(size)}
 
 
-def _solved(problem: ActionProblem, groups: Groups, newest: str) -> Division | None:
-    """Returns the fastest plan for the groups; None if no plan fits.
+def _solved(
+    problem: ActionProblem, whole: Mapping[str, int], newest: BlockClass
+) -> Division | None:
+    """Returns the fastest plan for the groups of the problem's profile; None if no plan fits.
 
     The backward of a last group runs while all saved tensors are alive. The backward of a first
     group runs after the last group's saved tensors are freed. So the last group's working memory is
     added to all saved bytes, and the first group's working memory to the first group's saved bytes.
 
-    newest: the label of the block that was divided last.
+    whole: as in `Division`.
+    newest: the block that was divided last.
     """
-    open_blocks = tuple(b for b in groups.profile.blocks if b.name not in groups.whole)
-    profile = dataclasses.replace(groups.profile, blocks=open_blocks)
-    kept_bytes = sum(groups.whole.values())
+    open_blocks = tuple(b for b in problem.profile.blocks if b.name not in whole)
+    profile = dataclasses.replace(problem.profile, blocks=open_blocks)
+    names = [block.name for block in open_blocks]
+    stacks = dict.fromkeys(ungrouped(name) for name in names if ungrouped(name) != name)
+    groups = {stack: [name for name in names if ungrouped(name) == stack] for stack in stacks}
+    lasts = {name: labels[-1:] for name, labels in groups.items()}
+    kept_bytes = sum(whole.values())
     room = (problem.room or 0) - kept_bytes
     # First count the last group's working memory only. If the first group has the peak of the
     # resulting plan, count the working memory of both groups, which is an overestimate.
-    first, last = groups.ends[newest]
-    for counted in ([last or first], [first, last]) if last else ([first],):
-        groups_of = {name: [b or a] for name, (a, b) in groups.ends.items()} | {newest: counted}
-        working = in_groups(problem.working, groups_of)
+    both = groups[newest.name]
+    for counted in (both[-1:], both)[: len(both)]:
+        working = in_groups(problem.working, lasts | {newest.name: counted})
         # Excluded assignments name undivided blocks, which this problem does not have.
         open_problem = dataclasses.replace(
             problem, profile=profile, working=working, room=room, excluded=()
@@ -152,11 +138,12 @@ def _solved(problem: ActionProblem, groups: Groups, newest: str) -> Division | N
         peak = _peak(problem.working, groups, profile, solution)
         if peak <= room:
             full = dataclasses.replace(
-                open_problem, profile=groups.profile, room=problem.room, most_seconds=None
+                open_problem, profile=problem.profile, room=problem.room, most_seconds=None
             )
-            actions = solution.actions | {label: {UNTAGGED: KEEP} for label in groups.whole}
+            actions = solution.actions | {label: {UNTAGGED: KEEP} for label in whole}
             complete = ActionSolution.of(full, actions, solution.solve_seconds, solution.gap)
-            return Division(groups, full, complete, peak + kept_bytes)
+            working_bytes = peak + kept_bytes - complete.saved_bytes
+            return Division(full, whole, dataclasses.replace(complete, working_bytes=working_bytes))
     return None
 
 
@@ -172,9 +159,9 @@ def _peak(working: Working, groups: Groups, profile: Profile, solution: ActionSo
         cost.name: cost.device_bytes * block.layers
         for cost, block in zip(solution.cost.blocks, profile.blocks)
     }
-    ends = {name: [last or first] for name, (first, last) in groups.ends.items()}
+    lasts = {name: labels[-1:] for name, labels in groups.items()}
 
-    def peak(groups_of: Mapping[str, list], freed: int) -> int:
+    def peak(groups_of: Groups, freed: int) -> int:
         """The bytes while the groups of `groups_of` run, after `freed` of the saved bytes are
         freed.
         """
@@ -183,11 +170,11 @@ def _peak(working: Working, groups: Groups, profile: Profile, solution: ActionSo
         return solution.saved_bytes - freed + round(chosen)
 
     of_first = [
-        peak(ends | {name: [first]}, saved[last])
-        for name, (first, last) in groups.ends.items()
-        if last
+        peak(lasts | {name: [first]}, saved[last])
+        for name, (first, *others) in groups.items()
+        for last in others
     ]
-    return max([peak(ends, 0), *of_first])
+    return max([peak(lasts, 0), *of_first])
 
 
 def divide(search: Search, best: Trial, step_time: StepTime) -> tuple[Trial, Division | None]:
@@ -232,7 +219,7 @@ def _divide(
         if division.solution.risk_adjusted_seconds > worth:
             break
         seen.append(division.solution.actions)
-        predicted = base + division.bytes
+        predicted = base + division.solution.bytes
         estimated = search.estimated(division.solution.actions, best)
         if estimated is not None and estimated > limits.usable_bytes:
             if len(seen) >= MOST_ESTIMATES:
@@ -246,7 +233,7 @@ def _divide(
         if not limits.allow(trial):
             continue
         if step_time.risk_adjusted(trial) >= step_time.risk_adjusted(best):
-            slower = bool(division.groups.whole)
+            slower = bool(division.whole)
             break
         best, chosen = trial, division
         worth = best.cost.risk_adjusted_seconds - LEAST_GAIN * search.profile.step_seconds
