@@ -45,7 +45,7 @@ from jaxmem._optim.adama.eight_bits import is_coded, recoded_as, shapes
 from jaxmem._optim.adama.rule import Moments, Rule
 from jaxmem._optim.adama.transform import AdamA, AdamAState, RowState, State
 from jaxmem._optim.released.backward import backward
-from jaxmem._optim.released.fold import Accumulation, Clip, Fold, Folds, entries
+from jaxmem._optim.released.fold import Accumulation, Clip, Fold, entries
 from jaxmem._optim.released.form import check_shapes
 from jaxmem._optim.released.gather import of_layers, updated, whole, whole_layer, whole_outside
 from jaxmem._optim.released.model import Model, metrics_of
@@ -217,8 +217,7 @@ class Accumulated:
 
         def one(moments, indexed):
             i, part = indexed
-            fold = fold_of(i)
-            folds = Folds([fold] * len(moments[0]), fold)
+            folds = [fold_of(i)] * (len(moments[0]) + 1)
             return backward(model, folds, own, moments, part, key_of(i))[:2]
 
         (outer, stacks), losses = jax.lax.scan(one, moments, numbered)
@@ -324,7 +323,7 @@ def _streamed(
         # `old.folded` is 0, so this is the fold of microbatch i. XLA does not know that. If XLA
         # knew that the decays of the last microbatch are 1, it would round otherwise.
         number = i + old.folded
-        folds = Folds([fold_of(number)] * len(moments[0]), fold_of(number, update))
+        folds = [*[fold_of(number)] * len(moments[0]), fold_of(number, update)]
         moments, loss, held = backward(model, folds, own, moments, part, key_of(i), whole, held)
         return (moments, held), loss
 

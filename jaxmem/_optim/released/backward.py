@@ -11,7 +11,8 @@ Exact clipping by the global norm is of one microbatch, by a second backward ove
 tensors. The alternative is the norm of a minibatch, which would need the minibatch's gradient.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from jaxmem._model.loop.pullback import pulled
 from jaxmem._model.loop.stack import folded_at, loops_over
 from jaxmem._model.states.layout import Copied, length, masters_of, one_layer, read_of
 from jaxmem._model.states.store import brought, fetch, returned, streams
-from jaxmem._optim.released.fold import TALLIES, Fold, Folds, squared
+from jaxmem._optim.released.fold import TALLIES, Fold, squared
 from jaxmem._optim.released.model import Model
 from jaxmem._trace.rewrite import depending, reads
 from jaxmem._trace.vary import zeros
@@ -33,7 +34,7 @@ from jaxmem.errors import OptimizerError
 
 def backward(
     model: Model,
-    folds: Folds,
+    folds: Sequence[Fold],
     params,
     states,
     batch,
@@ -45,8 +46,8 @@ def backward(
     If the head reports values, `loss` is the pair of the loss and these values.
 
     model: embed, block and head.
-    folds: the fold of each component's gradient. A component is a layer, or an array outside the
-      layers.
+    folds: the fold of each array outside the layers, in the order of the leaves, and then the fold
+      of every layer.
     params: the whole parameters, a dict.
     states: the states of the components: a list with a state for each array outside the layers, in
       the order of the leaves, and a list with a state for each stack of layers. If the states of
@@ -59,6 +60,7 @@ def backward(
     """
     # Forward: embed, the loop over layers, head. Each is differentiated separately, so that its
     # gradients appear when the folds need them.
+    *outer_folds, layer_fold = folds
     outer, layers = model.outer(params), params[model.layers]
     stacks = model.with_frozen(read_of(layers))
     outer_states, layer_states = states
@@ -141,18 +143,18 @@ def backward(
         (d_embed,) = pulled(pull_embed, (d_x, d_common[: len(floats)]))
         return [a + b for a, b in zip(d_outer, jax.tree.leaves(d_embed))]
 
-    if folds.layer.clip.how == "norm":
+    if layer_fold.clip.how == "norm":
         factor, gradients = _global_factor(folds, states, stacks, back, whole_gradients)
-        folds = folds.scaled(factor)
-        _, _, layer_states, held = back_into_states(folds.layer)
-        used = [_used(fold, s, g) for fold, s, g in zip(folds.outer, outer_states, gradients)]
+        *outer_folds, layer_fold = (dataclasses.replace(fold, factor=factor) for fold in folds)
+        _, _, layer_states, held = back_into_states(layer_fold)
+        used = [_used(fold, s, g) for fold, s, g in zip(outer_folds, outer_states, gradients)]
         return (used, layer_states), loss, held
 
     # The gradient of an array that embed does not read is complete now: it is used and freed before
     # the layers' backward. The gradients of arrays that embed reads, such as tied embeddings, wait
     # for the end, since the halves of a gradient cannot be squared separately.
     again = reads(jax.make_jaxpr(lambda outer: embed(outer)[0])(outer))
-    components = list(zip(folds.outer, outer_states, strict=True))
+    components = list(zip(outer_folds, outer_states, strict=True))
     early = [
         None if is_read else _used(fold, s, g)
         for (fold, s), g, is_read in zip(components, d_outer, again)
@@ -160,7 +162,7 @@ def backward(
     # The barrier makes the loop wait for these folds. Otherwise their gradients might remain in
     # memory through the loop.
     d_y, early = jax.lax.optimization_barrier((d_y, early))
-    d_x, d_common, layer_states, held = back_into_states(folds.layer)
+    d_x, d_common, layer_states, held = back_into_states(layer_fold)
     late = zip(early, components, whole_gradients(d_x, d_common))
     used = [_used(fold, s, g) if done is None else done for done, (fold, s), g in late]
     return (used, layer_states), loss, held
@@ -220,14 +222,15 @@ def _loss(model: Model, outer, y, aux, batch):
     return loss, reported
 
 
-def _global_factor(folds: Folds, states, stacks, back: Callable, whole_gradients: Callable):
+def _global_factor(folds: Sequence[Fold], states, stacks, back, whole_gradients: Callable):
     """Runs a backward that keeps only each layer's squared norm, and returns the factor that clips
     the microbatch's gradient by its global norm, and the gradients outside the layers.
     """
+    *outer_folds, layer_fold = folds
     outer_states, layer_states = states
-    axis = folds.layer.mean_over
+    axis = layer_fold.mean_over
     first = {k: masters_of(v)[0] for k, v in layer_states[0].items()}
-    like = one_layer(folds.layer.use.like(first))
+    like = one_layer(layer_fold.use.like(first))
 
     def into(k, state, i, gradient, own):
         (gradient,) = jax.lax.optimization_barrier((gradient,))
@@ -235,9 +238,9 @@ def _global_factor(folds: Folds, states, stacks, back: Callable, whole_gradients
 
     d_x, d_common, _, squares, _ = back([()] * len(layer_states), into, lambda k, _: stacks[k])
     gradients = whole_gradients(d_x, d_common)
-    components = zip(folds.outer, outer_states, gradients)
+    components = zip(outer_folds, outer_states, gradients)
     outside = [squared(g, fold.use.like(s), axis) for fold, s, g in components]
     # A component whose norm is not finite counts as 0, as the fold will not use its gradient.
     finite = lambda a: jnp.where(jnp.isfinite(a), a, jnp.zeros((), a.dtype))
     within = sum((finite(s).sum() for s in squares[1:]), finite(squares[0]).sum())
-    return folds.layer.clip.factor(sum(map(finite, outside), within)), gradients
+    return layer_fold.clip.factor(sum(map(finite, outside), within)), gradients

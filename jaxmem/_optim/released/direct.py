@@ -30,7 +30,7 @@ from jaxmem._model.states.layout import like as as_layers
 from jaxmem._model.states.store import brought, returned
 from jaxmem._optim.adama.eight_bits import QuantizedState, is_coded, quantized, recoded_as
 from jaxmem._optim.released.backward import backward
-from jaxmem._optim.released.fold import Clip, Fold, Folds
+from jaxmem._optim.released.fold import Clip, Fold
 from jaxmem._optim.released.form import check_stacks
 from jaxmem._optim.released.gather import whole_layer, whole_outside
 from jaxmem._optim.released.model import Model, metrics_of, one_microbatch
@@ -278,7 +278,7 @@ class Direct:
             parameters, owned = component
             return Fold(Update(of.alone, parameters, owned, shared), clip, mean_over=axis)
 
-        folds = Folds(list(map(fold, of.outside)), fold(of.layer))
+        folds = list(map(fold, [*of.outside, of.layer]))
         # The gathered arrays are typed as varying over devices, so that JAX does not sum their
         # gradients over devices.
         gathered = varying(whole_outside(model, params, like, axis), axis)

@@ -12,7 +12,7 @@ that entry, since the parameters are replaced.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -180,22 +180,6 @@ class Fold:
             return jnp.where(finite, g, jnp.zeros((), g.dtype))
 
         return Gradient(jax.tree.map(ready, clipped, like), finite, clipped, scale, whole)
-
-
-class Folds(NamedTuple):
-    """The folds of the gradients of all components.
-
-    outer: a fold for each array outside the layers, in the order of their leaves.
-    layer: the fold of every layer.
-    """
-
-    outer: Sequence[Fold]
-    layer: Fold
-
-    def scaled(self, factor) -> "Folds":
-        """Returns folds that scale every component's gradient by `factor`."""
-        scaled = lambda fold: dataclasses.replace(fold, factor=factor)
-        return Folds([*map(scaled, self.outer)], scaled(self.layer))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
