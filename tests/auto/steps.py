@@ -36,7 +36,7 @@ def unrolled(params, x, layers):
 
 def layers_of(loss, *args) -> list:
     """Returns the layers that are found in a loss."""
-    finder, call = Finder(NOTHING), traced(loss, args, {})
+    finder, (closed, call) = Finder(NOTHING), traced(loss, args, {})
     with todays_checkpoint():
-        jax.eval_shape(lambda *xs: finder.with_blocks(read(call.closed)).run(xs), *call.arrays)
+        jax.eval_shape(lambda: call(finder.with_blocks(read(closed)).run))
     return finder.found

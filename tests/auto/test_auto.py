@@ -242,11 +242,11 @@ def test_what_is_traced_again_has_the_same_labels():
     """Inside a shard_map or a conditional, which JAX may trace more than once."""
     for model in (models.under_shard_map, models.under_cond):
         loss, params, args = model()
-        finder, call = Finder(NOTHING), traced(loss, (params, *args), {})
-        program = finder.with_blocks(read(call.closed))
+        finder, (closed, call) = Finder(NOTHING), traced(loss, (params, *args), {})
+        program = finder.with_blocks(read(closed))
         seen = []
         for _ in range(2):
-            jax.eval_shape(lambda *xs, p=program: p.run(xs), *call.arrays)
+            jax.eval_shape(functools.partial(call, program.run))
             seen.append({layer.label for layer in finder.found})
         assert seen[0] == seen[1]
         assert "auto" in seen[0]

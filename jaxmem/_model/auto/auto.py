@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 from jaxmem._core.assignment import leaves_as_written
 from jaxmem._core.warn import warn
-from jaxmem._model.auto.calls import Call, traced
+from jaxmem._model.auto.calls import traced
 from jaxmem._model.auto.gradients import made_before
 from jaxmem._model.auto.step import JittedStep, Rewriter, build_of, planned_step
 from jaxmem._model.layer.graph import is_inexact
 from jaxmem._model.tags.policy import decisions
+from jaxmem._trace.jaxpr import ClosedJaxpr
 from jaxmem._trace.rewrite import is_differentiated
 from jaxmem.errors import StepError
 
@@ -62,8 +63,8 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
     def rewritten(*args, **kwargs):
         if step.found:
             return step(*args, **kwargs)
-        call = traced(function, args, kwargs)
-        if is_differentiated(call.closed.jaxpr):
+        closed, call = traced(function, args, kwargs)
+        if is_differentiated(closed.jaxpr):
             # A step; or a loss that differentiates a function without layers. A separate planned
             # step finds out, since a trace may differ from a run, and since every layer that is
             # found takes a new label.
@@ -71,10 +72,10 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
             trial.within(traced, function, args, kwargs)
             if trial.found:
                 return step(*args, **kwargs)
-            if not _is_loss(call):
+            if not _is_loss(closed):
                 raise trial.no_layers()
             _warn_of_gradients_made_before(function)
-        result = rewriter.result(function, call)
+        result = rewriter.result(function, closed, call)
         if not rewriter.found and rewriter.error is not None:
             raise rewriter.error
         return result
@@ -96,7 +97,7 @@ def _warn_of_gradients_made_before(function: Callable) -> None:
         )
 
 
-def _is_loss(call: Call) -> bool:
+def _is_loss(closed: ClosedJaxpr) -> bool:
     """Whether `jax.grad` would accept the function: its first result is a floating-point scalar."""
-    first = next(iter(call.closed.out_avals), None)
+    first = next(iter(closed.out_avals), None)
     return first is not None and first.shape == () and is_inexact(first)

@@ -2,7 +2,6 @@
 change any objects.
 """
 
-import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -17,24 +16,16 @@ from jaxmem._trace.filtered import Tree, is_array
 from jaxmem._trace.jaxpr import ClosedJaxpr
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """A traced call of a function.
-
-    closed: the trace, from the arrays among the arguments to the arrays among the results.
-    arrays: the arrays among the arguments.
-    returned: a function from the results of `closed` to the result of the call. It also updates
-      the modules that the call changes (batch statistics, counts of random keys).
-    """
-
-    closed: ClosedJaxpr
-    arrays: list
-    returned: Callable[[Sequence], Any]
-
-
-def traced(function: Callable, args: tuple, kwargs: dict) -> Call:
+def traced(
+    function: Callable, args: tuple, kwargs: dict
+) -> tuple[ClosedJaxpr, Callable[[Callable[[list], Sequence]], Any]]:
     """Traces the call `function(*args, **kwargs)`. Arguments that are not arrays are passed
     unchanged.
+
+    Returns the trace, from the arrays among the arguments to the arrays among the results; and
+    `call(run)`, which returns the result of the call. `run` computes the arrays of the result from
+    a list of the arrays among the arguments. `call` also updates the modules that the function
+    changes (batch statistics, counts of random keys).
     """
     modules = _Modules.of((args, kwargs))
     (args, kwargs), given = Tree.of(modules.state, _arrays)
@@ -50,12 +41,12 @@ def traced(function: Callable, args: tuple, kwargs: dict) -> Call:
     with todays_checkpoint():
         closed = jax.make_jaxpr(modules.called_like(function, pure))(*args, **kwargs)
 
-    def rebuilt(results: Sequence):
-        result, changed = returned[-1].filled(results)
+    def call(run: Callable[[list], Sequence]):
+        result, changed = returned[-1].filled(run(jax.tree.leaves((args, kwargs))))
         modules.update(changed)
         return result
 
-    return Call(closed, jax.tree.leaves((args, kwargs)), rebuilt)
+    return closed, call
 
 
 def _arrays(tree) -> list[bool]:

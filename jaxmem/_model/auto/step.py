@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxmem._core.assignment import Decisions, leaves_as_written
-from jaxmem._model.auto.calls import Call, traced
+from jaxmem._model.auto.calls import traced
 from jaxmem._model.auto.find import Finder, loops_named, read
 from jaxmem._model.auto.gradients import NAMES, differentiating, innermost, made_before
 from jaxmem._model.layer.block import Layer
 from jaxmem._model.layer.graph import flops, uses_references
 from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._model.tags.policy import decisions
+from jaxmem._trace.jaxpr import ClosedJaxpr
 from jaxmem._trace.rewrite import Node, Program
 from jaxmem.errors import NoLayersError, StepError
 
@@ -137,13 +138,15 @@ class Rewriter:
 
         @functools.wraps(function, updated=())
         def rewritten(*args, **kwargs):
-            return self.result(function, traced(function, args, kwargs))
+            return self.result(function, *traced(function, args, kwargs))
 
         return rewritten
 
-    def result(self, function: Callable, call: Call):
-        """Computes the result of a traced call of `function`, with its layers as blocks."""
-        program = read(call.closed)
+    def result(self, function: Callable, closed: ClosedJaxpr, call: Callable):
+        """Computes the result of a call of `function` with its layers as blocks. `closed` and
+        `call` are as `traced` returns them.
+        """
+        program = read(closed)
         # JAX may trace the function again, such as for other shapes: its layers keep their labels.
         code = getattr(inspect.unwrap(function), "__code__", type(function))
         operations = tuple(node.primitive for node in program.nodes)
@@ -151,14 +154,14 @@ class Rewriter:
         finder = Finder(self._decided, first)
         # Conditionals and shard_maps are searched when JAX traces them, in `run`.
         with todays_checkpoint():
-            results = finder.with_blocks(program).run(call.arrays)
+            result = call(finder.with_blocks(program).run)
         self._labels = max(self._labels, finder.labels)
         self.found = self.found or bool(finder.found)
         if self._layers is not None:
             self._layers += finder.found
         if not self.found and (work := sum(map(flops, program.nodes))) > self._work:
             self._work, self.error = work, _no_layers(function, program)
-        return call.returned(results)
+        return result
 
 
 def _no_layers(function: Callable, program: Program) -> NoLayersError:
