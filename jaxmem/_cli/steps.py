@@ -20,7 +20,7 @@ from jaxmem._core.bytes import show_bytes
 from jaxmem._core.files import read_json, write_json
 from jaxmem._core.progress import LOG, progress
 from jaxmem._model.auto.auto import auto
-from jaxmem._model.auto.found_layers import found_layers
+from jaxmem._model.auto.found_layers import found_layers, layer_data, layer_text
 from jaxmem._model.codecs.registry import parse
 from jaxmem._planner.explain.explain import explain as make_explanation
 from jaxmem._planner.frontier import frontier as make_frontier
@@ -169,9 +169,9 @@ def explain(args: argparse.Namespace) -> int:
         target = args.target or (chosen.target if chosen else "local")
         LOG.info("compiling the step, and reading its buffers")
         found = make_explanation(build, *arguments, plan=chosen, target=target, beside=args.beside)
-    told = {"layers": [dataclasses.asdict(layer) for layer in layers]} if args.auto else {}
+    told = {"layers": [*map(layer_data, layers)]} if args.auto else {}
     data = told | found.to_json()
-    text = "\n\n".join([*map(str, layers), str(found)])
+    text = "\n\n".join([*map(layer_text, layers), str(found)])
     write = ("--out", args.out, lambda path: write_json(path, data))
     deliver(lambda: show_result(args, data, text), [write])
     return 0

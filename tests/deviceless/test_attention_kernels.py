@@ -92,7 +92,7 @@ def test_its_forward_runs_once_where_it_is_kept(attention, chips):
     step = step_with(attention)
     args = placed(PARAMS, X) if chips == 2 else (PARAMS, X)
     (layers,) = found_layers(step, args)
-    (name,) = [tag.name for tag in layers.tags if tag.kind == "exact"]
+    (name,) = [tag.name for tag in layers.candidates if tag.kind == "exact"]
     built = []
     target = Target.parse("v5e" if chips == 1 else "v5e:2x1")
     with backend_for(target, workers=1) as backend:

@@ -303,7 +303,7 @@ def test_gradients_of_auto_are_equal(form, action):
     codec = models.CODEC["up"] if "compress" in action else None
     is_exact = lambda tag: tag.kind in ("mask", "exact")
     choose = lambda tag: KEEP if is_exact(tag) else Choice(action, codec)
-    plan = Assignment({"auto": {tag.name: choose(tag) for tag in found.tags}})
+    plan = Assignment({"auto": {tag.name: choose(tag) for tag in found.candidates}})
     on = equal(lambda: jaxmem.auto(step, plan), *inputs())
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(on[1]))
 

@@ -1,7 +1,8 @@
 """The layers that `auto` finds in a step, and the tensors that it tags, for display."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
@@ -13,55 +14,10 @@ from jaxmem._trace.jaxpr import line_of
 from jaxmem._trace.step import trace
 
 
-@dataclasses.dataclass(frozen=True)
-class FoundTag:
-    """A tensor that `auto` tags.
-
-    name, kind: the tag's name and kind.
-    shape, dtype: the tensor's shape and dtype.
-    bytes: the tensor's bytes in one layer.
-    why: why the tensor gets a tag, in words.
-    place: the user's file and line that computes the tensor; "" for the layer's input.
-    """
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-    why: str
-    place: str
-
-
-@dataclasses.dataclass(frozen=True)
-class FoundLayers:
-    """Layers that share their decisions.
-
-    label: the label of the block in a plan.
-    count: number of layers.
-    place: the user's file and line of the first layer, or of the loop over layers.
-    tags: the tags of a layer.
-    """
-
-    label: str
-    count: int
-    place: str
-    tags: tuple[FoundTag, ...]
-
-    def __str__(self) -> str:
-        plural = "s" if self.count > 1 else ""
-        head = f"{self.label}: {self.count} layer{plural}, {self.place}"
-        rows = [("tag", "kind", "shape", "dtype", "bytes", "why", "line")]
-        rows += [
-            (t.name, t.kind, str(t.shape), t.dtype, show_bytes(t.bytes), t.why, t.place)
-            for t in self.tags
-        ]
-        return "\n".join([head, *(f"  {line}" for line in aligned(rows))])
-
-
-def found_layers(step: Callable, args: tuple) -> tuple[FoundLayers, ...]:
+def found_layers(step: Callable, args: tuple) -> tuple[Layer, ...]:
     """Returns the layers that `auto` finds in a step for these arguments, or for their shapes and
-    dtypes. Raises StepError if it finds none.
+    dtypes: the first layer of each label, whose `turns` are the number of layers of the label.
+    Raises StepError if it finds none.
     """
     nothing = Assignment.nothing()
     layers: list[Layer] = []
@@ -72,27 +28,39 @@ def found_layers(step: Callable, args: tuple) -> tuple[FoundLayers, ...]:
         # A layer in a conditional or a shard_map is found again if JAX traces it again.
         number = id(layer.program.nodes[0].eqn)
         by_label.setdefault(layer.label, {}).setdefault(number, layer)
-    return tuple(_described([*layers.values()]) for layers in by_label.values())
+    return tuple(
+        dataclasses.replace(next(iter(found.values())), turns=sum(x.turns for x in found.values()))
+        for found in by_label.values()
+    )
 
 
-def _described(layers: Sequence[Layer]) -> FoundLayers:
-    """Returns the layers of one label as one description, with the tags of the first layer."""
-    first = layers[0]
-    graph = LayerGraph(first.program, ())
-    tags = []
-    for candidate in first.candidates:
-        aval = first.program.avals[candidate.value]
-        maker = graph.maker.get(candidate.value)
-        tags.append(
-            FoundTag(
-                name=candidate.name,
-                kind=candidate.kind,
-                shape=tuple(aval.shape),
-                dtype=str(aval.dtype),
-                bytes=graph.bytes(candidate.value),
-                why=candidate.why,
-                place=line_of(maker.eqn) if maker else "",
-            )
-        )
-    count = sum(layer.turns for layer in layers)
-    return FoundLayers(first.label, count, first.line, tuple(tags))
+def layer_data(layer: Layer) -> dict[str, Any]:
+    """Returns a layer that `found_layers` found as JSON data. The bytes of a tag are those of its
+    tensor in one layer. The place of a tag is the user's file and line that computes the tensor;
+    "" for the layer's input.
+    """
+    avals, graph = layer.program.avals, LayerGraph(layer.program, ())
+    tags = [
+        {
+            "name": candidate.name,
+            "kind": candidate.kind,
+            "shape": tuple(avals[candidate.value].shape),
+            "dtype": str(avals[candidate.value].dtype),
+            "bytes": graph.bytes(candidate.value),
+            "why": candidate.why,
+            "place": line_of(maker.eqn) if (maker := graph.maker.get(candidate.value)) else "",
+        }
+        for candidate in layer.candidates
+    ]
+    return {"label": layer.label, "count": layer.turns, "place": layer.line, "tags": tags}
+
+
+def layer_text(layer: Layer) -> str:
+    """Returns a layer that `found_layers` found as text, with a table of its tags."""
+    plural = "s" if layer.turns > 1 else ""
+    head = f"{layer.label}: {layer.turns} layer{plural}, {layer.line}"
+    tags = [tag | {"bytes": show_bytes(tag["bytes"])} for tag in layer_data(layer)["tags"]]
+    columns = ("name", "kind", "shape", "dtype", "bytes", "why", "place")
+    rows = [("tag", "kind", "shape", "dtype", "bytes", "why", "line")]
+    rows += [tuple(str(tag[column]) for column in columns) for tag in tags]
+    return "\n".join([head, *(f"  {line}" for line in aligned(rows))])
