@@ -339,7 +339,7 @@ def _warn_of_no_tags(profile: Profile, jaxpr, shards: int) -> None:
     """Warns of blocks without a tag, and names the largest tensors that a tag could name."""
     tagged = {block.name for block in profile.blocks if block.tags}
     for label in dict.fromkeys(b.name for b in profile.blocks if b.name not in tagged):
-        largest = [tensor for tensor in unnamed(jaxpr, shards) if tensor.block == label]
+        largest = unnamed(jaxpr, shards, label)
         if is_auto(label) and not largest:
             continue  # the user wrote no block, and there is nothing to tag
         warn(

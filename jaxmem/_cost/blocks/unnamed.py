@@ -5,7 +5,6 @@ Untagged tensors are found from the trace, and only when a message names them. T
 store them in the profile. The solver decides nothing about them, so the profile does not hold them.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 from jaxmem._core.bytes import show_bytes
@@ -19,36 +18,18 @@ from jaxmem._trace.rewrite import Node, Program
 MOST_NAMED = 5  # tensors that a message names
 
 
-@dataclasses.dataclass(frozen=True)
-class Unnamed:
-    """Tensors of one block, shape and line that no tag names.
-
-    block: the block's label.
-    array: dtype and shape of each, before a mesh divides it.
-    primitives: JAX's names of the operations that make them.
-    line: the user's file and line, "" where it is unknown.
-    bytes: the sum over the tensors and over all layers, on one device.
-    """
-
-    block: str
-    array: str
-    primitives: tuple[str, ...]
-    line: str
-    bytes: int
-
-    def __str__(self) -> str:
-        many = f"{len(self.primitives)} x " if len(self.primitives) > 1 else ""
-        names = ", ".join(dict.fromkeys(self.primitives))
-        at = f" at {self.line}" if self.line else ""
-        return f"{many}{self.array} ({names}){at}: {show_bytes(self.bytes)}"
-
-
-def unnamed(jaxpr, shards: int = 1) -> list[Unnamed]:
+def unnamed(jaxpr, shards: int = 1, label: str | None = None) -> list[str]:
     """Returns the tensors that the blocks of a step would save without a checkpoint, other than
-    their tags and inputs, the largest first. A view or a cast of a tensor counts as that tensor.
+    their tags and inputs, as texts, the largest first. A view or a cast of a tensor counts as that
+    tensor.
+
+    The tensors of one block, shape and line of the user's program have one text: the number of the
+    tensors, their dtype and shape before a mesh divides them, JAX's names of the operations that
+    make them, the user's file and line, and the bytes of the tensors of all layers on one device.
 
     jaxpr: the step's, traced with every tag recomputed.
     shards: over how many devices each block's tensors are divided.
+    label: the block's label; None for the tensors of all blocks.
     """
     # By label, dtype and shape, and source line: the operations of one layer, and the bytes of all.
     found: dict[tuple[str, str, str], tuple[list[str], int]] = {}
@@ -64,17 +45,21 @@ def unnamed(jaxpr, shards: int = 1) -> list[Unnamed]:
             here[key] = [*primitives, equation.eqn.primitive.name], size
         for key, (primitives, size) in here.items():
             found[key] = primitives, size + found.get(key, ([], 0))[1]
-    several = (
-        Unnamed(label, array, tuple(primitives), line, size)
-        for (label, array, line), (primitives, size) in found.items()
-    )
-    return sorted(several, key=lambda u: -u.bytes)
+    largest = sorted(found.items(), key=lambda item: -item[1][1])
+    return [_text(*key[1:], *value) for key, value in largest if label in (None, key[0])]
 
 
-def listed(tensors: Sequence[Unnamed]) -> str:
+def _text(array: str, line: str, primitives: Sequence[str], size: int) -> str:
+    """The text of tensors of one shape and line. `line` is "" where it is unknown."""
+    many = f"{len(primitives)} x " if len(primitives) > 1 else ""
+    at = f" at {line}" if line else ""
+    return f"{many}{array} ({', '.join(dict.fromkeys(primitives))}){at}: {show_bytes(size)}"
+
+
+def listed(tensors: Sequence[str]) -> str:
     """The first `MOST_NAMED` of the tensors as one text, "" without any."""
     rest = f"; and {len(tensors) - MOST_NAMED} more" if len(tensors) > MOST_NAMED else ""
-    return "; ".join(map(str, tensors[:MOST_NAMED])) + rest
+    return "; ".join(tensors[:MOST_NAMED]) + rest
 
 
 def _values(instance) -> list[tuple[Node, int]]:
