@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 import jaxmem
 from benchmarks.budgets import without_tags
-from benchmarks.shared.assignments import ROOMS, keep_everything, solved
+from benchmarks.shared.assignments import ROOMS, solved
 from benchmarks.shared.case import SCANNED, Case, Step, case_on, nano, on
 from benchmarks.shared.results import Benchmark, Report, measure
 from benchmarks.shared.searches import NO_HISTORY, own_cache, replacing
@@ -150,7 +150,7 @@ def alone(config: str, target: str) -> dict[str, dict[str, float | None]]:
 
 def seconds_under(profile: Profile, actions: Actions) -> float:
     """The predicted seconds of the blocks of a step."""
-    kept = evaluate(profile, keep_everything(profile)).seconds
+    kept = evaluate(profile, profile.everything_kept).seconds
     return profile.step_seconds + evaluate(profile, actions).seconds - kept
 
 

@@ -137,7 +137,7 @@ CODECS = {"own": own_codec, "naive": naive}
 
 def variants(profile: Profile) -> dict[str, Actions]:
     return {
-        "unplanned": assignments.keep_everything(profile),
+        "unplanned": profile.everything_kept,
         "own_codecs": every(profile, own_codec),
         "naive": every(profile, naive),
     }

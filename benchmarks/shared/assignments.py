@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jaxmem
 from experiments.running.policies import JAX_POLICIES, KEPT, OFFLOADED, own
 from experiments.running.policies import naive as naive_codec
-from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, UNTAGGED, Action, Actions, Choice
+from jaxmem._core.actions import KEEP, OFFLOAD, RECOMPUTE, Action, Actions, Choice
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile, Tag
 from jaxmem._planner.solve.cost import effective, evaluate
@@ -29,20 +29,14 @@ WITH_NAIVE = {  # the codecs to profile with, by kind
 DOTS = ("qkv", "mid", "up")  # products without batch dimensions that the backward needs
 
 
-def every(profile: Profile, choose: Callable[[Tag], Choice], rest: bool = False) -> Actions:
-    """`choose(tag)` for every tag; with `rest`, what no tag names is kept too."""
-    named = {UNTAGGED: KEEP} if rest else {}
-    return {b.name: {t.name: choose(t) for t in b.tags} | named for b in profile.blocks}
+def every(profile: Profile, choose: Callable[[Tag], Choice]) -> Actions:
+    """`choose(tag)` for every tag."""
+    return {b.name: {t.name: choose(t) for t in b.tags} for b in profile.blocks}
 
 
 def keep_tags(profile: Profile) -> Actions:
     """Every tag kept, all else recomputed."""
     return every(profile, lambda _: KEEP)
-
-
-def keep_everything(profile: Profile) -> Actions:
-    """Nothing under a checkpoint."""
-    return every(profile, lambda _: KEEP, rest=True)
 
 
 def under(profile: Profile, action: Action) -> Actions:
@@ -69,7 +63,7 @@ def solved(profile: Profile, share: float, solver: Callable = solve, **given) ->
 def plans(profile: Profile, seed: object) -> dict[str, Actions]:
     """One action for all tags, three random assignments and solved ones, by name."""
     found = {
-        "keep everything": keep_everything(profile),
+        "keep everything": profile.everything_kept,
         "keep": keep_tags(profile),
         "recompute": profile.everything_recomputed,
     }
@@ -130,7 +124,7 @@ def baselines(profile: Profile) -> list[Baseline]:
     only if it was made with these choices.
     """
     found = {
-        "keep_everything": keep_everything(profile),
+        "keep_everything": profile.everything_kept,
         "keep_tags": keep_tags(profile),
         "nothing_saveable": profile.everything_recomputed,
         "dots_with_no_batch_dims_saveable": keep_set(profile, DOTS),

@@ -77,8 +77,8 @@ class Step:
 
     def compile_buffers(self, *many: Actions | None) -> list[CompiledStep]:
         """The step under each, None being everything kept."""
-        everything = assignments.keep_everything(self.profile)
-        return self.compiler.compile_buffers(*(everything if a is None else a for a in many))
+        kept = self.profile.everything_kept
+        return self.compiler.compile_buffers(*(kept if a is None else a for a in many))
 
     def compile_fully(self, plan: Assignment | None):
         """The future of a complete compile of the step under `plan`; None is no plan."""
