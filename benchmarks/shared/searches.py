@@ -4,10 +4,7 @@ parts, an empty cache, a separate process.
 
 import contextlib
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +14,7 @@ from unittest import mock
 import jax
 
 from jaxmem._planner.search.history import History
+from tests.shared import children
 
 # A part that `replacing` takes: searches recall no earlier compile.
 NO_HISTORY = History, "recall", lambda *args, **given: []
@@ -71,12 +69,8 @@ def own_cache() -> Iterator[None]:
 
 def printed(program: str, *arguments: str, **environment: str) -> Any:
     """The JSON in the last line that a Python program prints, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        check=True,
-    )
+    environment = children.finding_packages() | environment
+    done = children.python("-c", program, *arguments, environment=environment)
     return json.loads(done.stdout.splitlines()[-1])
 
 
