@@ -65,7 +65,7 @@ from benchmarks.shared.assignments import is_lossless, keep_tags
 from benchmarks.shared.case import SCANNED, Case, Step, case_on, on, plain_loop, random_bits_for
 from benchmarks.shared.devices import fsdp
 from benchmarks.shared.released import LONG
-from benchmarks.shared.results import Benchmark, Report, known, measure, timed
+from benchmarks.shared.results import Benchmark, Report, found_of, known, measure, timed
 from benchmarks.shared.searches import NO_HISTORY, between, of_rows, own_cache, printed, replacing
 from benchmarks.shared.steps import MODELS, SIZES, of_config, of_model, shapes, step_of
 from experiments.command.load import load
@@ -267,18 +267,15 @@ def of_foreign(report: Report, name: str, target: str) -> None:
 
 def summary_of_models(report: Report) -> dict:
     rows = {k: r for k, r in report.results.items() if "found" in r}
-    found = [r for r in rows.values() if r["found"]]
+    found, counts = found_of(rows.values())
     # A step that recomputes everything as it is has little left to give.
     least = lambda key: int(OF_RECOMPUTATION * report[key.rpartition(", ")[0]]["recomputed"])
     possible = [r for k, r in rows.items() if r["budget"] >= least(k)]
     ran = [r for r in found if "update" in r]
     exact = [r["update"] for r in ran if r["lossless"]]
     high = [r for k, r in rows.items() if k.endswith("h200, 0.9") and r["found"]]
-    return {
+    return counts | {
         "models": len(MODELS | ON_A_MESH),
-        "budgets": len(rows),
-        "found": len(found),
-        "within": sum(r["within"] for r in found),
         "not below 0.97 of full recomputation": len(possible),
         "found of these": sum(r["found"] for r in possible),
         "largest difference of the loss": max((r["loss"] for r in ran), default=None),

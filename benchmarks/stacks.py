@@ -47,7 +47,7 @@ import examples.stacks
 import jaxmem
 from benchmarks.budgets import untagged
 from benchmarks.shared.case import SCANNED, Step, on
-from benchmarks.shared.results import Benchmark, Report, measure
+from benchmarks.shared.results import Benchmark, Report, found_of, measure
 from benchmarks.shared.searches import between, own_cache, print_first_call, printed
 from examples.stacks.openpi_sizes import row_for
 from examples.stacks.training import Training, farthest, nbytes, observed
@@ -157,7 +157,6 @@ def run(report: Report, name: str, target: str) -> None:
 
 def summary(report: Report) -> dict:
     rows = {k: r for k, r in report.results.items() if "found" in r}
-    found = [r for r in rows.values() if r["found"]]
     ran = [r for r in report.results.values() if "gradient" in r]
     own = {k.replace(", policy ", ", at "): r for k, r in report.results.items() if "policy" in k}
     ratio = {
@@ -167,11 +166,8 @@ def summary(report: Report) -> dict:
     }
     first = {key.rpartition(", ")[0]: value for key, value in reversed(ratio.items())}
     mean = statistics.geometric_mean(first.values()) if first else None
-    return {
+    return found_of(rows.values())[1] | {
         "steps": len({k.partition(", ")[0] for k in rows}),
-        "budgets": len(rows),
-        "found": len(found),
-        "within": sum(r["within"] for r in found),
         "not found": [k for k, r in rows.items() if not r["found"]],
         "run": len(ran),
         "largest difference of a loss": max((abs(r["loss"] - 1) for r in ran), default=None),

@@ -166,6 +166,16 @@ def known(value: T | None) -> T:
     return value
 
 
+def found_of(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The rows of `Step.attempt` that have a plan; and the numbers of budgets, of plans, and of
+    plans within their budget.
+    """
+    rows = list(rows)
+    found = [row for row in rows if row["found"]]
+    within = sum(row["share_of_budget"] <= 1 for row in found)
+    return found, {"budgets": len(rows), "found": len(found), "within": within}
+
+
 def of_errors(errors: Iterable[float]) -> dict[str, float]:
     """What signed relative errors come to. All but the last number are of their sizes."""
     errors = list(errors)

@@ -13,6 +13,7 @@ from unittest import mock
 
 import jax
 
+from benchmarks.shared.results import found_of
 from jaxmem._planner.search.history import History
 from tests.shared import children
 
@@ -33,13 +34,9 @@ def from_to(low: int, high: int, count: int) -> list[int]:
 
 def of_rows(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """What the rows of `Step.attempt` come to."""
-    rows = list(rows)
-    found = [row for row in rows if row["found"]]
+    found, counts = found_of(rows)
     of = lambda key: [row[key] for row in found]
-    return {
-        "budgets": len(rows),
-        "found": len(found),
-        "within": sum(row["compiled_bytes"] <= row["budget"] for row in found),
+    return counts | {
         "most compiles": max(of("compiles")),
         "median compiles": statistics.median(of("compiles")),
         "median share of budget": statistics.median(of("share_of_budget")),
