@@ -164,26 +164,18 @@ def rotated(x):
 
 
 OFFLOADED = "decoder_layer_input", "query_proj", "key_proj", "value_proj", "out_proj"
-NAMES = {
-    "custom: the named tensors offloaded": ((), OFFLOADED),
-    "qkv_proj_offloaded": ((), ("query_proj", "key_proj", "value_proj")),
-    "save_dot_except_mlpwi": (
-        ("query_proj", "key_proj", "value_proj", "out_proj", "mlpwo"),
-        (),
-    ),
-}
 
 
 def policy_of(row: Row):
     """The policy of `jax.checkpoint` that a row describes."""
-    policies = jax.checkpoint_policies
-    if row["remat"].startswith("full"):
-        return policies.nothing_saveable
-    if row["remat"].startswith("minimal"):
-        return policies.checkpoint_dots_with_no_batch_dims
-    return offloading(
-        *next(names for start, names in NAMES.items() if row["remat"].startswith(start))
-    )
+    policies = {
+        "full": jax.checkpoint_policies.nothing_saveable,
+        "minimal": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
+        "custom: the named tensors offloaded": offloading((), OFFLOADED),
+        "qkv_proj_offloaded": offloading((), OFFLOADED[1:4]),
+        "save_dot_except_mlpwi": offloading((*OFFLOADED[1:], "mlpwo"), ()),
+    }
+    return next(policy for name, policy in policies.items() if row["remat"].startswith(name))
 
 
 def offloading(saved: Sequence[str], offloaded: Sequence[str]):
