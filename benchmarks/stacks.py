@@ -35,6 +35,7 @@ import difflib
 import functools
 import importlib
 import importlib.util
+import json
 import pathlib
 import statistics
 import time
@@ -48,7 +49,7 @@ import jaxmem
 from benchmarks.budgets import untagged
 from benchmarks.shared.case import SCANNED, Step, on
 from benchmarks.shared.results import Benchmark, Report, found_of, measure
-from benchmarks.shared.searches import between, own_cache, print_first_call, printed
+from benchmarks.shared.searches import between, own_cache, printed
 from examples.stacks.openpi_sizes import row_for
 from examples.stacks.training import Training, farthest, nbytes, observed
 from experiments.command.load import load
@@ -216,7 +217,10 @@ def first_step(name: str, budget: int | None) -> None:
     """Prints the seconds of a first call in this process; without a budget, under the own jit."""
     training = kept_of(name)() if budget is None else planned_of(name, budget)
     args, kwargs = training.arguments()
-    print_first_call(training.step, args, kwargs)
+    jax.block_until_ready(jax.tree.leaves((args, kwargs)))
+    start = time.perf_counter()
+    jax.block_until_ready(jax.tree.leaves(training.step(*args, **kwargs)))
+    print(json.dumps(time.perf_counter() - start))
 
 
 def first_steps(name: str) -> dict:

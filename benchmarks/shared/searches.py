@@ -6,12 +6,9 @@ import contextlib
 import json
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from unittest import mock
-
-import jax
 
 from benchmarks.shared.results import found_of
 from jaxmem._planner.search.history import History
@@ -69,11 +66,3 @@ def printed(program: str, *arguments: str, **environment: str) -> Any:
     environment = children.finding_packages() | environment
     done = children.python("-c", program, *arguments, environment=environment)
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def print_first_call(function: Callable, args: tuple, kwargs: dict) -> None:
-    """Prints the seconds of a function's first call, for `printed` in another process."""
-    jax.block_until_ready(jax.tree.leaves((args, kwargs)))
-    start = time.perf_counter()
-    jax.block_until_ready(jax.tree.leaves(function(*args, **kwargs)))
-    print(json.dumps(time.perf_counter() - start))
