@@ -19,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from experiments.models import llama
 from tests.shared import meshes
 
 AXES = "data", "fsdp", "fsdp_transpose", "tensor"
@@ -154,13 +155,7 @@ def norm(x, scale):
 
 def rotated(x):
     """Rotary positions, of (B, S, H, K)."""
-    S, K = x.shape[1], x.shape[3]
-    rates = 10_000.0 ** (-jnp.arange(0, K, 2) / K)
-    angles = jnp.arange(S)[:, None, None] * rates
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    one, other = jnp.split(x.astype(jnp.float32), 2, -1)
-    turned = jnp.concatenate((one * cos - other * sin, other * cos + one * sin), -1)
-    return turned.astype(x.dtype)
+    return llama.rotated(x.reshape(*x.shape[:2], -1), x.shape[3], 10_000.0).reshape(x.shape)
 
 
 OFFLOADED = "decoder_layer_input", "query_proj", "key_proj", "value_proj", "out_proj"
