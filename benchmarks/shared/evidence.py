@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.shared.results import RESULTS
+from benchmarks.shared.sources import ROOT
 from jaxmem._core.files import read_json
 from jaxmem._result.svg import element, escape
 
-ROOT = pathlib.Path(__file__).parents[2]
 CLAIMS = pathlib.Path(__file__).parent / "evidence.toml"
 PAGE = ROOT / "docs" / "evidence.md"
 UNBROKEN = "\N{NO-BREAK SPACE}%"
