@@ -150,23 +150,22 @@ def with_adapters(config: Config, base: str):
     return params, loss
 
 
+def planned_with(base: str, config: Config, tx, **options) -> tuple[dict[str, Any], Any]:
+    """The row of `planned` for a base, and the parameters that are trained."""
+    params, loss = with_adapters(config, base)
+    options |= {"actions": jaxmem.plans.LOSSLESS}
+    if base == FULL:
+        return planned(config, loss, tx, params, **options), params
+    trained = jax.tree.map(lambda a, flag: a if flag else None, params, trainable(params))
+    return planned(config, loss, tx, params, trainable, **options), trained
+
+
 def fitted(base: str, gigabytes: str) -> dict[str, Any]:
     """The plan of a step within so many gigabytes."""
     config = llama_of(8, 1024, "train.loss_chunk=1024")
-    params, loss = with_adapters(config, base)
-    trained = jax.tree.map(lambda a, flag: a if flag else None, params, trainable(params))
-    row = planned(
-        config,
-        loss,
-        optax.adamw(1e-4),
-        params,
-        None if base == FULL else trainable,
-        target="h200",
-        budget=gigabytes.replace(" ", ""),
-        actions=jaxmem.plans.LOSSLESS,
-        **PLACED,
-    )
-    return row | {"trained": optax.tree.size(params if base == FULL else trained)}
+    limits = {"target": "h200", "budget": gigabytes.replace(" ", "")}
+    row, trained = planned_with(base, config, optax.adamw(1e-4), **limits, **PLACED)
+    return row | {"trained": optax.tree.size(trained)}
 
 
 # -- fine_tuning_cards
@@ -180,23 +179,17 @@ CARDS = {
     "LoRA, bfloat16, 8 cards, 6 GB": (8, "6GB", "bfloat16", None),
     "LoRA, 8 bits, 8 cards, 6 GB": (8, "6GB", "int8", None),
 }
-ALONE = {
-    "host_budget": "1MB",
-    "actions": jaxmem.plans.LOSSLESS,
-    "decide": ("actions", "states", "sharding"),
-}
+ALONE = {"host_budget": "1MB", "decide": ("actions", "states", "sharding")}
 
 
 def on_cards(name: str) -> dict[str, Any]:
     cards, budget, base, microbatches = CARDS[name]
     config = llama_of(cards * (microbatches or 1), 2048, "train.loss_chunk=1024")
-    params, loss = with_adapters(config, base)
     tx: Any = optax.adamw(1e-5)
     if microbatches is not None:
         tx = jaxmem.adama(1e-5, accumulation_steps=microbatches, axis_name="data")
-    trained = None if base == FULL else trainable
     target = f"rtx4090:{cards}"
-    return planned(config, loss, tx, params, trained, target=target, budget=budget, **ALONE)
+    return planned_with(base, config, tx, target=target, budget=budget, **ALONE)[0]
 
 
 RESULTS = {
