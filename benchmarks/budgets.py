@@ -63,12 +63,12 @@ import jaxmem
 from benchmarks.shared import long_context
 from benchmarks.shared.assignments import is_lossless, keep_tags
 from benchmarks.shared.case import SCANNED, Case, Step, case_on, on, plain_loop, random_bits_for
+from benchmarks.shared.devices import fsdp
 from benchmarks.shared.released import LONG
 from benchmarks.shared.results import Benchmark, Report, found_of, known, measure, timed
 from benchmarks.shared.searches import NO_HISTORY, between, of_rows, own_cache, printed, replacing
 from benchmarks.shared.steps import MODELS, SIZES, of_config, of_model, shapes, step_of
 from experiments.command.load import load
-from experiments.running.planning import over_devices
 from experiments.steps.step import step_over
 from jaxmem._core.assignment import Assignment
 from jaxmem._planner.search import local_search, spans
@@ -114,10 +114,9 @@ def summary_of_gpt(report: Report, name: str) -> dict:
 
 # -- tpu_budgets
 
-LLAMA = (  # for 16 devices
+LLAMA = (
     *LONG, "model.layers=16", "model.width=2048", "model.hidden=5632", "model.heads=16",
     "model.kv_heads=16", "model.vocab=32768", "model.tied=true", "model.attention=fused",
-    "train.batch=32", "mesh.fsdp=-1",
 )  # fmt: skip
 VIT = Size(width=768, heads=12, layers=12, batch=64, sequence=224, vocab=1000)
 TPU_CASES = (
@@ -127,20 +126,18 @@ TPU_CASES = (
 )
 
 
-def step_for(name: str) -> tuple[Callable, tuple]:
+def step_for(name: str, devices: int) -> tuple[Callable, tuple]:
     """(`build`, its arguments' shapes)."""
     if name == "llama_1b":
-        return of_config("llama_nano", *LLAMA)
+        return fsdp(load("llama_nano", [*LLAMA, f"train.batch={2 * devices}"]), devices)
     return of_model(libraries.vit, VIT) if name == "vit" else of_config(name)
 
 
 def of_tpu(report: Report, key: str) -> None:
     name, target = key.split()
     random_bits_for(target)
-    # Only the Llama has a mesh.
-    meshed = load("llama_nano", LLAMA if name == "llama_1b" else ())
-    with on(target) as backend, over_devices(meshed, target):
-        step = Step(*step_for(name), backend)
+    with on(target) as backend:
+        step = Step(*step_for(name, backend.target.devices), backend)
         e, most = report.once(f"{key} ends", step.ends), backend.target.usable_bytes
         budgets = between(e["least"], e["everything"], BETWEEN)
         capped = {label: min(budget, most) for label, budget in budgets.items()}

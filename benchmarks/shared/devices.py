@@ -1,7 +1,7 @@
 """Steps compiled for devices that are absent, without the planner; steps of a BERT over several
 absent H200s, under AdamA and under accumulation in place, with undivided states, divided moments or
-divided states. Layers of the BERT keep nothing in both ways, so that the two differ in the gradient
-alone.
+divided states; and a config's step for `jaxmem.plan` over several devices. Layers of the BERT keep
+nothing in both ways, so that the two differ in the gradient alone.
 """
 
 import functools
@@ -12,11 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jaxmem
 from experiments.config.text import Config
 from experiments.models import registry as models
+from experiments.models.loops import scanned
 from experiments.steps.accumulate import released_step, summed_in_place
+from experiments.steps.step import abstract, step_over
 from jaxmem._core.assignment import Assignment
 from jaxmem._model.states.shards import assembled, gathered, part_of, refilled, scattered, shards
 from jaxmem._model.states.store import fetch, put
@@ -154,3 +158,24 @@ def compiled_on(config: Config, devices: int, made) -> Compiled:
         *placed(devices, (specs, P(AXIS), P()), arguments)
     )
     return compiled(f"h200:{devices}", traced)
+
+
+def fsdp(config: Config, devices: int) -> tuple[Callable, tuple]:
+    """What `jaxmem.plan` takes: `build` of a config's step, and the shapes of its arguments, all
+    divided over so many devices.
+    """
+    by_batch = NamedSharding(meshes.abstract(devices), P(AXIS))
+    state, batch = abstract(config)
+    # The stacks of layers are divided along the axis after the layers.
+    specs = jax.tree.map(lambda a: P(None, AXIS) if a.ndim > 1 else P(), state)
+
+    def build(plan):
+        scan = scanned(jaxmem.remat_policy(plan))
+
+        def loop(layer, parameters, x, *others):
+            x = jax.lax.with_sharding_constraint(x, by_batch)
+            return scan(layer, parameters, x, *others)
+
+        return step_over(config, loop)
+
+    return build, placed(devices, (specs, P(AXIS)), (state, batch))

@@ -45,8 +45,8 @@ MODELS: dict[str, Callable] = {
 RATE = 1e4  # what a parameter moves by is its gradient: the rest is lost in rounding
 
 
-def of_config(name: str, *overrides: str) -> tuple[Callable, tuple]:
-    config = load(name, overrides)
+def of_config(name: str) -> tuple[Callable, tuple]:
+    config = load(name, ())
     return functools.partial(make_step, config), abstract(config)
 
 
