@@ -21,103 +21,64 @@ TILE, WARPS = (
 )
 
 
-def quantize(capability, x, *, group, scale, stochastic, seed=0):
-    results, ragged = (_codes(x, group), _scales(x, group, scale)), _ragged(x.shape, group)
-    return _run(
-        "encode",
-        capability,
-        (x, x.size),
-        results,
-        group,
-        K=_groups(x, group),
-        **_rounding(stochastic, seed),
-        RAGGED=ragged,
-    )
+def quantize(capability, x, *, group, scale, **how):
+    constants = {"K": _groups(x, group), "RAGGED": _ragged(x.shape, group)}
+    return _encode("encode", capability, (x,), group, (scale,), **constants, **how)
 
 
-def quantize_offset(capability, x, *, group, scale, stochastic, seed=0):
-    scales, ragged = _scales(x, group, scale), _ragged(x.shape, group)
-    results = _codes(x, group), scales, scales
-    return _run(
-        "encode_offset",
-        capability,
-        (x, x.size),
-        results,
-        group,
-        K=_groups(x, group),
-        **_rounding(stochastic, seed),
-        RAGGED=ragged,
-    )
+def quantize_offset(capability, x, *, group, scale, **how):
+    constants = {"K": _groups(x, group), "RAGGED": _ragged(x.shape, group)}
+    return _encode("encode_offset", capability, (x,), group, (scale, scale), **constants, **how)
 
 
-def quantize_without(capability, x, taken, *, group, scale, stochastic, seed=0):
-    arrays, results = (
-        (x, taken.astype(jnp.uint8), x.size),
-        (_codes(x, group), _scales(x, group, scale)),
-    )
-    return _run(
-        "encode_without",
-        capability,
-        arrays,
-        results,
-        group,
-        C=taken.size,
-        **_rounding(stochastic, seed),
-    )
+def quantize_without(capability, x, taken, *, group, scale, **how):
+    arrays = x, taken.astype(jnp.uint8)
+    return _encode("encode_without", capability, arrays, group, (scale,), C=taken.size, **how)
 
 
-def quantize_by(capability, x, scales, *, group, stochastic, seed=0):
-    width = x.shape[-1]
-    arrays = x, scales, x.size
-    return _run(
-        "encode_by",
-        capability,
-        arrays,
-        (_codes(x, group),),
-        group,
-        W=width,
-        **_rounding(stochastic, seed),
-    )
+def quantize_by(capability, x, scales, *, group, **how):
+    return _encode("encode_by", capability, (x, scales), group, (), W=x.shape[-1], **how)
 
 
 def dequantize(capability, codes, scales, *, width, dtype):
-    return _decode(
-        "decode", capability, (codes, scales), width, dtype, RAGGED=_is_ragged(codes, width)
-    )
+    ragged = _is_ragged(codes, width)
+    return _decode("decode", capability, (codes, scales), width, dtype, RAGGED=ragged)
 
 
 def dequantize_offset(capability, codes, scales, offsets, *, width, dtype):
-    ragged = _is_ragged(codes, width)
-    return _decode(
-        "decode_offset", capability, (codes, scales, offsets), width, dtype, RAGGED=ragged
-    )
+    arrays, ragged = (codes, scales, offsets), _is_ragged(codes, width)
+    return _decode("decode_offset", capability, arrays, width, dtype, RAGGED=ragged)
 
 
 def dequantize_with(capability, codes, scales, values, slots, *, width, dtype):
     room = values.shape[-1]
     # The kernel reads slots as bytes: the number of the slot plus one, and 0 for no slot.
     which = jnp.where(slots < room, slots + 1, 0).astype(jnp.uint8)
-    return _decode(
-        "decode_with",
-        capability,
-        (codes, scales, values, which),
-        width,
-        dtype,
-        S=room,
-        C=slots.size,
-    )
+    arrays = codes, scales, values, which
+    return _decode("decode_with", capability, arrays, width, dtype, S=room, C=slots.size)
 
 
 def dequantize_by(capability, codes, scales, *, width, dtype):
     return _decode("decode_by", capability, (codes, scales), width, dtype, W=scales.size)
 
 
+def _encode(name, capability, arrays, group, scales, *, stochastic, seed=0, **constants):
+    """Runs an encoder of the values `arrays[0]`. Without stochastic rounding, the seed is ignored.
+
+    scales: the dtype of each array of scales or offsets that the kernel returns after the codes.
+    """
+    x, salt = arrays[0], salt_of(seed) if stochastic else 0
+    results = _codes(x, group), *(_scales(x, group, scale) for scale in scales)
+    constants |= {"STOCHASTIC": stochastic, "SALT": salt}
+    return _run(name, capability, (*arrays, x.size), results, group, **constants)
+
+
 def _decode(name, capability, arrays, width, dtype, **constants):
+    """Runs a decoder of the codes `arrays[0]`."""
     x, limit = _rows(arrays[0], width, dtype), float(jnp.finfo(dtype).max)
     # A group's codes are half as many bytes as it has values.
-    return _run(
-        name, capability, (*arrays, x.size), (x,), 2 * arrays[0].shape[-1], LIMIT=limit, **constants
-    )
+    group = 2 * arrays[0].shape[-1]
+    return _run(name, capability, (*arrays, x.size), (x,), group, LIMIT=limit, **constants)
 
 
 def _run(name, capability, arrays, results, group, **constants):
@@ -143,13 +104,6 @@ def _run(name, capability, arrays, results, group, **constants):
     return adapter.call(
         kernel, arrays, results, grid, capability, warps, G=group, R=rows, **constants
     )
-
-
-def _rounding(stochastic, seed) -> dict:
-    """Returns a kernel's constants for rounding. Without stochastic rounding, the seed is
-    ignored.
-    """
-    return {"STOCHASTIC": stochastic, "SALT": salt_of(seed) if stochastic else 0}
 
 
 def _groups(x, group) -> int:
