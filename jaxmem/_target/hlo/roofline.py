@@ -14,7 +14,7 @@ from jaxmem._target.hlo.collectives import Collectives, is_collective
 from jaxmem._target.hlo.costs import HloCosts
 from jaxmem._target.hlo.kernels import Kernels
 from jaxmem._target.hlo.products import dilated_flops, flops_of
-from jaxmem._target.hlo.text import Array, HloModule, Instruction
+from jaxmem._target.hlo.text import Array, HloModule, Instruction, behind
 
 # These pass values on, or make values of nothing: no byte moves.
 _FREE = frozenset(
@@ -241,7 +241,7 @@ class _Program:
             parts = [made.get(n) for n in root.operand_names]
         written, in_place = 0, _in_place(i)
         for k, (a, part) in enumerate(zip(i.results, parts)):
-            part = _behind_views(part, made)
+            part = behind(("bitcast",), part, made)
             # Results of a collective in addition to the kernel's, and results that the kernel only
             # passes on.
             if k in in_place and (part is None or part.opcode == "parameter"):
@@ -310,13 +310,6 @@ def _updates(i: Instruction) -> Sequence[Array]:
 def _flops(i: Instruction) -> int | None:
     """The FLOPs of a product or a convolution; None for other instructions."""
     return dilated_flops(i) if i.opcode == "convolution" else flops_of(i)
-
-
-def _behind_views(i: Instruction | None, made: dict[str, Instruction]) -> Instruction | None:
-    """The instruction that made a value, behind bitcasts of it."""
-    while i is not None and i.opcode == "bitcast" and i.operand_names:
-        i = made.get(i.operand_names[0])
-    return i
 
 
 def _bytes(array: Array) -> int:

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 # A computation's first line: whether it is the entry, and its name.
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -245,9 +245,18 @@ class HloModule:
 
     def _source(self, i: Instruction | None) -> Instruction | None:
         """What an instruction copies, or itself."""
-        while i is not None and i.opcode in ("copy", "bitcast", "convert") and i.operand_names:
-            i = self.named.get(i.operand_names[0])
-        return i
+        return behind(("copy", "bitcast", "convert"), i, self.named)
+
+
+def behind(
+    views: Collection[str], i: Instruction | None, named: Mapping[str, Instruction]
+) -> Instruction | None:
+    """Returns the instruction of which `i` is a view, through all instructions with these opcodes;
+    `i` itself if it is no view.
+    """
+    while i is not None and i.opcode in views and i.operand_names:
+        i = named.get(i.operand_names[0])
+    return i
 
 
 def _whole(i: Instruction | None) -> int | None:
