@@ -67,27 +67,17 @@ def hlo_costs(text: str, rates: Rates | None = None, links: Links | None = None)
             body = module.body(name)
             costs = [_instruction_cost(i, cost, rates) for i in body]
             if rates is not None and scheduled:
-                costs.append(_waiting(module, body, costs, rates, links))
+                kernels = [c.seconds for c in costs]
+                devices = [between_devices(i, module, links) for i in body]
+                host = [with_host(i, module, rates.link) for i in body]
+                alone = waited(body, kernels, devices)
+                both = waited(body, kernels, [d or h for d, h in zip(devices, host)])
+                # The waiting for transfers between the computation's kernels.
+                costs.append(HloCosts(0, 0, alone or None, host_seconds=both - alone))
             done[name] = _total(costs)
         return done[name]
 
     return cost(module.entry, True)
-
-
-def _waiting(
-    module: HloModule,
-    body: list[Instruction],
-    costs: list[HloCosts],
-    rates: Rates,
-    links: Links | None,
-) -> HloCosts:
-    """The waiting for transfers between a computation's kernels."""
-    kernels = [c.seconds for c in costs]
-    devices = [between_devices(i, module, links) for i in body]
-    host = [with_host(i, module, rates.link) for i in body]
-    alone = waited(body, kernels, devices)
-    both = waited(body, kernels, [d or h for d, h in zip(devices, host)])
-    return HloCosts(0, 0, alone or None, host_seconds=both - alone)
 
 
 def _total(costs: list[HloCosts], times: int = 1) -> HloCosts:

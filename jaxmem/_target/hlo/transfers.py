@@ -12,7 +12,7 @@ one of them is unknown to JAX, it pairs all of them without comparing memories (
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jaxmem._target.hlo.origins import Origin, host_operand, origins, passed_on
 from jaxmem._target.hlo.products import flops_of
@@ -68,7 +68,30 @@ def transfers(text: str) -> tuple[Transfer, ...]:
     module = HloModule(text)
     if not any(a.host for i in module.named.values() for a in i.results):
         return ()
-    return tuple(_transfers(module.entry, module, None, 1, False))
+
+    def within(name: str, given: Sequence[Origin] | None, runs: int, in_loop: bool):
+        """The transfers of a computation, and of the computations that it calls.
+
+        given: where its parameters come from; None for the module's entry.
+        """
+        body = module.body(name)
+        found = origins(body, given)
+        products = [_is_product(i, module) for i in body]
+        done = {m[1]: at for at, i in enumerate(body) if (m := _OPERAND.search(i.text))}
+        for at, i in enumerate(body):
+            if i.opcode in ("while", "call", "conditional"):
+                loop = in_loop or i.opcode == "while"
+                for called, passed in zip(i.called, passed_on(i, found)):
+                    yield from within(called, passed, runs * i.trips, loop)
+            if (moved := host_transfer(i, module)) is None:
+                continue
+            beside = sum(products[at : done.get(i.name, at)])
+            argument = host_operand(i, found)
+            yield dataclasses.replace(
+                moved, runs=runs, in_loop=in_loop, products=beside, argument=argument
+            )
+
+    return tuple(within(module.entry, None, 1, False))
 
 
 def fault(found: tuple[Transfer, ...]) -> str | None:
@@ -90,35 +113,6 @@ def fault(found: tuple[Transfer, ...]) -> str | None:
             " times a step"
         )
     return None
-
-
-def _transfers(
-    name: str,
-    module: HloModule,
-    given: Sequence[Origin] | None,
-    runs: int,
-    in_loop: bool,
-) -> Iterator[Transfer]:
-    """The transfers of a computation, and of the computations that it calls.
-
-    given: where its parameters come from; None for the module's entry.
-    """
-    body = module.body(name)
-    found = origins(body, given)
-    products = [_is_product(i, module) for i in body]
-    done = {m[1]: at for at, i in enumerate(body) if (m := _OPERAND.search(i.text))}
-    for at, i in enumerate(body):
-        if i.opcode in ("while", "call", "conditional"):
-            loop = in_loop or i.opcode == "while"
-            for called, passed in zip(i.called, passed_on(i, found)):
-                yield from _transfers(called, module, passed, runs * i.trips, loop)
-        if (moved := host_transfer(i, module)) is None:
-            continue
-        beside = sum(products[at : done.get(i.name, at)])
-        argument = host_operand(i, found)
-        yield dataclasses.replace(
-            moved, runs=runs, in_loop=in_loop, products=beside, argument=argument
-        )
 
 
 def host_transfer(i: Instruction, module: HloModule) -> Transfer | None:
