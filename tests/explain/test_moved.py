@@ -26,7 +26,7 @@ def arguments(state) -> Arguments:
 
 
 def offloaded(name, nbytes) -> Saved:
-    return Saved(name, True, "f32", nbytes, 3, None, True, True)
+    return Saved(name, nbytes, 3, True, "f32", host=True)
 
 
 @pytest.mark.core

@@ -29,10 +29,10 @@ class Saved:
     """An array that a layer saves for the backward.
 
     name: the array's name in the explanation.
-    tagged: whether a tag names the array; else the array is the layer's input.
-    dtype: the dtype as XLA writes it; "" if it is unknown.
     bytes: bytes of one layer's array on one device.
     layers: the number of layers whose arrays are alive at the same time.
+    tagged: whether a tag names the array; else the array is the layer's input.
+    dtype: the dtype as XLA writes it; "" if it is unknown.
     primitive: the name of the JAX operation that makes the array; None if it is unknown.
     host: whether the array is stored in host memory.
     asked: whether a plan saves the array by a choice. If everything is kept, a tag's tensor is
@@ -40,13 +40,13 @@ class Saved:
     """
 
     name: str
-    tagged: bool
-    dtype: str
     bytes: int
     layers: int
-    primitive: str | None
-    host: bool
-    asked: bool
+    tagged: bool = False
+    dtype: str = ""
+    primitive: str | None = None
+    host: bool = False
+    asked: bool = True
 
 
 def expected(blocks: Sequence[BlockClass], actions: Actions | None) -> list[Saved]:
@@ -82,22 +82,11 @@ def expected(blocks: Sequence[BlockClass], actions: Actions | None) -> list[Save
                 primitive, name = f"jit({tag.name}_encode)", f"codes of {name}"
             for a in arrays:
                 size = -(-tag.turns * a.size * a.dtype.itemsize // tag.shards)
-                made = primitive, Storage(choice).moves(a), not whole
-                found.append(Saved(name, True, _xla_dtype(a.dtype), size, block.layers, *made))
+                made = _xla_dtype(a.dtype), primitive, Storage(choice).moves(a), not whole
+                found.append(Saved(name, size, block.layers, True, *made))
         # A block saves the inputs that it recomputes from, without the inputs that a tag saves.
         for v in () if whole else set(block.inputs) - covered:
-            found.append(
-                Saved(
-                    f"input of the layer{label}",
-                    False,
-                    "",
-                    block.values[v],
-                    block.layers,
-                    None,
-                    False,
-                    True,
-                )
-            )
+            found.append(Saved(f"input of the layer{label}", block.values[v], block.layers))
     return found
 
 
