@@ -33,9 +33,31 @@ def rows(
     keys = dict.fromkeys((block.name, tag.name) for block in blocks for tag in block.tags)
     fits = kept or "everything fits"
     why_kept = fits if keeps_everything(actions) else "these layers are kept as they are"
-    uncertain = f"times are {100 * profile.uncertainty:.0f} % uncertain"
-    reasons = why_kept, taken or uncertain
-    return tuple(_row(profile, problem, solution, actions, *key, *reasons) for key in keys)
+    why_slower = taken or f"times are {100 * profile.uncertainty:.0f} % uncertain"
+
+    def row(label: str, name: str) -> Row:
+        chosen = actions.get(label, {})
+        same = [b for b in blocks if b.name == label]
+        block = next(b for b in same if b.occurrences(name))
+        tags = block.occurrences(name)
+        tag = tags[0]
+        choice = choice_of(chosen, name)
+        return Row(
+            block=label,
+            tag=name,
+            kind=tag.kind,
+            shape=tag.shape,
+            dtype=tag.dtype,
+            choice=choice,
+            bytes_before=block.tag_bytes(name),
+            bytes_after=sum(o.device_bytes for o in _options(block, name, choice)),
+            milliseconds=1e3 * _own_seconds(profile, actions, label, name, choice),
+            why=why_kept if is_whole(chosen) else _why(problem, solution, label, name, why_slower),
+            layers=sum(b.layers for b in same),
+            count=sum(t.turns for t in tags),
+        )
+
+    return tuple(row(*key) for key in keys)
 
 
 def _without_whole_blocks(
@@ -55,47 +77,6 @@ def _without_whole_blocks(
     profile = dataclasses.replace(problem.profile, blocks=blocks)
     rest = dataclasses.replace(problem, profile=profile, room=room)
     return rest, ActionSolution.of(rest, {b.name: solution.actions[b.name] for b in blocks})
-
-
-def _row(
-    profile: Profile,
-    problem: ActionProblem,
-    solution: ActionSolution,
-    actions: Actions,
-    label: str,
-    name: str,
-    why_kept: str,
-    why_slower: str,
-) -> Row:
-    """A line of the table.
-
-    profile: the step's profile, with every block.
-    problem, solution: the problem and the solution of the blocks under a checkpoint.
-    actions: the actions of all blocks.
-    label, name: the block's label and the tag's name.
-    why_kept: the reason in the line of a tag whose block keeps everything.
-    why_slower: the reason in the line of a tag for which another choice is predicted to be faster.
-    """
-    chosen = actions.get(label, {})
-    same = [b for b in profile.blocks if b.name == label]
-    block = next(b for b in same if b.occurrences(name))
-    tags = block.occurrences(name)
-    tag = tags[0]
-    choice = choice_of(chosen, name)
-    return Row(
-        block=label,
-        tag=name,
-        kind=tag.kind,
-        shape=tag.shape,
-        dtype=tag.dtype,
-        choice=choice,
-        bytes_before=block.tag_bytes(name),
-        bytes_after=sum(o.device_bytes for o in _options(block, name, choice)),
-        milliseconds=1e3 * _own_seconds(profile, actions, label, name, choice),
-        why=why_kept if is_whole(chosen) else _why(problem, solution, label, name, why_slower),
-        layers=sum(b.layers for b in same),
-        count=sum(t.turns for t in tags),
-    )
 
 
 def _options(block: BlockClass, name: str, choice: Choice) -> list[Option]:
