@@ -69,13 +69,9 @@ class BufferAssignment:
             for trace in message.messages(4)
         ]
 
-    def fullest(self, allocation: int) -> tuple[set[int], str]:
-        """Returns the buffers that are alive when `allocation` is fullest, and the name of the
-        instruction that runs then.
-
-        If no trace has its history, all its buffers count as alive.
-        """
-        return self._fullest(allocation)[:2]
+    def positions_of(self, buffers: Iterable[int]) -> list[Position]:
+        """Returns where each of the buffers is defined."""
+        return [self.positions[b] for b in buffers]
 
     def stays(
         self, allocation: int, order: Mapping[str, int]
@@ -86,7 +82,7 @@ class BufferAssignment:
 
         order: by an instruction's name, its position in the schedule.
         """
-        slices, trace = self.slices[allocation], self._fullest(allocation)[2]
+        slices, trace = self.slices[allocation], self.fullest(allocation)[2]
         found: list[Stay] = []
         moments: dict[Moment, str] = {}
         # By offset: the buffers that are alive, all buffers since the offset was last empty, and
@@ -116,8 +112,12 @@ class BufferAssignment:
         found += [_stay(seen, slices, first, now) for _, seen, first in open_.values()]
         return found, moments
 
-    def _fullest(self, allocation: int) -> tuple[set[int], str, list[Event]]:
-        """The buffers and the instruction of `fullest`, and the trace that has them."""
+    def fullest(self, allocation: int) -> tuple[set[int], str, list[Event]]:
+        """Returns the buffers that are alive when `allocation` is fullest, the name of the
+        instruction that runs then, and the trace that has them.
+
+        If no trace has its history, all its buffers count as alive.
+        """
         slices = self.slices[allocation]
         best, most, at, told = set(slices), -1, "", []
         for trace in self._traces:

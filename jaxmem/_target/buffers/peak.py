@@ -74,7 +74,7 @@ def _peak(module: Module, assignment: BufferAssignment, order: Mapping[str, int]
         size, slices = a.number(SIZE), assignment.slices[a.number(INDEX)]
         if a.number(THREAD_LOCAL) or a.number(CONSTANT) or not size:
             continue  # temp + arguments + outputs count none of these
-        positions = [assignment.positions[b] for b in slices]
+        positions = assignment.positions_of(slices)
         host = any(module.array(position).host for position in positions)
         if a.number(IS_ARGUMENT):
             # A donated argument's memory later holds an output too: name it after the argument.
@@ -91,12 +91,13 @@ def _peak(module: Module, assignment: BufferAssignment, order: Mapping[str, int]
         if a.number(IS_ARGUMENT) or a.number(LIVE_OUT):
             continue
         # What remains are temporaries.
-        live, instruction = assignment.fullest(a.number(INDEX))
+        live, instruction, _ = assignment.fullest(a.number(INDEX))
         if size > fullest and not host:
             at, fullest = instruction, size
         free = size
         for got, buffers in _disjoint((slices[b], b) for b in live):
-            held.append(_temporary(module, assignment, got, host, buffers))
+            defined = assignment.positions_of(sorted(buffers))
+            held.append(_held(module, "temporary", got, host, defined))
             at_peak |= {} if host else dict.fromkeys(buffers, held[-1])
             free -= got
         if free:
@@ -142,17 +143,10 @@ def _lives(
         if first > last:
             continue
         same = next((at_peak[b] for b in sorted(stay.buffers) if b in at_peak), None)
-        whole = _temporary(module, assignment, stay.bytes, False, stay.buffers)
+        defined = assignment.positions_of(sorted(stay.buffers))
+        whole = _held(module, "temporary", stay.bytes, False, defined)
         lives.append(Life(same or whole, first, last, whole.handed_on))
     return lives
-
-
-def _temporary(
-    module: Module, assignment: BufferAssignment, size: int, host: bool, buffers: Iterable[int]
-) -> Held:
-    """Describes temporary buffers that share memory as one held buffer."""
-    positions = [assignment.positions[b] for b in sorted(buffers)]
-    return _held(module, "temporary", size, host, positions)
 
 
 def _held(module: Module, kind: str, size: int, host: bool, positions: list[Position]) -> Held:
