@@ -143,7 +143,24 @@ def record(
         tensorboardx()
     folder, processes = _path(folder), joined()
     with contextlib.ExitStack() as held:
-        begin = lambda: _begun(folder, overwrite, resume, tensorboard, held)
+
+        def begin() -> tuple[str, bool]:
+            """Makes and locks the folder until `held` ends. Returns the name of the run's folder in
+            it, and whether the run resumes an unfinished run.
+            """
+            held.enter_context(_made(folder))
+            held.enter_context(locked(folder))
+            with told(folder):
+                _finish(folder)
+            _refuse_finished(folder, overwrite)
+            for name in (CHECKPOINTS,) * resume + (TENSORBOARD,) * tensorboard:
+                _refuse_foreign(folder / name)
+            left = _unfinished(folder) if resume else None
+            while left is not None and overwrite:  # otherwise the next run would resume it
+                shutil.rmtree(left / CHECKPOINTS)
+                left = _unfinished(folder)
+            return (left or _apart(folder)).name, left is not None
+
         name, resumed = processes.first_does(begin)
         # Wherever the process goes meanwhile.
         path = (folder / name).absolute()
@@ -159,30 +176,6 @@ def record(
             raise
         run._close()
         processes.first_does(lambda: _publish(run, interrupted=False))
-
-
-def _begun(
-    folder: pathlib.Path,
-    overwrite: bool,
-    resume: bool,
-    tensorboard: bool,
-    held: contextlib.ExitStack,
-) -> tuple[str, bool]:
-    """Makes and locks the folder until `held` ends. Returns the name of the run's folder in it, and
-    whether the run resumes an unfinished run.
-    """
-    held.enter_context(_made(folder))
-    held.enter_context(locked(folder))
-    with told(folder):
-        _finish(folder)
-    _refuse_finished(folder, overwrite)
-    for name in (CHECKPOINTS,) * resume + (TENSORBOARD,) * tensorboard:
-        _refuse_foreign(folder / name)
-    left = _unfinished(folder) if resume else None
-    while left is not None and overwrite:  # otherwise the next run would resume it
-        shutil.rmtree(left / CHECKPOINTS)
-        left = _unfinished(folder)
-    return (left or _apart(folder)).name, left is not None
 
 
 def _seen(path: pathlib.Path, folder: pathlib.Path) -> None:
