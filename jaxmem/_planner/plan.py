@@ -34,10 +34,9 @@ from jaxmem._planner.search.search import find_plan
 from jaxmem._planner.search.trial import Limits
 from jaxmem._planner.sizes import Boundary, StepSizes, check_batch, of_size, possible
 from jaxmem._planner.solve import waste
-from jaxmem._planner.traced_step import read_step
+from jaxmem._planner.traced_step import TracedStep, read_step
 from jaxmem._result.plan.plan import Plan
 from jaxmem._target.compile.backend import backend_for
-from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.random_bits import random_notes
 from jaxmem._target.devices.support import allowed_actions, budget_notes, unrolled_obstacle
 from jaxmem._target.devices.target import Target
@@ -167,7 +166,8 @@ def plan(
             if STATES in wanted:
                 given = step, args, backend, limits, allowed, notes, wanted
                 return plan_places(*given, lossy_states)
-            return _plan(step, args, backend, limits, allowed, notes, measure)
+            traced = read_step(StepCompiler(step, args, backend), limits, allowed)
+            return _plan(traced, limits, allowed, notes, measure)
 
         def plan_at(args: tuple, measure: float | None) -> Plan:
             if microbatches is None:
@@ -225,9 +225,7 @@ def allowed_choices(
 
 
 def _plan(
-    build,
-    args: tuple,
-    backend: Backend,
+    step: TracedStep,
     limits: Limits,
     allowed: Allowed,
     notes: tuple[str, ...],
@@ -235,16 +233,13 @@ def _plan(
 ) -> Plan:
     """Makes the plan for one number of microbatches.
 
-    build, args: the step and its arguments, as `plan` takes them.
-    backend: compiles the step, and times its pieces.
     limits: the bytes that the plan may take.
-    allowed: the actions and codecs to choose from.
+    allowed: the actions and codecs that the step was traced with.
     notes: sentences for the user that precede the plan's other notes.
     measure: seconds for runs of the fastest steps; None runs no step.
     """
-    step = read_step(StepCompiler(build, args, backend), limits, allowed)
     target, profile, jaxpr = step.target, step.profile, step.traced.jaxpr
-    warn_of_copies(step.traced, args, "plan")
+    warn_of_copies(step.traced, step.compiler.args, "plan")
     _warn_of_unrolled(profile, target, step.arguments, limits)
     _warn_of_waste(profile)
     _warn_of_no_tags(profile, jaxpr, step.shards)
