@@ -208,7 +208,7 @@ class Accumulated:
                     " divides all that lies there over the devices"
                 )
             given = like, (params, old), numbered, key_of, zero1
-            new, components, losses = _streamed(model, rule, fold_of, *given)
+            new, components, losses = self._streamed(model, fold_of, *given)
             new = _stored(model, new, state)
             return new, metrics_of(components, losses, rule.axis_name, apart=not zero1)
 
@@ -234,6 +234,87 @@ class Accumulated:
             new = optax.apply_updates(params, updates), moved
         new = _stored(model, new, state)
         return new, metrics_of(moments, losses, rule.axis_name, apart=not zero1)
+
+    def _streamed(
+        self, model: Model, fold_of: Callable[..., Fold], like, state, microbatches, key_of, divided
+    ):
+        """Runs a minibatch whose layers' states are stored in host memory. Returns ((params,
+        state), moments with their tallies, losses (microbatches,)).
+
+        fold_of: `fold_of(i, update)` returns the `Fold` of microbatch i. `update` makes a
+          component's new parameters, or is None.
+        like: the parameters with their whole shapes.
+        state: the pair (params, state). If a device has parts of arrays (ZeRO-3), it gathers a
+          layer when the loop comes to the layer, and updates its own part. Rows are in as many
+          stacks as the moments.
+        microbatches: a pair of the microbatches' numbers and the batch's arrays, each with a
+          leading axis of microbatches.
+        key_of: `key_of(i)` returns the random key of microbatch i, or None.
+        divided: whether a device has a part of the moments.
+        """
+        rule, (params, old) = self.tx.rule, state
+        moments = model.started(params, entries(old.moments))
+        outside_mask, layer_mask = _masks(rule, model, params)
+
+        def updated(params, moments, mask, whole, stacked=None):
+            masked = dataclasses.replace(rule, mask=mask)
+            return masked.applied(params, moments, old.count, whole if divided else None, stacked)
+
+        whole = whole_layer(model, like, rule.axis_name)
+        gathered = whole_outside(model, params, like, rule.axis_name)
+
+        def update(own, new, shapes):
+            # The update reads the stored moments. If XLA fused the update with the fold, it would
+            # compute the moments once more, and might round them otherwise.
+            return updated(own, jax.lax.optimization_barrier(new), layer_mask, shapes, False)
+
+        def one(carry, numbered, update=None):
+            (moments, held), (i, part) = carry, numbered
+            own = gathered
+            if update is not None:
+                # The forward reads the updated parameters from the loop's carry too. If it read
+                # them from outside the loop, XLA would copy their stacks in host memory.
+                stacks = as_layers(params[model.layers], [m["params"] for m in moments[1]])
+                own = gathered | {model.layers: stacks}
+            # `old.folded` is 0, so this is the fold of microbatch i. XLA does not know that. If XLA
+            # knew that the decays of the last microbatch are 1, it would round otherwise.
+            number = i + old.folded
+            folds = [*[fold_of(number)] * len(moments[0]), fold_of(number, update)]
+            moments, loss, held = backward(model, folds, own, moments, part, key_of(i), whole, held)
+            return (moments, held), loss
+
+        # All microbatches but the last only fold, and read the parameters from outside their loop.
+        before, last = (jax.tree.map(lambda a, s=s: a[s], microbatches) for s in (slice(-1), -1))
+        carry = moments, fetched_first(model.with_frozen(read_of(gathered[model.layers])))
+        if not rule.single:
+            carry, losses = jax.lax.scan(one, carry, before)
+        (outer, layers), held = carry
+        with_params = [m | {"params": p} for m, p in zip(layers, parts_of(params[model.layers]))]
+        carry = (outer, with_params), held
+        if rule.single:
+            ((outer, layers), _), loss = one(carry, last, update)
+            losses = stacked_values([loss])
+        else:
+            and_update = lambda carried, last: one(carried[0], last, update)
+            of_last = jax.tree.map(lambda a: a[-1], losses)
+            ((outer, layers), _), loss = once(and_update, (carry, of_last), last)
+            losses = stacked_values([loss], losses)
+
+        stacks = as_layers(params[model.layers], [m["params"] for m in layers])
+        moments = {k: model.joined(params, (outer, layers), k) for k in entries(old.moments)}
+        # One call updates all arrays: if a scalar divides only one array, XLA multiplies by the
+        # reciprocal, so a call for each array would round otherwise than the resident step.
+        of_outer = Moments(**{k: model.outer(tree) for k, tree in moments.items()})
+        outside: Any
+        outside, settled = updated(
+            model.outer(params), brought(of_outer), outside_mask, model.outer(like), False
+        )
+        for k in entries(settled).keys() - {"mu", "nu"}:
+            moments[k] |= getattr(settled, k)
+        new = {k: stacks if k == model.layers else outside[k] for k in params}
+        count, folded = optax.safe_increment(old.count), jnp.zeros_like(old.folded)
+        made = old._replace(count=count, folded=folded, **moments)
+        return (new, made), (outer, layers), losses
 
 
 def _stored(model: Model, new, old):
@@ -270,95 +351,6 @@ def stacked_values(values: Sequence, before=None):
     stacks = jax.tree.map(lambda *each: jnp.stack(each), *values)
     join = lambda a, b: jnp.concatenate([a, b])
     return stacks if before is None else jax.tree.map(join, before, stacks)
-
-
-def _streamed(
-    model: Model,
-    rule: Rule,
-    fold_of: Callable[..., Fold],
-    like,
-    state,
-    microbatches,
-    key_of,
-    divided: bool,
-):
-    """Runs a minibatch whose layers' states are stored in host memory. Returns ((params, state),
-    moments with their tallies, losses (microbatches,)).
-
-    fold_of: `fold_of(i, update)` returns the `Fold` of microbatch i. `update` makes a component's
-      new parameters, or is None.
-    like: the parameters with their whole shapes.
-    state: the pair (params, state). If a device has parts of arrays (ZeRO-3), it gathers a layer
-      when the loop comes to the layer, and updates its own part. Rows are in as many stacks as the
-      moments.
-    microbatches: a pair of the microbatches' numbers and the batch's arrays, each with a leading
-      axis of microbatches.
-    key_of: `key_of(i)` returns the random key of microbatch i, or None.
-    divided: whether a device has a part of the moments.
-    """
-    params, old = state
-    moments = model.started(params, entries(old.moments))
-    outside_mask, layer_mask = _masks(rule, model, params)
-
-    def updated(params, moments, mask, whole, stacked=None):
-        masked = dataclasses.replace(rule, mask=mask)
-        return masked.applied(params, moments, old.count, whole if divided else None, stacked)
-
-    whole = whole_layer(model, like, rule.axis_name)
-    gathered = whole_outside(model, params, like, rule.axis_name)
-
-    def update(own, new, shapes):
-        # The update reads the stored moments. If XLA fused the update with the fold, it would
-        # compute the moments once more, and might round them otherwise.
-        return updated(own, jax.lax.optimization_barrier(new), layer_mask, shapes, False)
-
-    def one(carry, numbered, update=None):
-        (moments, held), (i, part) = carry, numbered
-        own = gathered
-        if update is not None:
-            # The forward reads the updated parameters from the loop's carry too. If it read them
-            # from outside the loop, XLA would copy their stacks in host memory.
-            stacks = as_layers(params[model.layers], [m["params"] for m in moments[1]])
-            own = gathered | {model.layers: stacks}
-        # `old.folded` is 0, so this is the fold of microbatch i. XLA does not know that. If XLA
-        # knew that the decays of the last microbatch are 1, it would round otherwise.
-        number = i + old.folded
-        folds = [*[fold_of(number)] * len(moments[0]), fold_of(number, update)]
-        moments, loss, held = backward(model, folds, own, moments, part, key_of(i), whole, held)
-        return (moments, held), loss
-
-    # All microbatches but the last only fold, and read the parameters from outside their loop.
-    before, last = (jax.tree.map(lambda a, s=s: a[s], microbatches) for s in (slice(-1), -1))
-    carry = moments, fetched_first(model.with_frozen(read_of(gathered[model.layers])))
-    if not rule.single:
-        carry, losses = jax.lax.scan(one, carry, before)
-    (outer, layers), held = carry
-    with_params = [m | {"params": p} for m, p in zip(layers, parts_of(params[model.layers]))]
-    carry = (outer, with_params), held
-    if rule.single:
-        ((outer, layers), _), loss = one(carry, last, update)
-        losses = stacked_values([loss])
-    else:
-        and_update = lambda carried, last: one(carried[0], last, update)
-        of_last = jax.tree.map(lambda a: a[-1], losses)
-        ((outer, layers), _), loss = once(and_update, (carry, of_last), last)
-        losses = stacked_values([loss], losses)
-
-    stacks = as_layers(params[model.layers], [m["params"] for m in layers])
-    moments = {k: model.joined(params, (outer, layers), k) for k in entries(old.moments)}
-    # One call updates all arrays: if a scalar divides only one array, XLA multiplies by the
-    # reciprocal, so a call for each array would round otherwise than the resident step.
-    of_outer = Moments(**{k: model.outer(tree) for k, tree in moments.items()})
-    outside: Any
-    outside, settled = updated(
-        model.outer(params), brought(of_outer), outside_mask, model.outer(like), False
-    )
-    for k in entries(settled).keys() - {"mu", "nu"}:
-        moments[k] |= getattr(settled, k)
-    new = {k: stacks if k == model.layers else outside[k] for k in params}
-    count, folded = optax.safe_increment(old.count), jnp.zeros_like(old.folded)
-    made = old._replace(count=count, folded=folded, **moments)
-    return (new, made), (outer, layers), losses
 
 
 def once(body: Callable, carry, given):
