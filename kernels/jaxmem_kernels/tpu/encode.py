@@ -159,7 +159,7 @@ def _keep(kept, group: int, found) -> None:
     kept[group : group + found.shape[0], :] = found[:, 0]
 
 
-def _packed(pair, values, first, columns: slice, *, stochastic: bool, seed: int):
+def _packed(pair, values, first, columns: slice, *, stochastic: bool, seed: int = 0):
     """Rounds a pair of (groups, H, 128) and packs the codes into bytes, as int32. The random bits
     are a hash of `values` and of a byte's index in its row. `first` is the block's first index.
 

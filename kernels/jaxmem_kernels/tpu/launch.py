@@ -3,6 +3,7 @@ name. The arguments are the arrays and the parameters of the operation; the resu
 the reference's results.
 
 interpret: whether JAX interprets the kernel on the local device, as tests do.
+rounding: `stochastic`, and for stochastic rounding the `seed`.
 
 Tensors that kernels read are not pinned to the device's memory. XLA copies a tensor into VMEM
 before the kernel reads it, if no other copy is more useful. Pinning would save this copy for an
@@ -22,28 +23,26 @@ from jaxmem_kernels.tpu import bits, blocks, decode, encode
 from jaxmem_kernels.tpu.blocks import Argument, Blocks
 
 
-def quantize(x, *, group, scale, stochastic, seed=0, interpret=False):
+def quantize(x, *, group, scale, interpret=False, **rounding):
     b = blocks.of(x.shape, group, 2)
-    kernel = functools.partial(encode.encode, scale=scale, stochastic=stochastic, seed=seed)
+    kernel = functools.partial(encode.encode, scale=scale, **rounding)
     results = b.codes(), b.scales(scale)
     codes, scales = _run(kernel, b, (b.values(x),), results, interpret, kept=1)
     return b.as_codes(codes), b.as_scales(scales)
 
 
-def quantize_without(x, taken, *, group, scale, stochastic, seed=0, interpret=False):
+def quantize_without(x, taken, *, group, scale, interpret=False, **rounding):
     b = blocks.of(x.shape, group, 2)
-    kernel = functools.partial(encode.encode_without, scale=scale, stochastic=stochastic, seed=seed)
+    kernel = functools.partial(encode.encode_without, scale=scale, **rounding)
     arrays = b.values(x), b.row(taken.astype(jnp.int32))
     results = b.codes(), b.scales(scale)
     codes, scales = _run(kernel, b, arrays, results, interpret, kept=1)
     return b.as_codes(codes), b.as_scales(scales)
 
 
-def quantize_separated(x, index, *, group, scale, stochastic, seed=0, interpret=False):
+def quantize_separated(x, index, *, group, scale, interpret=False, **rounding):
     b = blocks.of(x.shape, group, 2)
-    kernel = functools.partial(
-        encode.encode_separated, scale=scale, stochastic=stochastic, seed=seed
-    )
+    kernel = functools.partial(encode.encode_separated, scale=scale, **rounding)
     slots = index.size
     results = b.codes(), b.scales(scale), b.slots(jax.ShapeDtypeStruct((slots,), x.dtype))
     room = [pltpu.VMEM((rows, 128), jnp.float32) for rows in (b.tiles.columns, slots)]
@@ -61,32 +60,27 @@ def quantize_separated(x, index, *, group, scale, stochastic, seed=0, interpret=
     return b.as_codes(codes), b.as_scales(scales), b.as_slots(values)
 
 
-def quantize_channelwise(x, *, group, scale, stochastic, seed=0, interpret=False):
+def quantize_channelwise(x, *, group, scale, interpret=False, **rounding):
     b = blocks.of_channels(x.shape, group, 2, x.dtype.itemsize)
-    kernel = functools.partial(
-        encode.encode_channelwise,
-        known=b.tokens,
-        scale=scale,
-        stochastic=stochastic,
-        seed=seed,
-    )
+    how = {"known": b.tokens, "scale": scale}
+    kernel = functools.partial(encode.encode_channelwise, **how, **rounding)
     results = b.codes(), b.row(jax.ShapeDtypeStruct((b.width,), jnp.float32))
     room = (pltpu.VMEM(b.tiles.row_shape, jnp.float32),)
     codes, scales = _run(kernel, b, (b.values(x),), results, interpret, scratch=room)
     return b.as_codes(codes), scales.reshape(-1).astype(scale)
 
 
-def quantize_offset(x, *, group, scale, stochastic, seed=0, interpret=False):
+def quantize_offset(x, *, group, scale, interpret=False, **rounding):
     b = blocks.of(x.shape, group, 2)
-    kernel = functools.partial(encode.encode_offset, scale=scale, stochastic=stochastic, seed=seed)
+    kernel = functools.partial(encode.encode_offset, scale=scale, **rounding)
     results = b.codes(), b.scales(scale), b.scales(scale)
     codes, scales, offsets = _run(kernel, b, (b.values(x),), results, interpret, kept=2)
     return b.as_codes(codes), b.as_scales(scales), b.as_scales(offsets)
 
 
-def quantize_by(x, scales, *, group, stochastic, seed=0, interpret=False):
+def quantize_by(x, scales, *, group, interpret=False, **rounding):
     b = blocks.of(x.shape, group, 2)
-    kernel = functools.partial(encode.encode_by, stochastic=stochastic, seed=seed)
+    kernel = functools.partial(encode.encode_by, **rounding)
     arrays = b.values(x), b.row(scales.astype(jnp.float32))
     (codes,) = _run(kernel, b, arrays, (b.codes(),), interpret)
     return (b.as_codes(codes),)
