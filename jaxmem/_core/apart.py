@@ -1,7 +1,9 @@
-"""Separates a list by a flag of each element, and merges the two parts again."""
+"""Separates a list by a flag of each element, merges the two parts again, and thins a list."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def separated(values: Sequence, which: Sequence[bool]) -> tuple[list, list]:
@@ -13,3 +15,10 @@ def merged(parts: tuple[Iterable, Iterable], which: Iterable[bool]) -> list[Any]
     """Merges the two lists that `separated` returned, in the original order of the values."""
     true, false = map(iter, parts)
     return [next(true if f else false) for f in which]
+
+
+def thinned(values: Sequence[T], most: int) -> list[T]:
+    """Returns at most `most` values, evenly spaced, with the first and the last one."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]

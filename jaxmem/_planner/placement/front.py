@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from jaxmem._core.actions import KEEP, UNTAGGED, Choice
+from jaxmem._core.apart import thinned
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._planner.placement.layer import LayerPolicy
 from jaxmem._planner.placement.program import NO_OTHERS
@@ -60,8 +61,8 @@ def _solutions(profile: Profile) -> Iterator[ActionSolution]:
 def _front(entries: Sequence[Entry], key: Callable[[Entry], tuple]) -> tuple[Entry, ...]:
     """The entries that remain: first the entries without offload, then the entries with offload."""
     best = _undominated(entries, key)
-    here = _thinned([entry for entry in best if not entry.host_bytes], MOST_ON_DEVICE)
-    return here + _thinned([entry for entry in best if entry.host_bytes], MOST_OFFLOADED)
+    here = thinned([entry for entry in best if not entry.host_bytes], MOST_ON_DEVICE)
+    return (*here, *thinned([entry for entry in best if entry.host_bytes], MOST_OFFLOADED))
 
 
 def layer_policy(profile: Profile, block: BlockClass, choices) -> LayerPolicy:
@@ -90,10 +91,3 @@ def _undominated(entries: Sequence[Entry], key: Callable[[Entry], tuple]) -> lis
     beats = lambda a, b: all(x <= y for x, y in zip(key(a), key(b)))
     first = [p for i, p in enumerate(entries) if all(key(p) != key(o) for o in entries[:i])]
     return sorted((p for p in first if not any(beats(o, p) for o in first if o is not p)), key=key)
-
-
-def _thinned(entries: Sequence[Entry], most: int) -> tuple[Entry, ...]:
-    """At most `most` entries, evenly spaced, with the first and the last one."""
-    if len(entries) <= most:
-        return tuple(entries)
-    return tuple(entries[round(i * (len(entries) - 1) / (most - 1))] for i in range(most))

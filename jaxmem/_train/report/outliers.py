@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxmem._core.apart import thinned
 from jaxmem._result.svg import breakable, element, escape, key, legend, percent, show_ms, table
 from jaxmem._train.rectifier.counts import Outliers
 from jaxmem._train.runs.run import Run
@@ -24,20 +25,13 @@ def outlier_maps(run: Run) -> str:
         by_tag.setdefault((one.block, one.tag), []).append(one)
     several = len({block for block, _ in by_tag}) > 1
     maps = [
-        _map(f"{block}/{tag}" if several else tag, _some(found))
+        _map(f"{block}/{tag}" if several else tag, thinned(found, ROWS))
         for (block, tag), found in by_tag.items()
     ]
     if not maps:
         return ""
     some = key("outlier few"), "an outlier in some of the tag's tensors"
     return "".join(maps) + legend([some, (key("outlier"), "in all of them")])
-
-
-def _some(found: Sequence[Outliers]) -> list[Outliers]:
-    """At most `ROWS` counts, with the first and the last one."""
-    if len(found) <= ROWS:
-        return list(found)
-    return [found[round(i * (len(found) - 1) / (ROWS - 1))] for i in range(ROWS)]
 
 
 def _map(name: str, found: Sequence[Outliers]) -> str:
