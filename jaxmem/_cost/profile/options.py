@@ -79,7 +79,38 @@ def options_of(
         for timed, choices in _forms(tags, allowed, block.label)
         if all(_is_smaller(codec_of(choices[0]), tag) for tag in tags)
     ]
-    return [tuple(_options(tag, (*key, k), forms, jobs, block)) for k, tag in enumerate(tags)]
+
+    def of_tag(tag: Operation, key: tuple) -> Iterator[Option]:
+        aval, stack, shards = tag.aval, block.graph.instance.stack, block.shards // tag.devices
+        stored = lambda aval: tag.turns * jobs.stored(aval, max(1, stack))
+        work = lambda keys, times=1: [(k, times / shards) for k in keys]
+        for timed, choices in forms:
+            form, arrays, coding = codec_of(choices[0]), (aval,), []
+            if form is not None and timed is not None:
+                spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+                arrays = jax.eval_shape(form.encode, spec)
+                keys = tuple((*key, str(timed), way) for way in ("encode", "decode"))
+                # Default arguments, since the loop's variables are others when the job runs.
+                decode = lambda *c, codec=timed: codec.decode(c, aval.shape, aval.dtype)
+                jobs.by_key[keys[0]] = Job(timed.encode, (aval,))
+                jobs.by_key[keys[1]] = Job(decode, tuple(jax.eval_shape(timed.encode, spec)))
+                coding = work(keys, tag.turns)
+            total = sum(map(stored, arrays))
+            passes = jobs.keep(total, stack > 0)
+            for choice in choices:
+                moved = sum(stored(a) for a in arrays if Storage(choice).moves(a))
+                # The tensor is also read for the transfer to host memory, and written after the
+                # transfer back: one more pass than keeping takes.
+                copies = work((*passes, passes[0])) if choice.action.offloads else []
+                yield Option(
+                    choice,
+                    device_bytes=per_device(total - moved, shards),
+                    host_bytes=per_device(moved, shards),
+                    seconds=Untimed(coding + (copies or work(passes))),
+                    host_seconds=Untimed(copies),
+                )
+
+    return [tuple(of_tag(tag, (*key, k))) for k, tag in enumerate(tags)]
 
 
 def _forms(
@@ -101,44 +132,6 @@ def _forms(
         for codec in codecs_of(tags, allowed.codecs):
             sized = codec if outliers is None else codec.with_room_for(outliers)
             yield codec, [Choice(a, str(sized)) for a in compressing]
-
-
-def _options(
-    tag: Operation,
-    key: tuple,
-    forms: Iterable[tuple[Codec | None, list[Choice]]],
-    jobs: Jobs,
-    block: Opened,
-) -> Iterator[Option]:
-    """The options of one tag, for the choices of `forms`, as `_forms` returns them."""
-    aval, stack, shards = tag.aval, block.graph.instance.stack, block.shards // tag.devices
-    stored = lambda aval: tag.turns * jobs.stored(aval, max(1, stack))
-    work = lambda keys, times=1: [(k, times / shards) for k in keys]
-    for timed, choices in forms:
-        form, arrays, coding = codec_of(choices[0]), (aval,), []
-        if form is not None and timed is not None:
-            spec = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-            arrays = jax.eval_shape(form.encode, spec)
-            keys = tuple((*key, str(timed), way) for way in ("encode", "decode"))
-            # Default arguments, since the loop's variables are others when the job runs.
-            decode = lambda *c, codec=timed: codec.decode(c, aval.shape, aval.dtype)
-            jobs.by_key[keys[0]] = Job(timed.encode, (aval,))
-            jobs.by_key[keys[1]] = Job(decode, tuple(jax.eval_shape(timed.encode, spec)))
-            coding = work(keys, tag.turns)
-        total = sum(map(stored, arrays))
-        passes = jobs.keep(total, stack > 0)
-        for choice in choices:
-            moved = sum(stored(a) for a in arrays if Storage(choice).moves(a))
-            # The tensor is also read for the transfer to host memory, and written after the
-            # transfer back: one more pass than keeping takes.
-            copies = work((*passes, passes[0])) if choice.action.offloads else []
-            yield Option(
-                choice,
-                device_bytes=per_device(total - moved, shards),
-                host_bytes=per_device(moved, shards),
-                seconds=Untimed(coding + (copies or work(passes))),
-                host_seconds=Untimed(copies),
-            )
 
 
 def checked_outliers(outliers) -> dict[str, dict[str, int]]:
