@@ -91,6 +91,10 @@ class SegmentedLoss:
 class PythonLoops:
     """The layers of a loss's Python loops, or of a loss whose layers are unlike each other.
 
+    program: the loss without casts and views of parameters.
+    views: the casts and views of parameters.
+    count: number of the parameters.
+    frozen: the numbers of the parameters that are not trained.
     work: FLOPs of the layers; infinite for layers unlike each other, since no scan has layers then.
     scanned: FLOPs of the loss's largest scan.
     """
@@ -103,8 +107,8 @@ class PythonLoops:
         stretches: list[range],
         frozen: Collection[int],
     ):
-        self._program, self._views, self._count = program, views, count
-        self._stretches, self._frozen = stretches, frozen
+        self.program, self.views, self.count = program, views, count
+        self._stretches, self.frozen = stretches, frozen
         each = list(map(flops, program.nodes))
         work = sum(sum(each[s.start : s.stop]) for s in stretches)
         self.work = work if stretches else math.inf
@@ -143,17 +147,17 @@ class PythonLoops:
 
         views: the casts and views of parameters.
         """
-        parameters = views.union(self._program.inputs[: self._count])
+        parameters = views.union(self.program.inputs[: self.count])
 
         def slices(node: Node) -> bool:
             scan = as_scan(node.eqn)
             first = len(node.inputs) if scan is None else scan.consts + scan.carry
             return not parameters.isdisjoint(v for v in node.inputs[first:] if isinstance(v, int))
 
-        nodes = self._program.nodes
+        nodes = self.program.nodes
         if not self._stretches:
-            given = self._program.inputs[: self._count]
-            products = _products(nodes, given, self._frozen, self._views)
+            given = self.program.inputs[: self.count]
+            products = _products(nodes, given, self.frozen, self.views)
             return not any(map(slices, nodes)) and len(products) > 1
         inside = (n for s in self._stretches for n in nodes[s.start : s.stop] if slices(n))
         return sum(map(flops, inside)) <= 0.5 * self.work
@@ -168,12 +172,12 @@ class PythonLoops:
 
         Raises NoLayersError if no layer has trained parameters that it alone reads.
         """
-        program = self._program
+        program = self.program
         taken = is_auto(label) and bool(self._stretches)
         layers = [(s.start, s.start + s.step) for s in self._stretches]
         beside = max(itertools.starmap(Values(program, ()).inside, layers), default=0)
         finder = None if plan is None else Finder(plan, first=int(taken), beside=beside)
-        cutter, done = _Cutter(program, self._views, self._count, self._frozen, finder), 0
+        cutter, done = _Cutter(self, finder), 0
         loops: dict[str, range] = {}  # the numbers of each loop's layers, by label
         if not self._stretches:
             cutter.unlike()
@@ -223,25 +227,16 @@ def _place(nodes: Sequence[Node]) -> str:
 
 
 class _Cutter:
-    """Makes the segments of a program without views of parameters.
+    """Makes the segments of a loss.
 
-    program: the program.
-    views: the casts and views of parameters, which each segment computes for itself.
-    count: number of the parameters.
-    frozen: the numbers of the parameters that are not trained.
+    loops: the loss, and the casts and views of parameters, which each segment computes for itself.
     finder: makes blocks of scans between layers; None without a plan.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        views: Sequence[Node],
-        count: int,
-        frozen: Collection[int],
-        finder: Finder | None,
-    ):
+    def __init__(self, loops: PythonLoops, finder: Finder | None):
+        program, views, frozen = loops.program, loops.views, loops.frozen
         self.program, self.views, self.frozen, self.finder = program, views, frozen, finder
-        self.numbers = {v: i for i, v in enumerate(program.inputs[:count])}
+        self.numbers = {v: i for i, v in enumerate(program.inputs[: loops.count])}
         self.segments: list[Segment] = []
         self.layers = 0
         # The values that a gradient of a trained parameter depends on.
