@@ -63,6 +63,9 @@ def _peak(module: Module, assignment: BufferAssignment, order: Mapping[str, int]
     Temporaries of one allocation share its bytes over time. So only temporaries that are alive at
     its fullest moment are listed, and the rest of the allocation is packing.
     """
+    temporary = lambda size, host, buffers: _held(
+        module, "temporary", size, host, assignment.positions_of(sorted(buffers))
+    )
     held: list[Held] = []
     at_peak: dict[int, Held] = {}  # the temporaries of the device among them, by a buffer's id
     stays: list[Stay] = []
@@ -96,8 +99,7 @@ def _peak(module: Module, assignment: BufferAssignment, order: Mapping[str, int]
             at, fullest = instruction, size
         free = size
         for got, buffers in _disjoint((slices[b], b) for b in live):
-            defined = assignment.positions_of(sorted(buffers))
-            held.append(_held(module, "temporary", got, host, defined))
+            held.append(temporary(got, host, buffers))
             at_peak |= {} if host else dict.fromkeys(buffers, held[-1])
             free -= got
         if free:
@@ -109,7 +111,7 @@ def _peak(module: Module, assignment: BufferAssignment, order: Mapping[str, int]
                 always += [at_peak[b] for b in live]
     fullest_points = fullest_moments(stays, moments, POINTS)
     points = [_origin(module, moments[moment]) for moment in fullest_points]
-    lives = _lives(module, assignment, stays, fullest_points, at_peak)
+    lives = _lives(stays, fullest_points, at_peak, temporary)
     # What has no history is taken to be there all the time.
     lives += [Life(h, 0, len(points) - 1) for h in dict.fromkeys(always)] if points else []
     where = _origin(module, at or "")
@@ -124,17 +126,15 @@ def _origin(module: Module, instruction: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _lives(
-    module: Module,
-    assignment: BufferAssignment,
-    stays: list[Stay],
-    points: list[Moment],
-    at_peak: Mapping[int, Held],
+    stays: list[Stay], points: list[Moment], at_peak: Mapping[int, Held], temporary: Callable
 ) -> list[Life]:
     """Names what stays when.
 
     stays: of all temporary allocations of the device.
     points: the moments of the schedule's points.
     at_peak: the buffers alive at the peak, by id.
+    temporary: describes temporary buffers that share memory, by their bytes, whether they are in
+      host memory, and their ids.
     """
     lives = []
     for stay in stays:
@@ -143,8 +143,7 @@ def _lives(
         if first > last:
             continue
         same = next((at_peak[b] for b in sorted(stay.buffers) if b in at_peak), None)
-        defined = assignment.positions_of(sorted(stay.buffers))
-        whole = _held(module, "temporary", stay.bytes, False, defined)
+        whole = temporary(stay.bytes, False, stay.buffers)
         lives.append(Life(same or whole, first, last, whole.handed_on))
     return lives
 
