@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import partial_eval
 from jax.sharding import NamedSharding, Sharding
 
+from jaxmem._trace.jaxpr import needed
 from jaxmem.errors import StepError
 
 
@@ -29,8 +29,7 @@ def argument_bytes(traced: jax.stages.Traced, args: tuple, devices: int) -> int:
       is not known here, and `jax.jit(in_shardings=)` may set it.
     """
     # Without dead code, the inputs of the jaxpr are the arguments that the program reads.
-    jaxpr = traced.jaxpr.jaxpr
-    _, read = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    _, read = needed(traced.jaxpr.jaxpr)
     total = 0
     for aval, is_read, parts in zip(traced.jaxpr.in_avals, read, divisors(traced, args)):
         if is_read and not on_host(aval):

@@ -18,6 +18,7 @@ from jax.extend.core import JaxprEqn as JaxprEqn
 from jax.extend.core import Literal as Literal
 from jax.extend.core import Var as Var
 from jax.extend.core import jaxpr_as_fun as as_function
+from jax.interpreters import partial_eval
 from jax.ref import AbstractRef
 
 from jaxmem._core.apart import merged, separated
@@ -67,6 +68,35 @@ def subjaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if (inner := body(item)) is not None:
                 yield inner
+
+
+def needed(jaxpr: Jaxpr) -> tuple[Jaxpr, list[bool]]:
+    """The jaxpr without equations that no result depends on, and for each input whether the jaxpr
+    still reads it.
+    """
+    return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+
+
+def on_open(program: Jaxpr | ClosedJaxpr, change: Callable[[Jaxpr], Jaxpr]) -> Any:
+    """A program that is changed as an open jaxpr, and that keeps its constants. A program that
+    `change` returns unchanged stays the same object.
+    """
+    # Remove with JAX 0.10: there a closed program is no `Jaxpr`.
+    if isinstance(program, Jaxpr):
+        return change(program)
+    new = change(program.jaxpr)
+    return program if new is program.jaxpr else program.replace(jaxpr=new)
+
+
+def with_programs(eqn: JaxprEqn, change: Callable[[Jaxpr], Jaxpr]) -> JaxprEqn:
+    """The equation with every jaxpr among its parameters changed."""
+
+    def changed(param):
+        if type(param) in (tuple, list):  # others have names, such as the description of a key
+            return type(param)(map(changed, param))
+        return param if body(param) is None else on_open(param, change)
+
+    return eqn.replace(params={name: changed(param) for name, param in eqn.params.items()})
 
 
 def equations(

@@ -10,7 +10,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._trace.jaxpr import ClosedJaxpr, Jaxpr, as_closed, as_scan, body, equations, subjaxprs
+from jaxmem._trace.jaxpr import (
+    ClosedJaxpr,
+    Jaxpr,
+    as_closed,
+    as_scan,
+    equations,
+    on_open,
+    subjaxprs,
+    with_programs,
+)
 from jaxmem._trace.rewrite import Node, bound_anywhere, branches, evaluated, flatten, with_branches
 
 MOST_TURNS = 30  # of a loop that ends by its values
@@ -91,29 +100,24 @@ def without_python(traced: jax.stages.Traced) -> jax.stages.Traced:
     effects = {type(effect) for eqn in calls for effect in eqn.effects}
     other: Any = copy.copy(traced)
     # Remove with a public name: JAX 0.10 to 0.12 changes no program of a `Traced`.
-    other._params = other._params | {"jaxpr": _quiet(traced.jaxpr, effects)}
+    quiet = on_open(traced.jaxpr, functools.partial(_quiet, effects=effects))
+    other._params = other._params | {"jaxpr": quiet}
     other._lojax = None
     return other
 
 
-def _quiet(program, effects: set[type]):
+def _quiet(program: Jaxpr, effects: set[type]) -> Jaxpr:
     """A jaxpr without calls of Python, and without their effects. A program in it that calls no
     Python stays the same object: JAX lowers a program once that is called several times.
     """
-    if not isinstance(program, Jaxpr):
-        return program.replace(jaxpr=_quiet(program.jaxpr, effects))
+    if not any(map(calls_python, equations(program))):
+        return program
     others = lambda of: type(of)(e for e in of if type(e) not in effects)
-
-    def quiet(param):
-        if type(param) in (tuple, list):  # others have names
-            return type(param)(map(quiet, param))
-        calls = (inner := body(param)) is not None and any(map(calls_python, equations(inner)))
-        return _quiet(param, effects) if calls else param
 
     def replaced(eqn) -> list:
         if not calls_python(eqn):
-            params = {name: quiet(param) for name, param in eqn.params.items()}
-            return [eqn.replace(params=params, effects=others(eqn.effects))]
+            quiet = with_programs(eqn, functools.partial(_quiet, effects=effects))
+            return [quiet.replace(effects=others(eqn.effects))]
         if not eqn.outvars:
             return []
         made = jax.make_jaxpr(lambda: jax.lax.optimization_barrier(_zeros(eqn)))().jaxpr.eqns
