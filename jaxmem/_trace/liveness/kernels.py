@@ -94,10 +94,11 @@ def _nodes(flat: Program, sliced: int) -> tuple[list[Kernel], list, tuple[int | 
         origin[v] = len(avals) - 1
         nodes.append(Kernel(SLICED, None, (v,), (origin[v],)))
     for e in flat.nodes:
-        name, pairs = e.eqn.primitive.name, list(zip(e.reads, e.outputs))
-        barriers = [behind[v] for v in e.reads if v in behind]
-        reads = tuple(dict.fromkeys((*map(of, e.reads), *barriers)))
-        alike = len(e.reads) == len(e.inputs) == len(e.outputs)
+        name, read = e.eqn.primitive.name, e.reads
+        pairs = list(zip(read, e.outputs))
+        barriers = [behind[v] for v in read if v in behind]
+        reads = tuple(dict.fromkeys((*map(of, read), *barriers)))
+        alike = len(read) == len(e.inputs) == len(e.outputs)
         if name in BARRIERS and alike:
             avals.append(None)
             nodes.append(Kernel(name, e.eqn, reads, (len(avals) - 1,)))
