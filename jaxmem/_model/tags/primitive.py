@@ -86,7 +86,7 @@ def _traced(function, avals, name):
     return equation
 
 
-def _partial_eval(policy, unknown_in, inst_in, eqn):
+def divided_tag(policy, unknown_in, inst_in, eqn):
     """The rule by which `jax.checkpoint` divides a tag between forward and backward.
 
     Returns the equation of the known (forward) program, or None; the equation of the staged
@@ -141,7 +141,7 @@ def _partial_eval(policy, unknown_in, inst_in, eqn):
     return known, eqn, [False], [True], [] if inst else [x]
 
 
-pe.partial_eval_jaxpr_custom_rules[tag_p] = _partial_eval
+pe.partial_eval_jaxpr_custom_rules[tag_p] = divided_tag
 
 
 class _Parts:
@@ -180,7 +180,7 @@ def let_names_be_encoded() -> None:
     offloads, the copies are inside a call, which XLA inlines. Therefore the rule is registered only
     when a policy compresses or offloads.
     """
-    pe.partial_eval_jaxpr_custom_rules.setdefault(name_p, _partial_eval)
+    pe.partial_eval_jaxpr_custom_rules.setdefault(name_p, divided_tag)
 
 
 def names_are_encoded() -> bool:

@@ -1,18 +1,24 @@
 """The bytes that a search predicts for plans before it compiles them: from liveness estimates of
-their traces, and for a TPU that the machine does not have, from compiles for buffers.
+their programs, and for a TPU that the machine does not have, from compiles for buffers.
 
 An estimate takes a fraction of a second, and a compile takes many seconds. So the solver solves
-again with each estimate, until an estimate agrees with the solution.
+again with each estimate, until an estimate agrees with the solution. The programs of a Python loop
+over layers are derived from one trace (`RecomputedStep`); other programs are traced.
 
-The size of the traced steps limits the number of estimates. The first choice was a limit in
+The size of the programs limits the number of estimates. The first choice was a limit in
 seconds. A plan then depended on the speed of the machine, and the plan of a step whose layers a
 Python loop repeats differed between two runs.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
+import jax
+
 from jaxmem._core.actions import UNTAGGED, Actions, stored
+from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
+from jaxmem._model.tags.derive import RecomputedStep
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import evaluate
@@ -23,12 +29,13 @@ from jaxmem._trace.liveness.walk import runs_references
 
 MOST_ESTIMATES = 8  # estimates for one problem of the solver
 RECALLED = 3  # plans of earlier searches that are estimated
-# The most equations that a search traces for estimates, by purpose: estimates to which the memory
-# model is fitted, estimates in the search for the least bytes, and all others. An equation takes
-# 130 to 350 microseconds of a core, so that the limits are about 20, 100 and 40 seconds. Only steps
-# with Python loops over layers reach the limits.
+# The most equations of the programs that a search estimates, by purpose: estimates to which the
+# memory model is fitted, estimates in the search for the least bytes, and all others. A traced
+# equation takes 130 to 350 microseconds of a core, so that the limits are about 20, 100 and 40
+# seconds. Only steps with Python loops over layers reach the limits.
 MOST_EQUATIONS = {"taught": 100_000, "least": 500_000, "others": 200_000}
 COMPILED = 10  # a compile for buffers takes about as long as this number of estimates
+DERIVED = 5  # an estimate of a traced program takes about as long as this number of derived ones
 
 
 class Estimates:
@@ -91,11 +98,25 @@ class Estimates:
 
     def estimate_step(self, actions: Actions) -> tuple[int, int]:
         """Estimated temporary bytes, and the number of equations that the estimate counts as."""
-        traced = self._compiler.sized(self._compiler.plan_of(actions))
-        backend = self._compiler.backend
+        compiler, backend = self._compiler, self._compiler.backend
+        plan = compiler.plan_of(actions)
+        traced, recomputed = self._recomputed
+        program = None if backend.stops_at_buffers else recomputed.under(plan)
+        if program is None:
+            traced = compiler.sized(plan)
         count = sum(1 for _ in equations(traced.jaxpr.jaxpr))
-        count *= COMPILED if backend.stops_at_buffers else 1
-        return backend.temporary_bytes(traced, self._shards, args=self._compiler.args), count
+        if backend.stops_at_buffers:
+            count *= COMPILED
+        elif program is not None:
+            count //= DERIVED
+        shards, args = self._shards, compiler.args
+        return backend.temporary_bytes(traced, shards, args=args, program=program), count
+
+    @functools.cached_property
+    def _recomputed(self) -> tuple[jax.stages.Traced, RecomputedStep]:
+        """The step with every tag recomputed, from which other programs are derived."""
+        traced = self._compiler.trace(Assignment.nothing())
+        return traced, RecomputedStep(traced.jaxpr)
 
     def more_by_kernels(self, actions: Actions) -> int | None:
         """The bytes that the step takes with the codecs' kernels, less its bytes with the codecs'

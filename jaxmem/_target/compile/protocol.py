@@ -19,6 +19,7 @@ from jaxmem._target.compile.running import CannotRun
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import shardings_of
+from jaxmem._trace.jaxpr import ClosedJaxpr, Jaxpr
 from jaxmem._trace.job import Job
 from jaxmem._trace.liveness.walk import temporary_bytes
 from jaxmem.errors import StepError
@@ -107,6 +108,7 @@ class Backend(Pricing, abc.ABC):
         shards: int = 1,
         kernels: bool = False,
         args: tuple = (),
+        program: ClosedJaxpr | Jaxpr | None = None,
     ) -> int:
         """Bytes that a step is expected to take in addition to its arguments: the bytes that the
         compiler assigns if `stops_at_buffers`, else a liveness estimate.
@@ -115,12 +117,13 @@ class Backend(Pricing, abc.ABC):
         kernels: whether codecs' kernels run on divided arrays even if `compiles_references`.
         args: the arguments that the step was traced for, whose shardings tell how a mesh divides
           each value.
+        program: a program for the same arguments as `traced`, to estimate in its place.
         """
         if (compiled := self._assigned(traced)) is not None:
             return compiled.total_bytes - compiled.argument_bytes
         donated = [i for i, a in enumerate(jax.tree.leaves(traced.args_info)) if a.donated]
         return temporary_bytes(
-            traced.jaxpr,
+            traced.jaxpr if program is None else program,
             donated,
             on_gpu=self.target.traits.as_gpu,
             shards=shards,

@@ -1,0 +1,206 @@
+"""Programs that are derived from the step with every tag recomputed, against traced programs."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+import jaxmem
+from jaxmem._core.actions import RECOMPUTE, UNTAGGED, Action, Choice
+from jaxmem._core.assignment import Assignment
+from jaxmem._model.auto.step import build_of
+from jaxmem._model.tags.derive import RecomputedStep
+from jaxmem._model.tags.implementation import todays_checkpoint
+from jaxmem._model.tags.named import is_block, names_in
+from jaxmem._trace.jaxpr import as_function, equations, needed
+from jaxmem._trace.liveness.walk import temporary_bytes
+from jaxmem._trace.step import trace
+
+WIDTH, ROWS = 32, 64
+
+
+def normal(*shape) -> jax.Array:
+    return jax.random.normal(jax.random.key(len(shape)), shape, jnp.float32) / WIDTH**0.5
+
+
+def descended(loss):
+    """A step of gradient descent."""
+
+    def step(params, *batch):
+        value, gradients = jax.value_and_grad(loss)(params, *batch)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+    return step
+
+
+def skips():
+    """Unlike layers, of which the later ones read the inputs of the earlier ones."""
+
+    def loss(params, x):
+        down, up = params
+        inputs = []
+        for weights in down:
+            inputs.append(x)
+            x = x + jax.nn.silu(x @ weights)
+        for weights in up:
+            x = jnp.concatenate([x, inputs.pop()], -1)
+            x = jnp.tanh(x @ weights)
+        return jnp.mean(x**2)
+
+    sizes = [normal(WIDTH, WIDTH) for _ in range(3)], [normal(2 * WIDTH, WIDTH) for _ in range(3)]
+    return build_of(descended(loss)), (sizes, normal(ROWS, WIDTH))
+
+
+def dropout_in_microbatches():
+    """Layers with a softmax and a mask of dropout, in a loop over microbatches."""
+
+    def loss(params, x, key):
+        for i, (wide, narrow) in enumerate(params):
+            mask = jax.random.bernoulli(jax.random.fold_in(key, i), 0.9, (x.shape[0], WIDTH))
+            x = x + jnp.where(mask, jax.nn.softmax(x @ wide, -1) @ narrow, 0.0)
+        return jnp.mean(x**2)
+
+    def step(params, x, keys):
+        def add(total, batch):
+            value, gradients = jax.value_and_grad(loss)(params, *batch)
+            return jax.tree.map(jnp.add, total, gradients), value
+
+        total, values = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (x, keys))
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, total), values
+
+    params = [(normal(WIDTH, 2 * WIDTH), normal(2 * WIDTH, WIDTH)) for _ in range(3)]
+    return build_of(step), (params, normal(2, ROWS, WIDTH), jax.random.split(jax.random.key(0), 2))
+
+
+def tagged_by_hand():
+    """Blocks by hand in a step that calls a jitted step, with names of JAX and of jaxmem."""
+
+    def build(plan):
+        def block(x, weights):
+            first, second = weights
+            x = checkpoint_name(x, "input")
+            return x + jaxmem.tag(jnp.sin(x @ first), "wave") @ second
+
+        layer = jax.checkpoint(block, policy=jaxmem.remat_policy(plan))
+
+        def loss(params, x):
+            for weights in params:
+                x = layer(x, weights)
+            return jnp.mean(x**2)
+
+        inner = jax.jit(descended(loss))
+        return lambda params, x: inner(params, x)
+
+    params = [(normal(WIDTH, 2 * WIDTH), normal(2 * WIDTH, WIDTH)) for _ in range(4)]
+    return build, (params, normal(ROWS, WIDTH))
+
+
+MODELS = (skips, dropout_in_microbatches, tagged_by_hand)
+CODEC = Choice(Action.COMPRESS, "grouped_symmetric")
+
+
+def traced_under(build, plan, args):
+    with todays_checkpoint():  # as a search traces the steps that it reads
+        return trace(build, plan, args)[1]
+
+
+def tags_of(traced) -> dict[str, list[str]]:
+    """The names of the tags of each block."""
+    found: dict[str, set[str]] = {}
+    for eqn in filter(is_block, equations(traced.jaxpr.jaxpr)):
+        found.setdefault(eqn.params["policy"].block, set()).update(names_in(eqn))
+    return {label: sorted(names) for label, names in found.items()}
+
+
+def operations(program) -> list[str]:
+    """The operations that lead to a result, sorted."""
+    return sorted(eqn.primitive.name for eqn in equations(needed(program.jaxpr)[0]))
+
+
+def drawn(tags: dict[str, list[str]], seed: int) -> Assignment:
+    """A random assignment. Masks and names of JAX are not compressed."""
+    rng = random.Random(seed)
+    plain = [RECOMPUTE, Choice(Action.KEEP), Choice(Action.OFFLOAD)]
+
+    def choice(name: str) -> Choice:
+        return rng.choice(plain if "mask" in name or name == "input" else [*plain, CODEC])
+
+    return Assignment({label: {n: choice(n) for n in names} for label, names in tags.items()})
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_derived_programs_take_the_bytes_of_traced_programs(model):
+    build, args = model()
+    nothing = traced_under(build, Assignment.nothing(), args)
+    step, tags = RecomputedStep(nothing.jaxpr), tags_of(nothing)
+    seen = set()
+    for seed in range(6):
+        plan = drawn(tags, seed)
+        derived, traced = step.under(plan), traced_under(build, plan, args)
+        assert derived is not None
+        for on_gpu in (False, True):
+            expected = temporary_bytes(traced.jaxpr, (), on_gpu=on_gpu)
+            assert temporary_bytes(derived, (), on_gpu=on_gpu) == expected
+            seen.add(expected)
+    assert len(seen) > 2  # the assignments differ in bytes
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_derived_programs_compute_the_step(model):
+    build, args = model()
+    nothing = traced_under(build, Assignment.nothing(), args)
+    step, tags, leaves = RecomputedStep(nothing.jaxpr), tags_of(nothing), jax.tree.leaves(args)
+    plan = drawn(tags, 0)
+    derived = step.under(plan)
+    assert derived is not None
+    expected = as_function(traced_under(build, plan, args).jaxpr)(*leaves)
+    for got, want in zip(as_function(derived)(*leaves), expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_tags_that_two_blocks_put_on_one_value_belong_to_their_own_blocks():
+    build, args = skips()
+    nothing = traced_under(build, Assignment.nothing(), args)
+    step, tags = RecomputedStep(nothing.jaxpr), tags_of(nothing)
+    for label, names in tags.items():
+        plan = Assignment({b: {n: CODEC for n in names if b == label} for b in tags})
+        derived, traced = step.under(plan), traced_under(build, plan, args)
+        assert operations(derived) == operations(traced.jaxpr), label
+
+
+def test_a_scan_over_layers_is_traced():
+    def loss(weights, x):
+        x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)
+        return jnp.mean(x**2)
+
+    build, args = build_of(descended(loss)), (normal(4, WIDTH, WIDTH), normal(ROWS, WIDTH))
+    step = RecomputedStep(traced_under(build, Assignment.nothing(), args).jaxpr)
+    assert step.under(Assignment({"auto": {"in": Choice(Action.KEEP)}})) is None
+
+
+def test_groups_of_layers_and_values_without_tags_are_traced():
+    build, args = tagged_by_hand()
+    step = RecomputedStep(traced_under(build, Assignment.nothing(), args).jaxpr)
+    kept = {"wave": Choice(Action.KEEP)}
+    assert step.under(Assignment({"block": kept})) is not None
+    assert step.under(Assignment({"block[0:2]": kept, "block[2:4]": {}})) is None
+    assert step.under(Assignment({"block": kept | {UNTAGGED: Choice(Action.KEEP)}})) is None
+
+
+def test_policies_that_are_combined_with_others_are_traced():
+    others = jax.checkpoint_policies.save_only_these_names("input")
+
+    def combined(plan):
+        def block(x, w):
+            return jnp.tanh(checkpoint_name(x, "input") @ w)
+
+        policy = jax.checkpoint_policies.save_from_both_policies(jaxmem.remat_policy(plan), others)
+        layer = jax.checkpoint(block, policy=policy)
+        return descended(lambda params, x: jnp.mean(layer(layer(x, params), params)))
+
+    args = normal(WIDTH, WIDTH), normal(ROWS, WIDTH)
+    step = RecomputedStep(traced_under(combined, Assignment.nothing(), args).jaxpr)
+    assert step.under(Assignment({"block": {"input": Choice(Action.KEEP)}})) is None
