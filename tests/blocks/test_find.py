@@ -214,3 +214,22 @@ def test_names_outside_blocks_are_seen():
         return lambda p, x: inner(p, jaxmem.tag(x, "embedding"))
 
     assert "embedding" in find_blocks(trace(models.build_with(loss_of), *SHAPES).jaxpr).tag_names
+
+
+def test_blocks_of_two_labels_that_read_the_same_values_are_two_classes():
+    """As the energy and the forces of a loss read the same positions."""
+
+    def build(plan):
+        def layer(x, w):
+            return jnp.sin(jaxmem.tag(x @ w, "product"))
+
+        policies = [jaxmem.remat_policy(plan, block=label) for label in ("energy", "forces")]
+        energy, forces = [jax.checkpoint(layer, policy=policy) for policy in policies]
+
+        def step(w, x):
+            return jax.grad(lambda w: jnp.sum(energy(x, w)) + jnp.sum(forces(x, w) ** 2))(w)
+
+        return step
+
+    shapes = [jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 2
+    assert {block.name for block in classes(build, *shapes)} == {"energy", "forces"}

@@ -298,8 +298,9 @@ def _add(instances: list[Instance], new: Instance) -> int:
 
 
 def _repeated(jaxpr: Jaxpr, defined: dict[Var, int]) -> dict[int, int]:
-    """The block equations that repeat the backward of an earlier one, by position: they read the
-    same values, but for cotangents, which are the last inputs and are made after the earlier one.
+    """The block equations that repeat the backward of an earlier one, by position: they have its
+    label and read the same values, but for cotangents, which are the last inputs and are made after
+    the earlier one.
     A value behind a barrier, or copied to device memory, is the same value.
 
     defined: the position of the equation that makes each variable.
@@ -315,7 +316,8 @@ def _repeated(jaxpr: Jaxpr, defined: dict[Var, int]) -> dict[int, int]:
     for i, e in blocks:
         if not e.params.get("differentiated") or isinstance(e.invars[0], Literal):
             continue
-        for j, earlier in first.setdefault((of(e.invars[0]), len(e.invars)), []):
+        key = of(e.invars[0]), len(e.invars), policies_of(e)[0].block
+        for j, earlier in first.setdefault(key, []):
             later = [v for v, w in zip(e.invars, earlier.invars) if of(v) is not of(w)]
             are_last = later == list(e.invars[len(e.invars) - len(later) :])
             is_late = lambda v, j=j: not isinstance(v, Literal) and defined.get(v, -1) > j
@@ -323,7 +325,7 @@ def _repeated(jaxpr: Jaxpr, defined: dict[Var, int]) -> dict[int, int]:
                 found[i] = j
                 break
         else:
-            first[of(e.invars[0]), len(e.invars)].append((i, e))
+            first[key].append((i, e))
     return found
 
 
