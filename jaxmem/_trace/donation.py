@@ -64,8 +64,8 @@ def warn_of_copies(traced: jax.stages.Traced, args: tuple, what: str) -> None:
     warn(
         f"{what}: the step replaces {show_bytes(total)} of its argument"
         f"{'s' if len(found) > 1 else ''} {names} and does not donate them, so they are held twice;"
-        f" jit it with {' and '.join(donated)}, or give a step without jit all that it replaces as"
-        " its first argument"
+        f" jit it with {' and '.join(donated)} if the caller does not need them after the step, or"
+        " give a step without jit all that it replaces as its first argument"
     )
 
 
