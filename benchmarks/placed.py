@@ -93,7 +93,7 @@ def lossless_search(model: str, backend: Backend) -> PlacementSearch:
     limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
     actions, _ = allowed_actions(LOSSLESS, target)
     step = planned_step(config_of(model, MICROBATCHES))
-    return read_places(*step, backend, limits, Allowed(actions, actions))
+    return read_places((*step, backend, limits, Allowed(actions, actions)))
 
 
 def rooms(search: PlacementSearch, least: float, budgets: int) -> list[int]:

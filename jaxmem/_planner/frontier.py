@@ -194,7 +194,7 @@ def _estimated(
     if STATES not in decide:
         step = read_step(StepCompiler(build, args, backend), None, allowed)
         return _of_actions(step, limits, allowed.codecs_by_default, cell)
-    searches = placement_searches(build, args, backend, limits[0], allowed, decide)
+    searches = placement_searches((build, args, backend, limits[0], allowed), decide)
     found = [ranked for search in searches for ranked in _of_places(search, limits, cell)]
     if not found:
         raise infeasible_placement(searches[-1])

@@ -164,8 +164,8 @@ def plan(
         def plan_for(args: tuple, measure: float | None, number: int | None) -> Plan:
             step = with_microbatches(build, number)
             if STATES in wanted:
-                given = step, args, backend, limits, allowed, notes, wanted
-                return plan_places(*given, lossy_states)
+                given = step, args, backend, limits, allowed
+                return plan_places(given, notes, wanted, lossy_states)
             traced = read_step(StepCompiler(step, args, backend), limits, allowed)
             return _plan(traced, limits, allowed, notes, measure)
 

@@ -5,6 +5,7 @@
 import dataclasses
 import math
 from collections.abc import Collection
+from typing import Any
 
 from jaxmem._core.assignment import FLOAT, INT8
 from jaxmem._core.profile import BlockClass, Profile
@@ -41,6 +42,9 @@ from jaxmem.errors import BudgetError, OptimizerError, StepError, TargetError
 ACTIONS, STATES, SHARDING, MICROBATCHES = DECIDED = (
     "actions", "states", "sharding", "microbatches",
 )  # fmt: skip
+# A step to plan: `build`, the step's arguments, its backend, the limits, and the actions and codecs
+# to choose from.
+Given = tuple[Any, tuple, Backend, Limits, Allowed]
 
 
 def check_decide(
@@ -98,18 +102,11 @@ def check_lossy(lossy_states: bool, decide: frozenset[str], batch: str | None) -
 
 
 def plan_places(
-    build,
-    args: tuple,
-    backend: Backend,
-    limits: Limits,
-    allowed: Allowed,
-    notes: tuple[str, ...],
-    decide: Collection[str],
-    lossy_states: bool = False,
+    given: Given, notes: tuple[str, ...], decide: Collection[str], lossy_states: bool = False
 ) -> Plan:
-    """Makes the plan for one number of microbatches. The other arguments are the arguments of
-    `_plan` in `_planner/plan.py`.
+    """Makes the plan for one number of microbatches.
 
+    notes: sentences for the user that precede the plan's other notes.
     decide: the names of the plan's decisions, as `check_decide` returns them.
     lossy_states: whether the plan may store the optimizer's moments in 8 bits.
 
@@ -117,8 +114,7 @@ def plan_places(
     the step time plus the uncertainty. They are not chosen for their time if XLA has no estimates
     for the target: the seconds of coding are then unknown.
     """
-    step = build, args, backend, limits, allowed, decide
-    every = placement_searches(*step)
+    every = placement_searches(given, decide)
 
     def plan_of(search: PlacementSearch, best: PlacedTrial) -> Plan:
         return placed_plan(search, best, notes, [one for one in every if one is not search])
@@ -129,12 +125,12 @@ def plan_places(
     try:
         search, best = _fastest(every)
     except BudgetError:
-        every += (coded := placement_searches(*step, INT8))
+        every += (coded := placement_searches(given, decide, INT8))
         return _in_8_bits(plan_of(*_fastest(coded)), "no plan with float moments fits")
     exact = plan_of(search, best)
     if exact.keeps_everything or best.step.compiled.xla_seconds is None:
         return exact
-    every += (coded := placement_searches(*step, INT8))
+    every += (coded := placement_searches(given, decide, INT8))
     exact = plan_of(search, best)
     gain = lambda seconds, other: (
         other - seconds - search.profile.uncertainty * abs(other - seconds)
@@ -161,13 +157,7 @@ def _in_8_bits(plan: Plan, why: str) -> Plan:
 
 
 def placement_searches(
-    build,
-    args: tuple,
-    backend: Backend,
-    limits: Limits,
-    allowed: Allowed,
-    decide: Collection[str],
-    moments: str = FLOAT,
+    given: Given, decide: Collection[str], moments: str = FLOAT
 ) -> list[PlacementSearch]:
     """The search for the step on one device. If the plan decides the division over devices, a
     search under each division that the step's optimizer supports. Raises OptimizerError if the
@@ -176,7 +166,8 @@ def placement_searches(
     moments: how the step stores the optimizer's moments.
     """
     if SHARDING not in decide:
-        return [read_places(build, args, backend, limits, allowed, moments=moments)]
+        return [read_places(given, moments=moments)]
+    build, args, backend, *_ = given
     target = backend.target
     released, _ = released_of(bound(build(None), args))
     accumulates = bool(getattr(released, "accumulates", True))
@@ -188,8 +179,7 @@ def placement_searches(
     for how in DIVIDED if accumulates else (NOTHING, LAYERS):
         sharding = Sharding(how, target.devices, target.peers, accumulates, beside)
         try:
-            one = read_places(build, args, backend, limits, allowed, sharding, moments)
-            searches.append(one)
+            searches.append(read_places(given, sharding, moments))
         except OptimizerError as error:
             refused = refused or error
     if not searches:
@@ -243,15 +233,10 @@ def _seconds(pair: tuple[PlacementSearch, PlacedTrial]) -> float:
 
 
 def read_places(
-    build,
-    args: tuple,
-    backend: Backend,
-    limits: Limits,
-    allowed: Allowed,
-    sharding: Sharding = ONE_DEVICE,
-    moments: str = FLOAT,
+    given: Given, sharding: Sharding = ONE_DEVICE, moments: str = FLOAT
 ) -> PlacementSearch:
     """Traces a step, profiles it with resident states, and estimates it with streamed states."""
+    build, args, backend, limits, allowed = given
     several = sharding.devices > 1
     steps = PlacedSteps(build, args, backend, sharding.divided if several else None, moments)
     states = steps.states()

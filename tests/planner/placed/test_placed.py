@@ -194,7 +194,7 @@ def test_states_are_priced_by_what_was_measured_of_each_way(ways, monkeypatch):
     limits = Limits(target.usable_bytes, target.usable_bytes, target.host_bytes)
     kept = (Action.KEEP,)
     with backend_for(target) as backend:
-        search = read_places(build, (first(), batch()), backend, limits, Allowed(kept, kept))
+        search = read_places((build, (first(), batch()), backend, limits, Allowed(kept, kept)))
     assert search.problem.link == expected
 
 

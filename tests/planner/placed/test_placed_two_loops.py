@@ -149,7 +149,7 @@ def searched(form, backend) -> PlacementSearch:
     build = build_of(optax.adamw(1e-2))
     limits = Limits(10**12, 10**12, 10**12)
     args = first(build, form), batch()
-    return read_places(build, args, backend, limits, Allowed(HERE, HERE))
+    return read_places((build, args, backend, limits, Allowed(HERE, HERE)))
 
 
 @pytest.mark.core
