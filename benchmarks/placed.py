@@ -189,12 +189,12 @@ def rules(
     """What solves a problem by each rule."""
     tags = search.block.tags
     offloaded = {t.name: OFFLOAD for t in tags if any(o.host_bytes for o in t.options)}
-    many = [
+    many = tuple(
         layer_policy(search.profile, search.block, choices)
         for choices in ({}, {UNTAGGED: KEEP}, offloaded)
-    ]
-    others = search.problem.fastest_others
-    policies = with_working(many, search.steps, search.profile, others)
+    )
+    problem = dataclasses.replace(search.problem, policies=many)
+    policies = with_working(problem, search.steps, search.profile)
     only = lambda **some: lambda problem: solve_placement(dataclasses.replace(problem, **some))
     return {
         "states first": states_first,

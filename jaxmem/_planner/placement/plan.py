@@ -259,9 +259,7 @@ def read_places(
         sharding=sharding,
         outer_moves=moves,
     )
-    others = problem.fastest_others
-    policies = with_working(problem.policies, steps, profile, others, sharding)
-    problem = dataclasses.replace(problem, policies=policies)
+    problem = dataclasses.replace(problem, policies=with_working(problem, steps, profile))
     return PlacementSearch(
         steps, profile, block, problem, limits, step.notes, profile_seconds=step.seconds
     )

@@ -20,7 +20,7 @@ from jaxmem._core.groups import group_label
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.progress import LOG
 from jaxmem._model.states.places import Places
-from jaxmem._planner.placement.layer import ONE_DEVICE, RESIDENT, LayerPolicy, Sharding
+from jaxmem._planner.placement.layer import RESIDENT, LayerPolicy
 from jaxmem._planner.placement.program import (
     PlacementProblem,
     PlacementSolution,
@@ -244,20 +244,16 @@ def outside(profile: Profile, others: ActionSolution) -> Actions:
 
 
 def with_working(
-    policies: Sequence[LayerPolicy],
-    steps: PlacedSteps,
-    profile: Profile,
-    others: ActionSolution,
-    sharding: Sharding = ONE_DEVICE,
+    problem: PlacementProblem, steps: PlacedSteps, profile: Profile
 ) -> tuple[LayerPolicy, ...]:
-    """The policies with their working memory: the working memory of a step all of whose layers have
-    the policy. Each policy is estimated with states in host memory, and the first policy with
-    resident states too.
+    """The policies of a problem with their working memory: the working memory of a step all of
+    whose layers have the policy. Each policy is estimated with states in host memory, and the first
+    policy with resident states too. The blocks outside the stack have their fastest assignment.
 
-    others: the assignment of the blocks outside the stack for these estimates.
-    sharding: how the step is divided. Over several devices, all layers have resident states, or
-      layers are gathered one at a time whether their own states are resident or not.
+    Over several devices, all layers have resident states, or layers are gathered one at a time
+    whether their own states are resident or not.
     """
+    policies, others, sharding = problem.policies, problem.fastest_others, problem.sharding
     states = steps.states()
     layers = states.layers
     streamed, resident = Places(layers, 0), Places(layers, layers)
