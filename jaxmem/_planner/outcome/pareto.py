@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from jaxmem._core.actions import Actions, choice_of
 from jaxmem._core.profile import Profile
-from jaxmem._planner.solve.cost import Cost, everything
+from jaxmem._planner.search.step_time import StepTime
+from jaxmem._planner.solve.cost import everything
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solve import solutions_between
 from jaxmem._result.plan.rows import Point
@@ -13,11 +14,7 @@ POINTS = 12  # budgets for which the program is solved, both ends of the curve i
 
 
 def curve(
-    problem: ActionProblem,
-    total: Callable[[int], int],
-    seconds: Callable[[Cost], float],
-    uncertain: Callable[[Cost], float],
-    everything_bytes: int,
+    problem: ActionProblem, total: Callable[[int], int], step_time: StepTime, everything_bytes: int
 ) -> tuple[Point, ...]:
     """Returns the fastest plan for each of several budgets, from the least bytes on, by rising
     bytes and falling seconds. Bytes and seconds are predicted. Only the bytes of everything kept
@@ -25,14 +22,14 @@ def curve(
 
     problem: the problem of the plan; its `room` is ignored.
     total: returns the bytes of the step for saved and working bytes.
-    seconds: returns the seconds of the step for a cost.
-    uncertain: returns the error bound of these seconds for a cost.
+    step_time: computes the seconds of the step, and their error bound, from a cost.
     everything_bytes: compiled bytes of the step with everything kept.
     """
     solved = solutions_between(problem, POINTS - 1)
     if not solved:
         return ()
     named = lambda s: whole_actions(problem.profile, s.actions)
+    seconds, uncertain = step_time.seconds, step_time.uncertainty_of
     points = [Point(total(s.bytes), seconds(s.cost), named(s), uncertain(s.cost)) for s in solved]
     # Everything kept is no assignment of choices to tags, so that the model cannot predict its
     # bytes. Its point has the compiled bytes.

@@ -51,6 +51,7 @@ def searched_plan(
     # other blocks are kept.
     of_idle_blocks = {UNTAGGED: KEEP} if keeps_everything(actions) else {}
     idle = () if is_as_written else profile.idle_blocks
+    total = lambda size: search.predicted(int(model.reference) + size)
     why = "the clock says otherwise" if runs else taken
     return Plan(
         actions={label: dict(of_idle_blocks) for label in idle} | actions,
@@ -74,13 +75,7 @@ def searched_plan(
         parts=_parts(search, best),
         baseline_parts=_parts(search, baseline),
         rows=() if is_as_written else rows(decided, actions, why),
-        points=curve(
-            problem,
-            lambda size: search.predicted(int(model.reference) + size),
-            step_time.seconds,
-            step_time.uncertainty_of,
-            baseline.total,
-        ),
+        points=curve(problem, total, step_time, baseline.total),
         notes=notes
         + span_notes(actions)
         + held_by_schedule(search, best)
@@ -108,18 +103,15 @@ def _lossy(search: Search, best: Trial, step_time: StepTime, problem: ActionProb
     exact = [t for t in search.fitting if not t.cost.is_lossy]
     if exact:
         other = min(exact, key=step_time.of)
-        more, error = (
-            step_time.of(other) - step_time.of(best),
-            step_time.uncertainty_of(best.cost, other.cost),
-        )
+        seconds, cost = step_time.of(other), other.cost
         lossless = f"the fastest plan without loss, compiled to {show_bytes(other.total)}, takes"
     else:
         solution = solve_fastest(problem.lossless())
         if solution is None:
             return f"{named}; no plan without loss is predicted to fit"
-        more = step_time.seconds(solution.cost) - step_time.of(best)
-        error = step_time.uncertainty_of(best.cost, solution.cost)
+        seconds, cost = step_time.seconds(solution.cost), solution.cost
         lossless = "the fastest plan without loss is predicted to take"
+    more, error = seconds - step_time.of(best), step_time.uncertainty_of(best.cost, cost)
     return f"{named}; {lossless} {1e3 * more:.2f} ms more, ± {1e3 * error:.2f} ms"
 
 

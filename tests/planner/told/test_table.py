@@ -12,6 +12,7 @@ from jaxmem._core.groups import keeps_everything
 from jaxmem._core.profile import Option
 from jaxmem._planner.outcome.pareto import POINTS, curve
 from jaxmem._planner.outcome.table import rows
+from jaxmem._planner.search.step_time import StepTime
 from jaxmem._planner.solve.cost import everything
 from jaxmem._planner.solve.problem import ActionProblem
 from jaxmem._planner.solve.solution import ActionSolution
@@ -74,8 +75,8 @@ MADE = {
 def test_each_point_is_priced_as_its_plan_is(made):
     problem = ActionProblem(made)
     kept = everything(made).saved_bytes
-    seconds = lambda cost: cost.seconds
-    points = curve(problem, lambda size: size, seconds, lambda cost: cost.seconds / 8, kept)
+    step_time = StepTime(everything(made).seconds, "pieces", everything(made), 1 / 8)
+    points = curve(problem, lambda size: size, step_time, kept)
     assert 1 < len(points) <= POINTS + 1
     tags = {block.name: {tag.name for tag in block.tags} for block in made.blocks}
     for point in points:
