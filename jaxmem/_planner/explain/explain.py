@@ -6,11 +6,9 @@ The bytes come from the buffer assignment of the compiled program.
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-import jax
-
-from jaxmem._core.actions import EVERYTHING_KEPT, Actions
+from jaxmem._core.actions import EVERYTHING_KEPT
 from jaxmem._core.assignment import Assignment, Decisions
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import as_decided
@@ -38,7 +36,6 @@ from jaxmem._result.memory.explanation import Explanation, Part
 from jaxmem._result.plan.plan import Plan, check_fingerprint, check_is_plan
 from jaxmem._target.buffers.held_buffers import Held, Peak
 from jaxmem._target.compile.backend import backend_for
-from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import batch_axes
 from jaxmem._trace.step import with_microbatches
@@ -131,10 +128,9 @@ def explain(
         if plan is not None:
             check_fingerprint(plan, plan_fingerprint(blocks), "explain")
 
-        def explained(decided: Decisions, actions: Actions | None, name: str) -> Explanation:
+        def explained(decided: Decisions, name: str) -> Explanation:
             step = planned if decided is plan else resident
-            traced = step.stages(decided)[1]
-            explanation = _explained(backend, traced, step.args, actions, name, blocks)
+            explanation = _explained(step, decided, name, blocks)
             if _largest(explanation.parts)[0] != "untagged":
                 return explanation
             tensors = listed(unnamed(jaxpr, math.prod(axes.values())))
@@ -145,38 +141,31 @@ def explain(
             unchanged = Assignment.unchanged()
             as_written = resident.trace(unchanged).jaxpr.jaxpr
             is_checkpointed = own_checkpoints(as_written) and not has_policies(as_written)
-            explanation = explained(
-                unchanged, None, "as written" if is_checkpointed else EVERYTHING_KEPT
-            )
+            explanation = explained(unchanged, "as written" if is_checkpointed else EVERYTHING_KEPT)
         else:
             name = EVERYTHING_KEPT if plan.keeps_everything else "under the plan"
-            explanation = explained(plan, plan.actions, name)
+            explanation = explained(plan, name)
         if beside and plan is not None and explanation.plan != EVERYTHING_KEPT:
-            kept = explained(Assignment.everything(), None, EVERYTHING_KEPT)
+            kept = explained(Assignment.everything(), EVERYTHING_KEPT)
             explanation = dataclasses.replace(explanation, beside=kept)
     return explanation
 
 
 def _explained(
-    backend: Backend,
-    traced: jax.stages.Traced,
-    args: tuple,
-    actions: Actions | None,
-    name: str,
-    blocks: Sequence[BlockClass],
+    step: StepCompiler, plan: Decisions, name: str, blocks: list[BlockClass]
 ) -> Explanation:
     """Compiles a step, assigns every buffer to a part, and adds up the bytes of each part.
 
-    traced, args: the traced step, as `jaxmem._trace.step.trace` returns it, and its arguments.
-    actions: the actions of the step's plan; None for a step without a plan, which may save any
-      tensor.
+    step: traces the step.
+    plan: the plan of the step. A step under an assignment may save any tensor.
     name: the explanation's name for the plan, such as "as written".
     blocks: the step's blocks, which are the same under every plan.
     """
     # The buffers of the compiled program, and the tensors that its blocks should save under the
     # plan.
-    compiled, full = backend.explain(traced)
-    arguments = Arguments(traced, args)
+    traced, actions = step.stages(plan)[1], plan.actions if isinstance(plan, Plan) else None
+    compiled, full = step.backend.explain(traced)
+    arguments = Arguments(traced, step.args)
     full = _with_hosted_arguments(full, arguments)
     decided = as_decided(blocks, actions or ())
     saved, counts = expected(decided, actions), {block.layers for block in decided}
@@ -198,7 +187,7 @@ def _explained(
         rows[host] = without(rows[host], max(0, -rest))
     parts, host_parts = added_up(rows[False]), added_up(rows[True])
     return Explanation(
-        target=str(backend.target),
+        target=str(step.backend.target),
         plan=name,
         total_bytes=compiled.total_bytes,
         host_bytes=compiled.host_bytes,
