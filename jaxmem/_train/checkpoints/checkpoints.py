@@ -164,7 +164,7 @@ class Checkpoints:
         a folder of that name without a manifest is damaged.
         """
         with _told(self):
-            manifest.write(path, step, leaves, notes, files)
+            manifest.write(path, manifest.Manifest(step, leaves, notes, files))
             whole = step_folder(self.folder, step)
             if whole.exists():  # which was not used, as it was changed
                 _remove(whole)

@@ -72,15 +72,9 @@ def summed(folder: pathlib.Path, names: Sequence[str]) -> dict[str, tuple[int, s
     return found
 
 
-def write(
-    folder: pathlib.Path,
-    step: int,
-    leaves: tuple[Leaf, ...],
-    notes: Mapping[str, Any],
-    files: Mapping[str, tuple[int, str]],
-) -> None:
-    """Writes the manifest of a folder with these files, as `summed` returns them."""
-    data = {"schema": _SCHEMA} | _READER.plain(Manifest(step, leaves, notes, files))
+def write(folder: pathlib.Path, content: Manifest) -> None:
+    """Writes the manifest of a folder. `content.files` are as `summed` returns them."""
+    data = {"schema": _SCHEMA} | _READER.plain(content)
     write_json(folder / NAME, data | {"sha256": _own_sum(data)})
 
 
