@@ -28,6 +28,7 @@ from jaxmem._planner.plan import plan as make_plan
 from jaxmem._planner.user_assignments import estimate as make_estimate
 from jaxmem._planner.user_assignments import price
 from jaxmem._planner.verify import verify as verify_plan
+from jaxmem._result.frontier import Frontier
 from jaxmem._result.memory.explanation import Explanation
 from jaxmem._result.plan.file import read_assignment
 from jaxmem._result.plan.plan import Plan
@@ -52,8 +53,18 @@ def plan(args: argparse.Namespace) -> int:
         "decide": ("actions",) if args.decide is None else _words(args.decide),
         "fresh": args.fresh,
     }
-    if args.frontier:
-        return _frontier(args, asked)
+    made, page = (_frontier if args.frontier else _planned)(args, asked)
+    table = lambda: show_plan(made) if isinstance(made, Plan) else print(made)
+    writes = [("--out", args.out, made.save), ("--report", args.report, page)]
+    deliver(lambda: show_result(args, made.to_json(), table), writes)
+    return 0
+
+
+def _planned(args: argparse.Namespace, asked: dict[str, Any]) -> tuple[Plan, Callable]:
+    """The plan of `plan` without --frontier, and the function that writes its page.
+
+    asked: the arguments that plans and frontiers share.
+    """
     sizes, measure = _numbers("sizes", args.sizes), _seconds(args.measure)
     asked |= {"budget": args.budget, "batch": args.batch, "sizes": sizes, "measure": measure}
     policy = _policy(args)
@@ -64,21 +75,15 @@ def plan(args: argparse.Namespace) -> int:
             made = make_plan(build, *arguments, **asked)
         arguments = _sized(arguments, made)
         explained = _explained(args, made, build, arguments) if args.report else None
-    page = functools.partial(write_report, made, explained=explained)
-    writes = [("--out", args.out, made.save), ("--report", args.report, page)]
-    deliver(lambda: show_result(args, made.to_json(), lambda: show_plan(made)), writes)
-    return 0
+    return made, functools.partial(write_report, made, explained=explained)
 
 
-def _frontier(args: argparse.Namespace, asked: dict[str, Any]) -> int:
-    """`plan` with --frontier. `asked` are the arguments that plans and frontiers share."""
+def _frontier(args: argparse.Namespace, asked: dict[str, Any]) -> tuple[Frontier, Callable]:
+    """The frontier of `plan` with --frontier, as `_planned` returns a plan."""
     asked |= {"batches": _numbers("batches", args.batches), "budgets": _words(args.budgets)}
     with _step(args) as (build, arguments):
         made = make_frontier(build, *arguments, tokens=args.tokens, **asked)
-    page = functools.partial(report_frontier, made)
-    writes = [("--out", args.out, made.save), ("--report", args.report, page)]
-    deliver(lambda: show_result(args, made.to_json(), lambda: print(made)), writes)
-    return 0
+    return made, functools.partial(report_frontier, made)
 
 
 def _check_together(args: argparse.Namespace) -> None:
