@@ -243,15 +243,13 @@ def _compiler(target: str, name: str, there: str, command: Callable[[], str]) ->
 
 def _assembler() -> Check:
     """Tells whether NVIDIA's assembler is installed, from CUDA or from a wheel."""
-    paths = [shutil.which("ptxas"), "/usr/local/cuda/bin/ptxas"]
+    name, paths = "CUDA 13 assembler", [shutil.which("ptxas"), "/usr/local/cuda/bin/ptxas"]
     found = next((p for p in paths if p and os.path.exists(p)), None)
     if found is None and installed("nvidia-cuda-nvcc") is not None:
         found = "nvidia-cuda-nvcc " + str(installed("nvidia-cuda-nvcc"))
     if found is None:
-        return Check(
-            "CUDA 13 assembler", "none", install_command("nvidia-cuda-nvcc", "nvidia-nvvm"), "note"
-        )
-    return Check("CUDA 13 assembler", found)
+        return Check(name, "none", install_command("nvidia-cuda-nvcc", "nvidia-nvvm"), "note")
+    return Check(name, found)
 
 
 def cache() -> Check:
