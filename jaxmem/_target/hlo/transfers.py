@@ -76,7 +76,8 @@ def transfers(text: str) -> tuple[Transfer, ...]:
         """
         body = module.body(name)
         found = origins(body, given)
-        products = [_is_product(i, module) for i in body]
+        # Whether each instruction is a matrix product, or contains one.
+        products = [any(flops_of(e) is not None for e in (i, *module.within(i))) for i in body]
         done = {m[1]: at for at, i in enumerate(body) if (m := _OPERAND.search(i.text))}
         for at, i in enumerate(body):
             if i.opcode in ("while", "call", "conditional"):
@@ -147,11 +148,6 @@ def _moved(slices: list[Instruction], reads: list[Array], writes: list[Array]) -
     # A slice that is read is the result; a slice that is written is the second operand.
     parts = (e.output if e.opcode == "dynamic-slice" else e.operands[1] for e in slices)
     return sum(a.nbytes for a in parts)
-
-
-def _is_product(i: Instruction, module: HloModule) -> bool:
-    """Whether an instruction is a matrix product, or contains one."""
-    return any(flops_of(e) is not None for e in (i, *module.within(i)))
 
 
 def misplaced(text: str) -> tuple[str, ...]:
