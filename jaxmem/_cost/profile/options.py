@@ -210,19 +210,14 @@ def codecs_of(tags: Sequence[Operation], codecs) -> Iterable:
             f" {' and '.join(sorted(own))}; one decision holds for all tags of a name: give them"
             " one codec, or names of their own"
         )
-    each = [_of_tag(tag, codecs) for tag in tags]
+    given = [(t.params.get("kind"), t.params.get("codec"), t.aval.dtype) for t in tags]
+    each = [codecs_for(*one, codecs) for one in given]
     # Every occurrence must accept a codec that takes tensors of two values only.
     return [
         c
         for c in dict.fromkeys(c for several in each for c in several)
         if not c.two_valued or all(c in several for several in each)
     ]
-
-
-def _of_tag(tag: Operation, codecs) -> list:
-    """The codecs that one tag may take."""
-    params = tag.params
-    return codecs_for(params.get("kind"), params.get("codec"), tag.aval.dtype, codecs)
 
 
 def codecs_for(kind: str | None, own: str | None, dtype, codecs) -> list:
