@@ -5,6 +5,7 @@ installed for deviceless compilation.
 import glob
 import logging
 import os
+from collections.abc import Callable
 
 # Facts that libtpu queries from a TPU's machine. If they are set, it makes no query that can fail.
 LIBTPU = {
@@ -24,7 +25,7 @@ def quiet_plugin_noise() -> None:
     # Remove with a public name: JAX 0.10 to 0.12 exports none for the logger.
     log = logging.getLogger("jax._src.xla_bridge")
     if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):
-        log.addFilter(_is_not_of_a_tpu)
+        log.addFilter(_lacks("backend 'tpu'"))
         for name, value in LIBTPU.items():
             os.environ.setdefault(name, value)
     if any(
@@ -33,14 +34,9 @@ def quiet_plugin_noise() -> None:
         for path in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
     ):
         return
-    log.addFilter(_is_worth_reading)
+    log.addFilter(_lacks("Jax plugin configuration error"))  # about a GPU plugin without a GPU
 
 
-def _is_worth_reading(record: logging.LogRecord) -> bool:
-    """Whether a log record is not JAX's error about a GPU plugin without a GPU."""
-    return "Jax plugin configuration error" not in record.getMessage()
-
-
-def _is_not_of_a_tpu(record: logging.LogRecord) -> bool:
-    """Whether a log record is not about a missing TPU."""
-    return "backend 'tpu'" not in record.getMessage()
+def _lacks(words: str) -> Callable[[logging.LogRecord], bool]:
+    """The filter that drops log records with these words."""
+    return lambda record: words not in record.getMessage()
