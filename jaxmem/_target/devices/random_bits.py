@@ -18,7 +18,8 @@ def random_notes(jaxpr: Jaxpr, target: Target) -> tuple[str, ...]:
     if target.traits.cheap_random_bits:
         return ()
     drawn = (e for e in equations(jaxpr) if e.primitive.name == "random_bits")
-    most = max((math.prod(e.params["shape"]) for e in drawn if _by_threefry(e)), default=0)
+    by_threefry = (e for e in drawn if str(e.invars[0].aval.dtype) == THREEFRY)
+    most = max((math.prod(e.params["shape"]) for e in by_threefry), default=0)
     if most < MANY:
         return ()
     return (
@@ -26,8 +27,3 @@ def random_notes(jaxpr: Jaxpr, target: Target) -> tuple[str, ...]:
         " XLA writes dozens of arrays on a TPU; with"
         " jax.config.update('jax_default_prng_impl', 'rbg') it writes few, and draws other numbers",
     )
-
-
-def _by_threefry(eqn) -> bool:
-    """Whether random bits come from JAX's default generator."""
-    return str(eqn.invars[0].aval.dtype) == THREEFRY
