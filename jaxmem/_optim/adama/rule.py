@@ -332,13 +332,11 @@ class Rule:
         gradient: the minibatch's gradient; only Nesterov's update reads it.
         """
         mu, done = decoded(mu), optax.safe_increment(count)
-        m_hat, v_hat = (
-            optax.tree.bias_correction(mu, self.b1, done),
-            optax.tree.bias_correction(nu, self.b2, done),
-        )
+        corrected = optax.tree.bias_correction
+        m_hat, v_hat = corrected(mu, self.b1, done), corrected(nu, self.b2, done)
         if self.nesterov:
-            ahead = optax.tree.bias_correction(mu, self.b1, optax.safe_increment(done))
-            g_hat = optax.tree.bias_correction(gradient, self.b1, done)
+            ahead = corrected(mu, self.b1, optax.safe_increment(done))
+            g_hat = corrected(gradient, self.b1, done)
             m_hat = jax.tree.map(lambda m, g: self.b1 * m + (1 - self.b1) * g, ahead, g_hat)
         u = jax.tree.map(lambda m, v: m / (jnp.sqrt(v + self.eps_root) + self.eps), m_hat, v_hat)
         if self.weight_decay is not None:
