@@ -212,7 +212,7 @@ class Accumulation:
         return shapes(state["nu"])
 
     def __call__(self, state, gradient):
-        old = moments_in(state)
+        old = Moments(**{k: state[k] for k in Moments._fields if k in state})
 
         # The factor is always `by`, since a gradient that is not finite was replaced by zeros. It
         # is an array, since XLA would multiply a layer by a number in a pass of its own.
@@ -234,11 +234,6 @@ class Accumulation:
             return entries(new)
         params, new = self.update(state["params"], new, gradient.whole)
         return entries(new) | {"params": params}
-
-
-def moments_in(state: dict[str, Any]) -> Moments:
-    """Returns the moments in a component's state."""
-    return Moments(**{k: state[k] for k in Moments._fields if k in state})
 
 
 def entries(moments: Moments) -> dict[str, Any]:
