@@ -18,8 +18,8 @@ def random_notes(jaxpr: Jaxpr, target: Target) -> tuple[str, ...]:
     if target.traits.cheap_random_bits:
         return ()
     drawn = (e for e in equations(jaxpr) if e.primitive.name == "random_bits")
-    by_threefry = (e for e in drawn if str(e.invars[0].aval.dtype) == THREEFRY)
-    most = max((math.prod(e.params["shape"]) for e in by_threefry), default=0)
+    by_threefry = lambda eqn: str(eqn.invars[0].aval.dtype) == THREEFRY
+    most = max((math.prod(e.params["shape"]) for e in drawn if by_threefry(e)), default=0)
     if most < MANY:
         return ()
     return (
