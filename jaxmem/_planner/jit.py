@@ -43,7 +43,7 @@ from jaxmem._target.devices.target import Target
 from jaxmem._target.processes.channel import joined
 from jaxmem._trace.filtered import jitted_for
 from jaxmem._trace.settings import settings_of_thread
-from jaxmem._trace.signature import Adapted, Signature, is_traced
+from jaxmem._trace.signature import Adapted, Signature, is_traced, unchecked
 from jaxmem.errors import BudgetError, JaxmemError, NoLayersError, StepError
 
 # The options of `jaxmem.plan` that `jit` takes, and those that need a plan's own arguments.
@@ -179,12 +179,14 @@ class PlannedFunction:
         self._ran: set = set()  # keys of `_known` whose executables have run once
         self._last: Compilation | None = None
         self._last_key: Any = None
+        self._last_unchecked: tuple | None = None  # None: every call is like the last
         self._lock = threading.Lock()
         self._build = self._under_plans(step)
 
     def __call__(self, *args, **kwargs):
         # An executable does not see static arguments, so that each call looks its executable up.
-        if self._last is not None and not self._signature.static:
+        alike = self._last_unchecked in (None, unchecked((args, kwargs)))
+        if self._last is not None and alike and not self._signature.static:
             try:
                 return _run(self._last, args, kwargs)
             except (TypeError, ValueError):  # raised before the executable runs or takes memory
@@ -260,6 +262,7 @@ class PlannedFunction:
         # A state that the plan moves has another key once it is moved.
         moves = latest.plan is not None and latest.plan.places is not None
         self._last, self._last_key = latest, None if moves else key
+        self._last_unchecked = None if moves else unchecked((args, kwargs))
         for _ in range(0 if key in self._ran else RETRIES):
             args = latest.placed(args)
             dynamic, named = self._signature.dynamic(args, kwargs)

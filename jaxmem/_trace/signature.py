@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from jaxmem._core.apart import separated
 from jaxmem._trace.filtered import is_module, traced_leaves
+from jaxmem._trace.settings import settings
 
 
 class Signature:
@@ -57,8 +58,7 @@ class Signature:
         leaves, tree = jax.tree.flatten(arguments)
         traced = traced_leaves(arguments)
         leaf_keys = (_leaf_key(a) if one else (type(a), a) for a, one in zip(leaves, traced))
-        context = jax.config.read("jax_enable_x64"), jax.sharding.get_abstract_mesh()
-        return context, static, tuple(named.items()), tree, tuple(leaf_keys)
+        return settings(), static, tuple(named.items()), tree, tuple(leaf_keys)
 
     def positional(self, args: tuple, kwargs: dict) -> tuple[tuple, Callable]:
         """The values of all arguments in one tuple, and a function that makes the jitted function
@@ -97,6 +97,17 @@ class Adapted:
 
     def lower(self, *args, **kwargs):
         return self._call("lower", args, kwargs)
+
+
+def unchecked(arguments) -> tuple:
+    """The facts of a call by which `jax.jit` would trace again, and which an executable does not
+    check: JAX's settings, and whether each number, and each array without axes, has a weak type.
+
+    Arrays with axes are left out. Parameters of a weak type, such as those of `jnp.full`, have
+    another type after a step, and the step would be planned twice.
+    """
+    numbers = (a for a in jax.tree.leaves(arguments) if not getattr(a, "ndim", 0))
+    return settings(), [getattr(a, "weak_type", type(a) in (int, float, complex)) for a in numbers]
 
 
 def is_traced(arguments) -> bool:

@@ -50,7 +50,8 @@ class RecomputedStep:
         # By id of a program of the step: by position of a block's backward, its pairs of tags.
         self._pairs: dict[int, dict[int, Pairs]] = {}
         self._policies: set[Any] = set()
-        self._is_paired = self._pair(as_closed(program).jaxpr)
+        paired = self._pair(as_closed(program).jaxpr)
+        self._is_derivable = paired and all(isinstance(p, Policy) for p in self._policies)
 
     def under(self, plan: Decisions) -> Jaxpr | ClosedJaxpr | None:
         """The program of the step under a plan.
@@ -59,9 +60,7 @@ class RecomputedStep:
         loops, as in a scan over layers; if the plan divides layers into groups, or keeps values
         without a tag; and for a policy that is combined with another policy.
         """
-        if not self._is_paired or any(not isinstance(p, Policy) for p in self._policies):
-            return None
-        if any(plan.groups(policy.block) for policy in self._policies):
+        if not self._is_derivable or any(plan.groups(p.block) for p in self._policies):
             return None
         decided = {
             own: policy_for(plan, own.block, layers=own.layers, spans=own.spans)
