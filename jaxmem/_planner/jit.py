@@ -43,7 +43,7 @@ from jaxmem._target.devices.target import Target
 from jaxmem._target.processes.channel import joined
 from jaxmem._trace.filtered import jitted_for
 from jaxmem._trace.settings import settings_of_thread
-from jaxmem._trace.signature import Adapted, Signature, is_traced, unchecked
+from jaxmem._trace.signature import Adapted, Signature, needs_no_executable, unchecked
 from jaxmem.errors import BudgetError, JaxmemError, NoLayersError, StepError
 
 # The options of `jaxmem.plan` that `jit` takes, and those that need a plan's own arguments.
@@ -190,7 +190,7 @@ class PlannedFunction:
             try:
                 return _run(self._last, args, kwargs)
             except (TypeError, ValueError):  # raised before the executable runs or takes memory
-                inside = is_traced((args, kwargs))
+                inside = needs_no_executable((args, kwargs))
                 if not inside and self._signature.key(args, kwargs) == self._last_key:
                     raise
         return self._called(args, kwargs)
@@ -255,7 +255,7 @@ class PlannedFunction:
 
     def _called(self, args: tuple, kwargs: dict):
         """Looks the executable up, after the step is planned if it is new, and runs it."""
-        if is_traced((args, kwargs)):
+        if needs_no_executable((args, kwargs)):
             return self._inside(args, kwargs)
         key = self._signature.key(args, kwargs)
         latest = self._compilation(args, kwargs, key)
@@ -298,8 +298,8 @@ class PlannedFunction:
             raise none from error
 
     def _inside(self, args: tuple, kwargs: dict):
-        """The step inside another function that JAX traces, such as a library's own jit: under the
-        latest plan, or a plan for these shapes. Shardings are not known there.
+        """The step inside another function that JAX traces, such as a library's own jit, or without
+        jit: under the latest plan, or a plan for these shapes. Shardings are not known there.
         """
         latest = self._last
         if latest is None and jax.sharding.get_abstract_mesh().axis_names:

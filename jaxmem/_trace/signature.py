@@ -110,9 +110,12 @@ def unchecked(arguments) -> tuple:
     return settings(), [getattr(a, "weak_type", type(a) in (int, float, complex)) for a in numbers]
 
 
-def is_traced(arguments) -> bool:
-    """Whether the arguments hold a tracer, because JAX traces the call."""
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arguments))
+def needs_no_executable(arguments) -> bool:
+    """Whether no executable may serve a call: because JAX traces the call, and the arguments hold a
+    tracer, or because JAX runs without jit.
+    """
+    without_jit = jax.config.jax_disable_jit  # pyright: ignore
+    return without_jit or any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arguments))
 
 
 def _positional_names(function: Callable) -> list[str]:

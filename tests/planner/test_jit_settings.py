@@ -52,6 +52,25 @@ def test_a_number_and_an_array_of_one_value_are_different(rates):
     assert len(called(*((standard(), rate) for rate in rates))) > 1
 
 
+def test_without_jit_the_step_runs_operation_by_operation():
+    seen = []
+
+    def watched(weights, rate):
+        seen.append(isinstance(weights, jax.core.Tracer))
+        return step(weights, rate)
+
+    weights = jnp.full((4, 4), 0.5, jnp.float32)
+    for calls_before in (0, 1):
+        made = jaxmem.jit(watched)
+        want = [made(weights, 0.1) for _ in range(calls_before)]
+        seen.clear()
+        with jax.disable_jit():
+            got = made(weights, 0.1)
+        assert not seen[-1]
+        for result in want:
+            np.testing.assert_allclose(got[0], result[0], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     "other",
     [

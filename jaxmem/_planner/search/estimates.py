@@ -105,12 +105,10 @@ class Estimates:
         if program is None:
             traced = compiler.sized(plan)
         count = sum(1 for _ in equations(traced.jaxpr.jaxpr))
-        if backend.stops_at_buffers:
-            count *= COMPILED
-        elif program is not None:
-            count //= DERIVED
-        shards, args = self._shards, compiler.args
-        return backend.temporary_bytes(traced, shards, args=args, program=program), count
+        count *= COMPILED if backend.stops_at_buffers else 1
+        count //= 1 if program is None else DERIVED
+        size = backend.temporary_bytes(traced, self._shards, args=compiler.args, program=program)
+        return size, count
 
     @functools.cached_property
     def _recomputed(self) -> tuple[jax.stages.Traced, RecomputedStep]:
