@@ -1,5 +1,7 @@
 import os
+import pathlib
 import signal
+import site
 import subprocess
 import sys
 import time
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
+import jaxmem
 from jaxmem._target.compiled.compiled import read_compiled
 from jaxmem._target.deviceless import wheels
 from jaxmem._target.deviceless.compiler import Compiler
@@ -191,7 +194,15 @@ def test_what_is_passed_on_to_a_compiling_process():
     given = {name: value for name, (value, _) in PASSED.items()}
     passed = child_environment(given | {"PYTHONPATH": "/mine"})
     assert {name: passed.get(name) for name in PASSED} == {n: b for n, (_, b) in PASSED.items()}
-    assert passed["PYTHONPATH"].endswith(":/mine")
+    assert passed["PYTHONPATH"].split(os.pathsep)[-1] == "/mine"
+
+
+def test_the_folder_of_installed_packages_does_not_come_before_pythons_own_modules(monkeypatch):
+    folder = str(pathlib.Path(jaxmem.__path__[0]).absolute().parent)
+    monkeypatch.setattr(site, "getsitepackages", list)
+    assert child_environment({})["PYTHONPATH"].split(os.pathsep)[0] == folder
+    monkeypatch.setattr(site, "getsitepackages", lambda: [folder])
+    assert folder not in child_environment({})["PYTHONPATH"].split(os.pathsep)
 
 
 def test_the_plugins_complaint_about_a_missing_driver_is_dropped():

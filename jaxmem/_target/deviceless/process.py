@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import signal
+import site
 import subprocess
 import sys
 import tempfile
@@ -96,14 +97,12 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
         for f in environment.get("XLA_FLAGS", "").split()
         if f.startswith("--xla_gpu_cuda_data_dir")
     ]
-    here = [
-        str(pathlib.Path(package.__path__[0]).absolute().parent)
-        for package in (jaxmem, jaxmem_kernels)
-    ]
-    path = [
-        *dict.fromkeys(here),
-        *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)),
-    ]
+    # An installed package is found without its folder. With the folder, an installed `dataclasses`,
+    # for example, would take the place of Python's own.
+    installed = {*site.getsitepackages(), site.getusersitepackages()}
+    folders = [str(pathlib.Path(p.__path__[0]).absolute().parent) for p in (jaxmem, jaxmem_kernels)]
+    given = environment.get("PYTHONPATH", "").split(os.pathsep)
+    path = [*dict.fromkeys(f for f in folders if f not in installed), *filter(None, given)]
     own = {
         "JAX_PLATFORMS": "cpu",
         "TPU_LOG_DIR": "disabled",  # no logs in a folder that all users share
