@@ -375,7 +375,8 @@ class PlannedFunction:
 
     def _builder(self, args: tuple, kwargs: dict, called: Callable) -> Callable:
         """Returns the `build` of `jaxmem.plan` for these arguments."""
-        return lambda plan: called(self._jitted(self._build(plan), args, kwargs))
+        build = lambda plan: called(self._jitted(self._build(plan), args, kwargs))
+        return functools.wraps(self._build)(build)
 
     def _check_no_static(self, executable, values: tuple) -> None:
         """Raises StepError if a jitted step has static arguments, since the executable is called

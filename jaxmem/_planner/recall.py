@@ -6,6 +6,7 @@ of jaxmem, JAX, jaxlib, Triton and jax-triton. So a later process compiles the p
 searches nothing. A stored plan that exceeds its budget, or that cannot be read, is made anew.
 """
 
+import functools
 import json
 from typing import Any
 
@@ -68,7 +69,8 @@ def plan_or_recall(build, *args, options: dict[str, Any], changed: dict[str, Any
     # A released step whose states are placed is traced for other places.
     again = next_options() or STATES in options.get("decide", ())
     is_traced = lambda plan: plan == nothing and not again
-    traced_once = lambda plan: AlreadyTraced(stage) if is_traced(plan) else build(plan)
+    once = lambda plan: AlreadyTraced(stage) if is_traced(plan) else build(plan)
+    traced_once = functools.wraps(build)(once)
     made = make_plan.__wrapped__(traced_once, *args, **options | changed)
     history.remember_plan(key, json.dumps(made.to_json()))
     return made

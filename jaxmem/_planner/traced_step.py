@@ -123,6 +123,9 @@ def read_step(
     history = History(backend, traced.jaxpr)
     own = History(backend, as_written) if has_checkpoints and not planned else None
     profile, notes = corrected_by_runs(price(allowed=allowed), history)
+    made = {*profile.idle_blocks, *getattr(compiler.build, "labels", list)()}
+    idle = tuple(sorted(made.difference(block.name for block in profile.blocks)))
+    profile = dataclasses.replace(profile, idle_blocks=idle)
     notes += _undecided(compiler) if has_checkpoints else ()
     notes += _left_out(traced.jaxpr.jaxpr, target)
     compiler = compiler.with_facts(has_checkpoints, profile.idle_blocks)

@@ -279,6 +279,32 @@ def nested(params, batch):
     return update(params, jax.grad(loss)(params, batch))
 
 
+def test_layers_of_targets_that_no_gradient_reaches_have_a_place_in_the_plan():
+    """JAX computes the layers of targets as they are, and the trace has no block of them."""
+
+    def network(weights, x):
+        for w in weights:
+            x = x + jnp.tanh(x @ w)
+        return x
+
+    def step(params, x):
+        def loss(params):
+            target = jax.lax.stop_gradient(network(params[1], x[:4]))
+            return jnp.sum((network(params[0], x)[:4] - target) ** 2)
+
+        return jax.tree.map(lambda p, g: p - 0.01 * g, params, jax.grad(loss)(params))
+
+    weights = lambda key: list(jax.random.normal(jax.random.key(key), (4, 8, 8), jnp.float32) / 4)
+    args = (weights(0), weights(1)), jnp.ones((16, 8), jnp.float32)
+    plan = jaxmem.plan(jaxmem.auto(step), *args, target="h200", actions=jaxmem.plans.LOSSLESS)
+    assert set(plan.actions) == {"auto", "auto_2"}
+    kept = jaxmem.plans.Assignment({"auto": {}, "auto_2": {}})
+    for got, want in zip(
+        jax.tree.leaves(jaxmem.auto(step, kept)(*args)), jax.tree.leaves(step(*args))
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
 def test_of_nested_gradients_the_outermost_is_planned():
     """Its loss holds three loops over layers: its own, and the inner gradient's two."""
     planned = jaxmem.auto(nested)(NOTHING)

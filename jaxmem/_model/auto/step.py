@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxmem._core.assignment import Decisions, leaves_as_written
+from jaxmem._core.groups import auto_label
 from jaxmem._model.auto.calls import traced
 from jaxmem._model.auto.find import Finder, loops_named, read
 from jaxmem._model.auto.gradients import NAMES, differentiating, innermost, made_before
@@ -23,7 +24,7 @@ def build_of(step: Callable) -> Callable:
     None, and for a plan that leaves the step as written, it is the step itself.
     """
 
-    known: list[PlannedStep] = []  # the latest step
+    known: list[PlannedStep] = []  # the latest step, once there is one
 
     def auto(plan, *others):
         if leaves_as_written(plan) and not others:
@@ -39,6 +40,10 @@ def build_of(step: Callable) -> Callable:
         known[:] = [planned]
         return planned
 
+    # A trace may lack a block that has a label: JAX computes a block as it is that no gradient
+    # reaches, such as the targets under a `stop_gradient`.
+    taken = lambda: sum(latest.rewriter.labels for latest in known)
+    auto.labels = lambda: [auto_label(i + 1) for i in range(taken())]  # pyright: ignore
     return auto
 
 
@@ -54,6 +59,7 @@ def planned_step(
 class PlannedStep:
     """A step with blocks of the layers of every function that it differentiates.
 
+    rewriter: makes the blocks, and counts their labels.
     looks: whether all modules are searched for gradient functions. A search traces a step a hundred
       times, and the modules are searched until layers are found.
     """
@@ -63,13 +69,13 @@ class PlannedStep:
     def __init__(self, step: Callable, decided: Decisions, layers: list[Layer] | None = None):
         """layers: the list to which the layers that are found are appended."""
         self._step = step
-        self._rewriter = Rewriter(decided, layers)
+        self.rewriter = Rewriter(decided, layers)
         functools.update_wrapper(self, step, updated=())
 
     @property
     def found(self) -> bool:
         """Whether a layer has been found."""
-        return self._rewriter.found
+        return self.rewriter.found
 
     def __call__(self, *args, **kwargs):
         return self._checked(self._step, args, kwargs)
@@ -77,7 +83,7 @@ class PlannedStep:
     def within(self, function: Callable, *args, **kwargs):
         """Calls `function`. The functions that it differentiates have blocks of their layers."""
         names = getattr(innermost(self._step), "__globals__", {})
-        with differentiating(self._rewriter.with_blocks, names, self.looks and not self.found):
+        with differentiating(self.rewriter.with_blocks, names, self.looks and not self.found):
             return function(*args, **kwargs)
 
     def _checked(self, function: Callable, args: tuple, kwargs: dict):
@@ -89,8 +95,8 @@ class PlannedStep:
 
     def no_layers(self) -> NoLayersError:
         """Returns the error for a step without layers."""
-        if self._rewriter.error is not None:
-            return self._rewriter.error
+        if self.rewriter.error is not None:
+            return self.rewriter.error
         name = getattr(self._step, "__name__", type(self._step).__name__)
         before = made_before(self._step)
         made = f": it uses {', '.join(before)}" if before else ""
@@ -121,6 +127,7 @@ class Rewriter:
     found: whether a layer has been found.
     error: the error for a step without layers, about the function with most FLOPs; None before the
       first function.
+    labels: the number of labels that blocks have taken.
     """
 
     def __init__(self, decided: Decisions, layers: list[Layer] | None = None):
@@ -130,7 +137,7 @@ class Rewriter:
         self._layers = layers
         self._work = -1.0  # FLOPs of the function that `error` is about
         self._decided = decided
-        self._labels = 0
+        self.labels = 0
         self._first: dict[Any, int] = {}
 
     def with_blocks(self, function: Callable) -> Callable:
@@ -150,12 +157,12 @@ class Rewriter:
         # JAX may trace the function again, such as for other shapes: its layers keep their labels.
         code = getattr(inspect.unwrap(function), "__code__", type(function))
         operations = tuple(node.primitive for node in program.nodes)
-        first = self._first.setdefault((code, operations), self._labels)
+        first = self._first.setdefault((code, operations), self.labels)
         finder = Finder(self._decided, first)
         # Conditionals and shard_maps are searched when JAX traces them, in `run`.
         with todays_checkpoint():
             result = call(finder.with_blocks(program).run)
-        self._labels = max(self._labels, finder.labels)
+        self.labels = max(self.labels, finder.labels)
         self.found = self.found or bool(finder.found)
         if self._layers is not None:
             self._layers += finder.found

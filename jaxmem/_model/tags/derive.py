@@ -62,11 +62,9 @@ class RecomputedStep:
         """
         if not self._is_derivable or any(plan.groups(p.block) for p in self._policies):
             return None
-        decided = {
-            own: policy_for(plan, own.block, layers=own.layers, spans=own.spans)
-            for own in self._policies
-        }
-        if any(policy.choices is None for policy in decided.values()):
+        policy = lambda own: policy_for(plan, own.block, layers=own.layers, spans=own.spans)
+        decided = {own: policy(own) for own in self._policies}
+        if any(new.choices is None for new in decided.values()):
             return None
         return on_open(self._program, functools.partial(self._derived, decided=decided))
 
@@ -122,8 +120,7 @@ def _divide(eqns: list[JaxprEqn], position: int, pairs: Pairs, policy: Policy) -
         return
     inputs, operands = zip(*saved)
     staged = [e for i, eqn in enumerate(body.eqns) for e in staged_at.get(i, [eqn])]
-    changed = body.replace(eqns=staged, invars=[*body.invars, *inputs])
-    changed, used = needed(changed)
+    changed, used = needed(body.replace(eqns=staged, invars=[*body.invars, *inputs]))
     read = [v for v, is_read in zip((*block.invars, *operands), used) if is_read]
     eqns[position] = block.replace(invars=read, params=block.params | {"jaxpr": changed})
 
@@ -139,9 +136,7 @@ def _pairs(before: Sequence[JaxprEqn], block: JaxprEqn, taken: set[int]) -> Pair
         return None
     numbers: dict[Any, int] = {}
     number: Callable[[Any], int] = lambda key: numbers.setdefault(key, len(numbers))
-    numbered = [
-        frozenset() if isinstance(v, Literal) else frozenset((number(v),)) for v in block.invars
-    ]
+    numbered = [frozenset(() if isinstance(v, Literal) else (number(v),)) for v in block.invars]
     own = dict(zip(body.invars, numbered))
     outer = {v: n for v, n in zip(block.invars, numbered) if not isinstance(v, Literal)}
     of_backward, of_forward = _tags(body.eqns, own, number), _tags(before, outer, number)
