@@ -296,7 +296,7 @@ def test_layers_of_targets_that_no_gradient_reaches_have_a_place_in_the_plan():
 
     weights = lambda key: list(jax.random.normal(jax.random.key(key), (4, 8, 8), jnp.float32) / 4)
     args = (weights(0), weights(1)), jnp.ones((16, 8), jnp.float32)
-    plan = jaxmem.plan(jaxmem.auto(step), *args, target="h200", actions=jaxmem.plans.LOSSLESS)
+    plan = jaxmem.plan(jaxmem.auto(step), *args, actions=["recompute"])
     assert set(plan.actions) == {"auto", "auto_2"}
     kept = jaxmem.plans.Assignment({"auto": {}, "auto_2": {}})
     for got, want in zip(
