@@ -103,7 +103,7 @@ def unchecked(arguments) -> tuple:
     """The facts of a call by which `jax.jit` would trace again, and which an executable does not
     check: JAX's settings, and whether each number, and each array without axes, has a weak type.
 
-    Arrays with axes are left out. Parameters of a weak type, such as those of `jnp.full`, have
+    Arrays with axes are left out. Parameters of a weak type, such as arrays of `jnp.full`, have
     another type after a step, and the step would be planned twice.
     """
     numbers = (a for a in jax.tree.leaves(arguments) if not getattr(a, "ndim", 0))

@@ -37,7 +37,7 @@ def descended(loss):
 
 
 def skips():
-    """Unlike layers, of which the later ones read the inputs of the earlier ones."""
+    """Unlike layers; the later layers read the inputs of the earlier layers."""
 
     def loss(params, x):
         down, up = params

@@ -105,7 +105,7 @@ def _divide(eqns: list[JaxprEqn], position: int, pairs: Pairs, policy: Policy) -
     block = eqns[position]
     body = block.params["jaxpr"]
     staged_at: dict[int, list[JaxprEqn]] = {}
-    saved: list[tuple[Any, Any]] = []  # variables of the backward, with those of the forward
+    saved: list[tuple[Any, Any]] = []  # variables of the backward, with variables of the forward
     for of_backward, of_forward in pairs.items():
         (result,), forward = body.eqns[of_backward].outvars, eqns[of_forward]
         known, staged, _, _, codes = divided_tag(policy, [False], [True], forward)
@@ -126,7 +126,7 @@ def _divide(eqns: list[JaxprEqn], position: int, pairs: Pairs, policy: Policy) -
 
 
 def _pairs(before: Sequence[JaxprEqn], block: JaxprEqn, taken: set[int]) -> Pairs | None:
-    """Pairs the tags of a block's backward with those of its forward; None if one has no pair.
+    """Pairs the tags of a block's backward with the tags of its forward; None if one has no pair.
 
     before: the equations before the backward.
     taken: positions of tags that belong to other blocks.

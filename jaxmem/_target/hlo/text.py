@@ -251,7 +251,7 @@ class HloModule:
 def behind(
     views: Collection[str], i: Instruction | None, named: Mapping[str, Instruction]
 ) -> Instruction | None:
-    """Returns the instruction of which `i` is a view, through all instructions with these opcodes;
+    """Returns the instruction that `i` is a view of, through all instructions with these opcodes;
     `i` itself if it is no view.
     """
     while i is not None and i.opcode in views and i.operand_names:
