@@ -21,7 +21,7 @@ def step(weights, rate):
 
 
 def called(*calls):
-    """Compares the results of calls with the results of `jax.jit`; each call is a context and a rate."""
+    """Compares results of calls with results of `jax.jit`; a call is a context and a rate."""
     weights = jnp.full((4, 4), 0.5, jnp.bfloat16)
     ours, plain = jaxmem.jit(step), jax.jit(step)
     types = set()

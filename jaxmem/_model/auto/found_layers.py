@@ -36,8 +36,8 @@ def found_layers(step: Callable, args: tuple) -> tuple[Layer, ...]:
 
 def layer_data(layer: Layer) -> dict[str, Any]:
     """Returns a layer that `found_layers` found as JSON data. The bytes of a tag are the bytes
-    of its tensor in one layer. The place of a tag is the user's file and line that computes the tensor;
-    "" for the layer's input.
+    of its tensor in one layer. The place of a tag is the user's file and line that computes the
+    tensor; "" for the layer's input.
     """
     avals, graph = layer.program.avals, LayerGraph(layer.program, ())
     tags = [
