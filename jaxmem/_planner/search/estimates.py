@@ -35,7 +35,6 @@ RECALLED = 3  # plans of earlier searches that are estimated
 # seconds. Only steps with Python loops over layers reach the limits.
 MOST_EQUATIONS = {"taught": 100_000, "least": 500_000, "others": 200_000}
 COMPILED = 10  # a compile for buffers takes about as long as this number of estimates
-DERIVED = 5  # an estimate of a traced program takes about as long as this number of derived ones
 
 
 class Estimates:
@@ -104,9 +103,8 @@ class Estimates:
         program = None if backend.stops_at_buffers else recomputed.under(plan)
         if program is None:
             traced = compiler.sized(plan)
-        count = sum(1 for _ in equations(traced.jaxpr.jaxpr))
+        count = sum(1 for _ in equations((program or traced.jaxpr).jaxpr))
         count *= COMPILED if backend.stops_at_buffers else 1
-        count //= 1 if program is None else DERIVED
         size = backend.temporary_bytes(traced, self._shards, args=compiler.args, program=program)
         return size, count
 
