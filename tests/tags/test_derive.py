@@ -98,7 +98,23 @@ def tagged_by_hand():
     return build, (params, normal(ROWS, WIDTH))
 
 
-MODELS = (skips, dropout_in_microbatches, tagged_by_hand)
+def dropout_at_the_end():
+    """Layers that end with dropout: a layer's mask is near the tags of the next layer, and far from
+    the other tags of its own.
+    """
+
+    def loss(params, x, key):
+        for i, (wide, narrow) in enumerate(params):
+            x = x + jnp.tanh(x @ wide) @ narrow
+            mask = jax.random.bernoulli(jax.random.fold_in(key, i), 0.9, x.shape)
+            x = jnp.where(mask, x / jnp.float32(0.9), 0.0)
+        return jnp.mean(x**2)
+
+    params = [(normal(WIDTH, 2 * WIDTH), normal(2 * WIDTH, WIDTH)) for _ in range(4)]
+    return build_of(descended(loss)), (params, normal(ROWS, WIDTH), jax.random.key(0))
+
+
+MODELS = (skips, dropout_at_the_end, dropout_in_microbatches, tagged_by_hand)
 CODEC = Choice(Action.COMPRESS, "grouped_symmetric")
 
 
@@ -116,8 +132,11 @@ def tags_of(traced) -> dict[str, list[str]]:
 
 
 def operations(program) -> list[str]:
-    """The operations that lead to a result, sorted."""
-    return sorted(eqn.primitive.name for eqn in equations(needed(program.jaxpr)[0]))
+    """The operations that lead to a result, sorted, without the rounding of kept values. JAX
+    rounds a value only if the forward of its block reads it.
+    """
+    found = (eqn.primitive.name for eqn in equations(needed(program.jaxpr)[0]))
+    return sorted(name for name in found if name != "reduce_precision")
 
 
 def drawn(tags: dict[str, list[str]], seed: int) -> Assignment:
@@ -141,6 +160,7 @@ def test_derived_programs_take_the_bytes_of_traced_programs(model):
         plan = drawn(tags, seed)
         derived, traced = step.under(plan), traced_under(build, plan, args)
         assert derived is not None
+        assert operations(derived) == operations(traced.jaxpr)
         for on_gpu in (False, True):
             expected = temporary_bytes(traced.jaxpr, (), on_gpu=on_gpu)
             assert temporary_bytes(derived, (), on_gpu=on_gpu) == expected
@@ -153,12 +173,13 @@ def test_derived_programs_compute_the_step(model):
     build, args = model()
     nothing = traced_under(build, Assignment.nothing(), args)
     step, tags, leaves = RecomputedStep(nothing.jaxpr), tags_of(nothing), jax.tree.leaves(args)
-    plan = drawn(tags, 0)
-    derived = step.under(plan)
-    assert derived is not None
-    expected = as_function(traced_under(build, plan, args).jaxpr)(*leaves)
-    for got, want in zip(as_function(derived)(*leaves), expected, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    for seed in range(3):
+        plan = drawn(tags, seed)
+        derived = step.under(plan)
+        assert derived is not None
+        expected = as_function(traced_under(build, plan, args).jaxpr)(*leaves)
+        for got, want in zip(as_function(derived)(*leaves), expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_tags_that_two_blocks_put_on_one_value_belong_to_their_own_blocks():

@@ -106,7 +106,7 @@ def _divide(eqns: list[JaxprEqn], position: int, pairs: Pairs, policy: Policy) -
     body = block.params["jaxpr"]
     staged_at: dict[int, list[JaxprEqn]] = {}
     saved: list[tuple[Any, Any]] = []  # variables of the backward, with variables of the forward
-    for of_backward, of_forward in pairs.items():
+    for of_forward, of_backward in sorted((f, b) for b, f in pairs.items()):
         (result,), forward = body.eqns[of_backward].outvars, eqns[of_forward]
         known, staged, _, _, codes = divided_tag(policy, [False], [True], forward)
         if staged is None:
@@ -120,8 +120,8 @@ def _divide(eqns: list[JaxprEqn], position: int, pairs: Pairs, policy: Policy) -
         return
     inputs, operands = zip(*saved)
     staged = [e for i, eqn in enumerate(body.eqns) for e in staged_at.get(i, [eqn])]
-    changed, used = needed(body.replace(eqns=staged, invars=[*body.invars, *inputs]))
-    read = [v for v, is_read in zip((*block.invars, *operands), used) if is_read]
+    changed, used = needed(body.replace(eqns=staged, invars=[*inputs, *body.invars]))
+    read = [v for v, is_read in zip((*operands, *block.invars), used) if is_read]
     eqns[position] = block.replace(invars=read, params=block.params | {"jaxpr": changed})
 
 
@@ -140,24 +140,26 @@ def _pairs(before: Sequence[JaxprEqn], block: JaxprEqn, taken: set[int]) -> Pair
     own = dict(zip(body.invars, numbered))
     outer = {v: n for v, n in zip(block.invars, numbered) if not isinstance(v, Literal)}
     of_backward, of_forward = _tags(body.eqns, own, number), _tags(before, outer, number)
+    free = {p: key for p, key in of_forward.items() if p not in taken}
+    candidates = {tag: [p for p in free if free[p] == key] for tag, key in of_backward.items()}
     pairs: Pairs = {}
-    candidates = {k: [p for p in of_forward.get(k, ()) if p not in taken] for k in of_backward}
-    for key in sorted(candidates, key=lambda key: len(candidates[key])):
-        tags, found = of_backward[key], candidates[key]
-        if len(found) < len(tags):
+    # Tags of several blocks may depend on the same inputs, such as masks of dropout. The tags of
+    # a block are near each other, and have the same order in both programs.
+    for tag in sorted(candidates, key=lambda tag: (len(candidates[tag]), tag)):
+        first = max((f for b, f in pairs.items() if b < tag), default=-1)
+        last = min((f for b, f in pairs.items() if b > tag), default=len(before))
+        found = [p for p in candidates[tag] if first < p < last]
+        if not found:
             return None
-        # Several blocks may tag the same input, such as a skip connection. The tag of this block is
-        # near the block's other tags.
-        start = min(pairs.values(), default=found[-1])
-        pairs |= zip(tags, sorted(sorted(found, key=lambda p: abs(p - start))[: len(tags)]))
+        pairs[tag] = found[-1] if first < 0 else found[0]
     return pairs
 
 
 def _tags(
     eqns: Sequence[JaxprEqn], known: Mapping[Any, frozenset[int]], number: Callable[[Any], int]
-) -> dict[int, list[int]]:
-    """The positions of tags, by a number of the tag's name and of the tags and inputs that it
-    depends on. Tags that depend on more than the inputs are left out.
+) -> dict[int, int]:
+    """By position of a tag: a number of the tag's name and of the tags and inputs that it depends
+    on. Tags that depend on more than the inputs are left out.
 
     known: the inputs, each with its number.
     number: numbers the pairs of a name and of numbers.
@@ -169,9 +171,8 @@ def _tags(
             continue
         here = frozenset().union(*(sources[v] for v in reads))
         if is_tag(eqn):
-            key = number((eqn.params["name"], here))
-            found.setdefault(key, []).append(position)
-            here = frozenset((key,))
+            found[position] = number((eqn.params["name"], here))
+            here = frozenset((found[position],))
         for v in eqn.outvars:
             sources.setdefault(v, here)  # an input of the block may be made from other inputs
     return found
