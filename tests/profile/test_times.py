@@ -172,6 +172,29 @@ def test_the_machine_at_hand_is_measured(tmp_path, measured_times):
     assert again.seconds == found.seconds[:1]
 
 
+def test_a_job_that_cannot_be_timed_gets_its_roofline_scaled_by_the_others(tmp_path):
+    machine, database = Machine(), Database(tmp_path / "p.sqlite")
+    jobs = [job(n) for n in (4096, 2048, 1024, 2048)]
+    for _ in range(2):  # what was timed is in the database the second time
+        machine.times = lambda those: [None if j is jobs[-1] else Timing(5.0, 0.1) for j in those]
+        found = job_times(jobs, machine, database)
+        # The rooflines are as 4 to 2 to 1: 10 seconds for 5 parts of 7.
+        assert found.seconds == pytest.approx([5.0, 4.0, 5.0, 4.0])
+        assert (found.source, found.disturbed) == ("measured", 0.0)
+        assert found.uncertainty == pytest.approx(0.1)
+    machine.times = lambda those: [Timing(3.0)] * len(those)
+    assert job_times(jobs, machine, database).seconds == [5.0, 3.0, 5.0, 3.0]
+
+
+def test_of_jobs_that_cannot_be_timed_all_get_their_roofline(tmp_path):
+    machine, jobs = Machine(), [job(4096), job(2048)]
+    machine.times = lambda those: [None] * len(those)
+    found = job_times(jobs, machine, Database(tmp_path / "p.sqlite"))
+    assert found == job_times(jobs, Pricing(machine.target))
+    assert found.source == "roofline"
+    assert job_times([], machine, Database(tmp_path / "p.sqlite")).source == "measured"
+
+
 LOSSY, BITS = (
     Choice("compress", codec)
     for codec in ("grouped_symmetric(group=64,scale=bfloat16)", "bit_mask()")

@@ -53,8 +53,7 @@ def is_beside_training() -> bool:
 
 def check_goes_on() -> None:
     """Raises StepError if this thread plans during a training, and the training has ended."""
-    ended = _ENDED.get()
-    if ended is not None and ended():
+    if (ended := _ENDED.get()) is not None and ended():
         raise StepError("plan: the training that the plan was made beside has ended")
 
 
@@ -83,9 +82,11 @@ def job_times(jobs: Sequence[Job], backend, database: Database | None = None) ->
     database: stores the times of earlier jobs, and receives new times; None means the default.
 
     A time comes from the database. It is measured again if it was measured on a busy machine or
-    long ago. All times have one source, since times of different sources do not compare. A mesh
-    that is set (`jax.set_mesh`) would divide the pieces, so no mesh is set here. Pieces are priced
-    whole unless they hold a `jax.shard_map`.
+    long ago. All times have one source, since times of different sources do not compare. So a job
+    that cannot be timed gets its roofline, multiplied by the seconds of all timed jobs over the
+    rooflines of these jobs. If no job can be timed, each gets its roofline. A mesh that is set
+    (`jax.set_mesh`) would divide the pieces, so no mesh is set here. Pieces are priced whole unless
+    they hold a `jax.shard_map`.
     """
     with jax.set_mesh(None):
         return _job_times(jobs, backend, database)
@@ -96,33 +97,36 @@ def _job_times(jobs: Sequence[Job], backend, database: Database | None) -> Times
     target, source, database = backend.target, backend.source, database or Database()
     texts = [text_of(job.jaxpr) for job in jobs]
     codec = rates_of(target.chip).codec if target.chip else target.bandwidth
+    work = [_roofline(job.jaxpr, target, codec) for job in jobs]
     if source != "roofline":
         unique = dict(zip(texts, jobs))
         times, now = database.read_times(backend.device, source, list(unique)), time.time()
-        wanted = [
-            t for t in unique if t not in times or (source == "measured" and due(times[t], now))
-        ]
+        stale = lambda text: source == "measured" and due(times[text], now)
+        wanted = [text for text in unique if text not in times or stale(text)]
         # None if the backend does not know all of them: the roofline then serves for every job.
         found = backend.times([unique[text] for text in wanted])
-        if found is not None:
-            new = {text: _better(times.get(text), one) for text, one in zip(wanted, found)}
-            database.write_times(backend.device, source, new)
-            times |= new
+        pairs = zip(wanted, found or ())
+        new = {text: _better(times.get(text), one) for text, one in pairs if one is not None}
+        database.write_times(backend.device, source, new)
+        times |= new
+        if found is not None and (times or not jobs):
             spreads = [timing.spread for timing in times.values()] or [0.0]
             busy = sum(spread > BUSY for spread in spreads) / len(spreads)
             uncertainty = statistics.median(spreads) if source == "measured" else ESTIMATED
             # A job on a mesh runs on all of its devices: each takes the time of its part.
-            seconds = [job.shards * times[text].seconds for job, text in zip(jobs, texts)]
+            own = {t: job.shards * times[t].seconds for t, job in unique.items() if t in times}
+            known = sum(roofline for t, roofline in zip(texts, work) if t in own)
+            factor = sum(own[t] for t in texts if t in own) / known if known else 1.0
+            seconds = [own.get(t, factor * roofline) for t, roofline in zip(texts, work)]
             return Times(seconds, source, busy, uncertainty)
-    return Times([_roofline(job.jaxpr, target, codec) for job in jobs], "roofline")
+    return Times(work, "roofline")
 
 
 def due(timing: Timing, now: float) -> bool:
     """Whether a measured time is worth measuring again, and the device is free."""
-    if is_beside_training():
-        return False
     age = abs(now - timing.written)  # a clock that was set back makes a time old, not eternal
-    return age > OLD_SECONDS or (age > RETRY_SECONDS and timing.spread > BUSY)
+    retry = age > RETRY_SECONDS and timing.spread > BUSY
+    return not is_beside_training() and (age > OLD_SECONDS or retry)
 
 
 def _better(old: Timing | None, new: Timing) -> Timing:

@@ -97,7 +97,7 @@ class Local(Backend):
             executable=executable,
         )
 
-    def times(self, jobs: Sequence[Job]) -> list[Timing] | None:
+    def times(self, jobs: Sequence[Job]) -> Sequence[Timing | None] | None:
         # Processes would have to run a piece on all of their devices equally often.
         if jax.process_count() > 1 and any(job.mesh is not None for job in jobs):
             return None
@@ -203,25 +203,21 @@ class Deviceless(Backend):
         options = options_of(self.target.platform, traced)
         return self._compiler.explain(exported, donated=donated, options=options)
 
-    def times(self, jobs: Sequence[Job]) -> list[Timing] | None:
+    def times(self, jobs: Sequence[Job]) -> Sequence[Timing | None] | None:
         if self.source != "xla":
             return None
         futures = []  # all are handed in before the first is waited for: workers share them
         for job in jobs:
             traced = job.trace()
             (exported, donated), kernels = self._export(traced), kernel_flops(traced.jaxpr.jaxpr)
+            assigned, free = self.stops_at_buffers, job.mesh is not None
             submitted = self._compiler.submit(
-                exported,
-                donated=donated,
-                assigned=self.stops_at_buffers,
-                kernels=kernels,
-                free=job.mesh is not None,
+                exported, donated=donated, assigned=assigned, kernels=kernels, free=free
             )
             futures.append(submitted)
-        found = [future.result().xla_seconds for future in futures]
-        times = [Timing(seconds) for seconds in found if seconds is not None]
+        times = [Timing(s) for f in futures if (s := f.result().xla_seconds) is not None]
         # Times of different sources do not compare: all come from XLA, or none does.
-        return times if len(times) == len(found) else None
+        return times if len(times) == len(jobs) else None
 
     def _tell_of_idle_devices(self, exported: bytes) -> None:
         """Warns, once, where the target has several devices and the step is not sharded."""

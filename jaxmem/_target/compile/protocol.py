@@ -6,9 +6,9 @@ time. A profile needs less than a search, a `Pricing`, which compiles nothing.
 """
 
 import abc
-import concurrent.futures
 import contextlib
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Self
 
 import jax
@@ -43,8 +43,10 @@ class Pricing:
         """The name of the measured device. A stored time is valid for this device only."""
         return f"{self.target.name} {self.target.kind}"
 
-    def times(self, jobs: Sequence[Job]) -> list[Timing] | None:
-        """Returns the time of each job, or None unless every one of them has a time."""
+    def times(self, jobs: Sequence[Job]) -> Sequence[Timing | None] | None:
+        """Returns the time of each job, with None for a job that cannot be timed; or None in place
+        of the times if the backend knows no times.
+        """
         return None
 
     @property
@@ -83,18 +85,14 @@ class Backend(Pricing, abc.ABC):
         return
 
     @abc.abstractmethod
-    def compile_fully(
-        self, stage, traced: jax.stages.Traced
-    ) -> "concurrent.futures.Future[Compiled]":
+    def compile_fully(self, stage, traced: jax.stages.Traced) -> Future[Compiled]:
         """Compiles the step as it will run, and returns a future of the result.
 
         stage: the step's own traced stage, whose executable is called as the step is.
         traced: JAX's, as `jaxmem._trace.step.trace` returns both.
         """
 
-    def compile_buffers(
-        self, stage, traced: jax.stages.Traced
-    ) -> "concurrent.futures.Future[Compiled]":
+    def compile_buffers(self, stage, traced: jax.stages.Traced) -> Future[Compiled]:
         """Compiles the step for its bytes and costs only. If `stops_at_buffers`, the compiler stops
         after it has assigned buffers; else the step is compiled fully. The arguments and the result
         are as for `compile_fully`. A search compiles the plan that it returns fully, and other

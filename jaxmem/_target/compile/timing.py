@@ -1,6 +1,7 @@
 """Times pieces of a program, and copies to host memory and back, on the device at hand."""
 
 import functools
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -19,33 +20,43 @@ ROUNDS = 5
 # may be sizes of groups.
 INDICES, LARGE = 8, 1024
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+# Calls of Python in a lowered program: of CPUs and GPUs, and of TPUs.
+_PYTHON = re.compile(r"@xla_\w*python\w*_callback|is_host_transfer = true")
 
 
-def measure_all(jobs: Sequence[Job]) -> list[Timing]:
-    """Times each job by the least of several runs: other work on the machine only adds time.
+def measure_all(jobs: Sequence[Job]) -> list[Timing | None]:
+    """Times each job by the least of several runs: other work on the machine only adds time. A job
+    that cannot be timed has None.
 
     A job's spread is the distance of the median of its runs from the least. Every job gets the
     median of all jobs' spreads: other work may slow all runs of one job alike, which its own spread
     does not show, but the many jobs of the same minute show whether the machine was busy.
     """
     rounds = [measure(job) for job in jobs]
-    spread = statistics.median(statistics.median(r) / min(r) - 1 for r in rounds) if jobs else 0.0
-    return [Timing(min(r), spread) for r in rounds]
+    spreads = [statistics.median(r) / min(r) - 1 for r in rounds if r] or [0.0]
+    return [Timing(min(r), statistics.median(spreads)) if r else None for r in rounds]
 
 
 def measure(job: Job, least_seconds: float = 0.02) -> list[float]:
     """Returns the seconds of each run of a job, after one run that is not counted.
 
-    There are 7 runs, and more until they add up to `least_seconds`, but at most 50.
+    There are 7 runs, and more until they add up to `least_seconds`, but at most 50. There are none
+    for a job that fails in XLA, such as for too little memory, or that calls Python. A `Job` has no
+    such calls in its jaxpr, but a primitive of a library may lower to one (lineax checks solutions
+    so). On made-up numbers a check raises, and what is printed would mislead.
     """
     traced = job.trace(jax.devices())
-    run = traced.lower().compile()
-    shardings = run.input_shardings[0]  # None for an argument that the program does not read
-    arguments = [
-        sample(a) if sharding is None else jax.device_put(sample(a), sharding)
-        for a, sharding in zip(traced.jaxpr.in_avals, shardings)
-    ]
-    run_seconds(run, *arguments)  # the run that is not counted
+    lowered = traced.lower()
+    if _PYTHON.search(lowered.as_text()):
+        return []
+    try:
+        run = lowered.compile()
+        shardings = run.input_shardings[0]  # None for an argument that the program does not read
+        pairs = zip(traced.jaxpr.in_avals, shardings)
+        arguments = [jax.device_put(sample(aval), sharding) for aval, sharding in pairs]
+        run_seconds(run, *arguments)  # the run that is not counted
+    except jax.errors.JaxRuntimeError:
+        return []
     rounds: list[float] = []
     while len(rounds) < 7 or (sum(rounds) < least_seconds and len(rounds) < 50):
         rounds.append(run_seconds(run, *arguments))
