@@ -180,31 +180,19 @@ def _devices() -> list[Check]:
     try:
         devices = jax.local_devices()
     except RuntimeError as error:
-        return [
-            Check(
-                "devices",
-                f"JAX finds none: {error}",
-                "unset JAX_PLATFORMS, or set it to what there is",
-                "bad",
-            )
-        ]
+        remedy = "unset JAX_PLATFORMS, or set it to what there is"
+        return [Check("devices", f"JAX finds none: {error}", remedy, "bad")]
     checks = []
     for device in devices[:8]:
         memories = ", ".join(sorted(m.kind for m in device.addressable_memories())) or "none"
         limit = (device.memory_stats() or {}).get("bytes_limit")
         size = f", {show_bytes(limit)} for programs" if limit else ""
-        checks.append(
-            Check(f"device {device.id}", f"{device.device_kind}, memories: {memories}{size}")
-        )
+        what = f"{device.device_kind}, memories: {memories}{size}"
+        checks.append(Check(f"device {device.id}", what))
     if is_remat3() and not is_hijax():
-        checks.append(
-            Check(
-                "jax_remat3",
-                "on: jaxmem plans steps under it from JAX 0.12 on",
-                "jax.config.update('jax_remat3', False), or pip install 'jax>=0.12'",
-                "bad",
-            )
-        )
+        what = "on: jaxmem plans steps under it from JAX 0.12 on"
+        remedy = "jax.config.update('jax_remat3', False), or pip install 'jax>=0.12'"
+        checks.append(Check("jax_remat3", what, remedy, "bad"))
     return checks
 
 
@@ -258,20 +246,15 @@ def cache() -> Check:
     # the file, or else the nearest folder that exists, in which it would be made
     near = next(p for p in (path, *path.parents) if os.path.exists(p))
     if (what := check()) is not None:
-        return Check(
-            name,
-            f"{path}: {what}",
+        remedy = (
             "where it is damaged, the next plan moves it aside and begins a new one; where it"
-            " cannot be read, let this user read and write it",
-            "note",
+            " cannot be read, let this user read and write it"
         )
+        return Check(name, f"{path}: {what}", remedy, "note")
     if not all(os.access(p, os.W_OK) for p in (near, near if near.is_dir() else near.parent)):
-        return Check(
-            name,
-            f"{path} cannot be written: each plan measures and compiles again",
-            "let this user write there, or set XDG_CACHE_HOME to a folder where they can",
-            "note",
-        )
+        what = f"{path} cannot be written: each plan measures and compiles again"
+        remedy = "let this user write there, or set XDG_CACHE_HOME to a folder where they can"
+        return Check(name, what, remedy, "note")
     if not path.exists():
         return Check(name, f"{path}, not yet made")
     size, rows = usage()
