@@ -27,6 +27,7 @@ from jaxmem._planner.search.candidates import solve_fastest
 from jaxmem._planner.search.state import Search
 from jaxmem._planner.search.step_time import LEAST_GAIN
 from jaxmem._planner.search.trial import Limits, Trial
+from jaxmem._planner.solve.problem import keys_of
 from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._result.plan.rows import Bytes
 from jaxmem._target.devices.target import Target
@@ -73,18 +74,15 @@ def _solved(search: Search, wider: Callable[[], Profile]) -> tuple[ActionSolutio
     compresses and that the search could not compress. None if no assignment fits, or if there are
     no such values.
     """
-    if not _lossless(search.profile):
+    lossless = _lossless(search.profile)
+    if not lossless:
         return None
     problem = dataclasses.replace(search.problem(search.model()), profile=wider())
     solution = solve_fastest(problem)
     if solution is None:
         return None
-    names = {
-        name
-        for label, choices in solution.actions.items()
-        for name, choice in choices.items()
-        if choice.action.encodes and (label, name) in _lossless(search.profile)
-    }
+    encoded = ((block, tag) for block, tag, c in keys_of(solution.actions) if c.action.encodes)
+    names = {tag for block, tag in encoded if (block, tag) in lossless}
     if not names:
         return None
     return solution, f"{', '.join(map(repr, sorted(names)))}, which checkpoint_name names,"

@@ -15,7 +15,7 @@ from jaxmem._core.actions import RECOMPUTE, Actions, Choice
 from jaxmem._core.profile import BlockClass
 from jaxmem._planner.solve.cost import Cost, option_of
 from jaxmem._planner.solve.demand import ALWAYS, Demand, When, demand_of
-from jaxmem._planner.solve.problem import ActionProblem
+from jaxmem._planner.solve.problem import ActionProblem, keys_of
 from jaxmem.errors import SolverError
 
 # Recomputation is priced slightly above its time. At its exact time, a useless recomputation would
@@ -140,7 +140,7 @@ class MixedIntegerProgram:
         """Excludes an assignment that `effective` returned: at least one tag must take another
         choice.
         """
-        chosen = {(label, tag, c) for label, tags in actions.items() for tag, c in tags.items()}
+        chosen = set(keys_of(actions))
         picked = [variable for key, variable in self._pick.items() if key in chosen]
         # If a choice of the assignment is not open, the program cannot return the assignment.
         if len(picked) == len(self._choices) > 0:
