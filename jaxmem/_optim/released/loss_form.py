@@ -1,7 +1,7 @@
 """The parameters of a loss in the user's own tree, and in the form of a `ReleasedStep`."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -102,12 +102,7 @@ class LossForm:
                 " state that `init` makes for this `trainable`"
             )
         numbers = [i for i, trained in enumerate(self._trained) if trained]
-        found = dict(zip(numbers, leaves, strict=True))
-        outer, layers = (
-            [found[i] for i in self._numbers(of_layers=of_layers, trained=True)]
-            for of_layers in (False, True)
-        )
-        return {OUTER: outer, LAYERS: _together(layers)}
+        return self._form(dict(zip(numbers, leaves, strict=True)), trained=True)
 
     def users(self, inner: dict[str, Any], frozen: dict[str, Any] | None = None) -> Any:
         """The inverse of `inner`; with `frozen` the tree of all parameters."""
@@ -123,8 +118,12 @@ class LossForm:
     def frozen(self, params) -> dict[str, Any]:
         """Returns the frozen parameters of the tree of all parameters, in the form of `inner`."""
         leaves = jax.tree.leaves(params, is_leaf=is_split)
+        return self._form(dict(enumerate(leaves)), trained=False)
+
+    def _form(self, leaves: Mapping[int, Any], *, trained: bool) -> dict[str, Any]:
+        """The leaves of one kind, given by their numbers, in the form of `inner`."""
         outer, layers = (
-            [leaves[i] for i in self._numbers(of_layers=of_layers, trained=False)]
+            [leaves[i] for i in self._numbers(of_layers=of_layers, trained=trained)]
             for of_layers in (False, True)
         )
         return {OUTER: outer, LAYERS: _together(layers)}
