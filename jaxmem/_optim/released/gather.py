@@ -9,7 +9,7 @@ import jax
 import optax
 
 from jaxmem._model.states.layout import like as as_layers
-from jaxmem._model.states.layout import masters_of, parts_of
+from jaxmem._model.states.layout import masters_of, one_layer, parts_of
 from jaxmem._model.states.shards import assembled, gathered, part_of, refilled
 from jaxmem._optim.adama.rule import Rule
 from jaxmem._optim.adama.transform import State, with_moments
@@ -55,8 +55,7 @@ def whole_layer(model: Model, like, axis_name: str | None) -> Callable[[Any], An
 
     like: the parameters with their whole shapes.
     """
-    stacked = masters_of(like[model.layers])[0]
-    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), stacked)
+    one = one_layer(masters_of(like[model.layers])[0])
     return lambda layer: _whole(model, layer, one, axis_name)
 
 

@@ -73,7 +73,7 @@ def from_host(stacked) -> Callable:
     """Returns the function of a layer's index that fetches the layer from stacks in the host's
     memory, as `created` takes it. Only this layer is copied to the device.
     """
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), stacked)
+    shapes = layout.one_layer(stacked)
     fetch = lambda i: jax.tree.map(lambda a: np.asarray(a[int(i)]), stacked)
     return lambda i: jax.pure_callback(fetch, shapes, i)
 
