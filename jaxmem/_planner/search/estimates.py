@@ -22,7 +22,7 @@ from jaxmem._model.tags.derive import RecomputedStep
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import evaluate
-from jaxmem._planner.solve.memory import working_model
+from jaxmem._planner.solve.memory import prior_bytes
 from jaxmem._planner.solve.solution import ActionSolution
 from jaxmem._trace.jaxpr import equations
 from jaxmem._trace.liveness.walk import runs_references
@@ -143,7 +143,8 @@ class Estimates:
             for key, (actions, size) in self._taught.items()
             if key not in compiled
         ]
-        return working_model([*measured, *estimated], self._profile)
+        profile = self._profile
+        return Additive.fit([*measured, *estimated], profile, prior_bytes(profile))
 
     def expecting(
         self, measured: Sequence[tuple[Actions, float]]

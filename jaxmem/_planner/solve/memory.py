@@ -3,9 +3,9 @@ fitted to compiles. Saved bytes need no model: they follow from a plan exactly.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from jaxmem._core.actions import RECOMPUTE, Actions
+from jaxmem._core.actions import RECOMPUTE
 from jaxmem._core.profile import Profile
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.problem import Key
@@ -14,11 +14,6 @@ from jaxmem._planner.solve.problem import Key
 # tensors are alive at the same time for a while. Over the plans of the result time_rank, the prior
 # lowers the error of a prediction from everything kept from 4.5 to 2.6 % of the step at the median.
 REPEATED = 1 / 3
-
-
-def working_model(history: Sequence[tuple[Actions, float]], profile: Profile) -> Additive:
-    """A model of working bytes, fitted to each plan's measured working bytes."""
-    return Additive.fit(history, profile, prior_bytes(profile))
 
 
 def working_bytes(model: Additive) -> dict[Key, int]:
