@@ -83,11 +83,8 @@ class Module:
                 self.instructions[found.number(35)] = made
                 for called in made.called:
                     self.callers[called].append(found.number(35))
-        self.parameters = {
-            at
-            for at, i in self.instructions.items()
-            if i.opcode == "parameter" and i.computation == self.entry
-        }
+        is_of_entry = lambda i: i.opcode == "parameter" and i.computation == self.entry
+        self.parameters = {at for at, i in self.instructions.items() if is_of_entry(i)}
         self.by_name = {i.name: at for at, i in self.instructions.items()}
         root = self.instructions.get(self.roots.get(self.entry, 0))
         # JAX's programs return a tuple: its operands are the outputs.
@@ -132,13 +129,9 @@ class Module:
         at, index = self._handed_on(*position)
         here = self.instructions[at]
         # It is a loop's result, or within the body a part of the loop's state.
-        own = (
-            [at]
-            if here.opcode == "while"
-            else self.callers[here.computation]
-            if here.opcode == "parameter"
-            else []
-        )
+        own = [at] if here.opcode == "while" else []
+        if here.opcode == "parameter":
+            own = self.callers[here.computation]
         found = [*own, *self._readers.get((at, index), [])]
         return [self.instructions[i].name for i in found if self.instructions[i].opcode == "while"]
 
@@ -165,11 +158,8 @@ class Module:
         i = self.instructions[at]
         if i.opcode == "while":
             # The body's root is the next iteration's state, a tuple. The condition's is no tuple.
-            bodies = [
-                self.roots[c]
-                for c in i.called
-                if self.instructions[self.roots[c]].opcode == "tuple"
-            ]
+            roots = (self.roots[c] for c in i.called)
+            bodies = [root for root in roots if self.instructions[root].opcode == "tuple"]
             return [(root, index) for root in bodies] if index else None
         if i.opcode == "parameter" and i.computation != self.entry:
             return [
