@@ -106,21 +106,12 @@ def _check_model(plan: Plan, blocks: list[BlockClass], idle: set[str]) -> None:
         if label in idle and block not in tags:
             continue
         if block not in tags:
-            fail(
-                f"actions.{label}",
-                "a block",
-                f"and the model's blocks are {', '.join(sorted(tags))}",
-            )
+            known = ", ".join(sorted(tags))
+            fail(f"actions.{label}", "a block", f"and the model's blocks are {known}")
         if block != label and block not in stacked:
-            fail(
-                f"actions.{label}",
-                "a group of layers",
-                "and the model's layers are in neither jaxmem.stack nor jaxmem.auto",
-            )
+            why = "and the model's layers are in neither jaxmem.stack nor jaxmem.auto"
+            fail(f"actions.{label}", "a group of layers", why)
         for name in choices.keys() - tags[block] - {UNTAGGED}:
-            fail(
-                f"actions.{label}.{name}",
-                "a tag",
-                f"and the model's tags there are {', '.join(sorted(tags[block]))}",
-            )
+            known = ", ".join(sorted(tags[block]))
+            fail(f"actions.{label}.{name}", "a tag", f"and the model's tags there are {known}")
     check_fingerprint(plan, plan_fingerprint(blocks), "verify")
