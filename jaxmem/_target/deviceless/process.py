@@ -66,11 +66,9 @@ class Process:
                 pipe.close()
         code = self._process.wait()
         self._folder.cleanup()
-        how = (
-            f"was ended by {signal.Signals(-code).name}"
-            if code < 0
-            else f"ended with status {code}"
-        )
+        how = f"ended with status {code}"
+        if code < 0:
+            how = f"was ended by {signal.Signals(-code).name}"
         advice = "; the machine may be out of memory" if code == -signal.SIGKILL else ""
         with self._stderr as stderr:
             stderr.seek(0)
@@ -92,11 +90,8 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     run here, wherever they were imported from. What a TPU's own machine says of itself (its slice,
     its neighbours) is left out; where libtpu lies, and the flags for libtpu, stay.
     """
-    flags = [
-        f
-        for f in environment.get("XLA_FLAGS", "").split()
-        if f.startswith("--xla_gpu_cuda_data_dir")
-    ]
+    all_flags = environment.get("XLA_FLAGS", "").split()
+    flags = [f for f in all_flags if f.startswith("--xla_gpu_cuda_data_dir")]
     # An installed package is found without its folder. With the folder, an installed `dataclasses`,
     # for example, would take the place of Python's own.
     installed = {*site.getsitepackages(), site.getusersitepackages()}
@@ -112,9 +107,6 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
         "XLA_FLAGS": " ".join(flags),
         "PYTHONPATH": os.pathsep.join(path),
     }
-    kept = {
-        name: value
-        for name, value in environment.items()
-        if not name.startswith(_OF_A_TPU) or name == "TPU_LIBRARY_PATH"
-    }
+    stays = lambda name: not name.startswith(_OF_A_TPU) or name == "TPU_LIBRARY_PATH"
+    kept = {name: value for name, value in environment.items() if stays(name)}
     return kept | LIBTPU | own
