@@ -204,12 +204,8 @@ def _with_hosted_arguments(full: Peak, arguments: Arguments) -> Peak:
     """The peak with the arguments in host memory marked as host buffers. A program for a CPU does
     not distinguish device memory from host memory.
     """
-    buffers = [
-        dataclasses.replace(h, host=True)
-        if h.kind == "argument" and arguments.name_of(h.op) in arguments.hosted
-        else h
-        for h in full.held
-    ]
+    hosted = lambda h: h.kind == "argument" and arguments.name_of(h.op) in arguments.hosted
+    buffers = (dataclasses.replace(h, host=True) if hosted(h) else h for h in full.held)
     return dataclasses.replace(full, held=tuple(buffers))
 
 

@@ -209,9 +209,8 @@ class Arguments:
         names = info.arg_names or [f"args{jax.tree_util.keystr(path)}" for path, _ in leaves]
         # A step with its own way of flattening arguments has other paths. Its arguments are named
         # by their position.
-        self._names = (
-            list(names) if len(names) == len(avals) else [f"args[{i}]" for i in range(len(avals))]
-        )
+        by_position = [f"args[{i}]" for i in range(len(avals))]
+        self._names = list(names) if len(names) == len(avals) else by_position
         self._outputs = list(info.result_paths or ())
         kinds = [getattr(getattr(a, "sharding", None), "memory_kind", None) for _, a in leaves]
         self.hosted = {name for name, kind in zip(self._names, kinds) if kind == HOST}

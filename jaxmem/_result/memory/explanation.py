@@ -118,19 +118,14 @@ def _table(parts: tuple[Part, ...], total: int) -> list[str]:
     lines = ["       bytes       %  what"]
     for part in parts:
         # A part of a single item is shown in one line, others with their largest items below.
-        one = (
-            f" ({_times(part.items[0])})"
-            if len(part.items) == 1 and part.kind in ("saved", "untagged", "layer")
-            else ""
-        )
+        is_single = len(part.items) == 1
+        told = is_single and part.kind in ("saved", "untagged", "layer")
+        one = f" ({_times(part.items[0])})" if told else ""
         lines.append(
             f"{show_bytes(part.bytes):>12}  {100 * part.bytes / total:5.1f}%  {part.name}{one}"
         )
-        shown = (
-            [i for i in part.items[:_SHOWN] if i.bytes >= 0.01 * total]
-            if len(part.items) > 1
-            else []
-        )
+        large = [i for i in part.items[:_SHOWN] if i.bytes >= 0.01 * total]
+        shown = [] if is_single else large
         lines += [f"{'':23}{show_bytes(i.bytes):>10}  {_times(i)}" for i in shown]
         if shown and (rest := part.items[len(shown) :]):
             lines.append(
