@@ -344,7 +344,6 @@ class Rule:
             u, _ = decay.update(u, decay.init(params), params)
         if self.learning_rate is unscaled:
             return u
-        rate: Any = (
-            self.learning_rate(count) if callable(self.learning_rate) else self.learning_rate
-        )
+        rate: Any = self.learning_rate
+        rate = rate(count) if callable(rate) else rate
         return jax.tree.map(lambda u: jnp.asarray(-rate, u.dtype) * u, u)

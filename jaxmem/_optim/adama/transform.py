@@ -195,14 +195,11 @@ def _update(rule: Rule, updates, state: State, params=None, **_):
     sums = functools.partial(Position(state.count).sums, updates)
     moments = rule.fold(begun, updates, sums, _number(rule, state))
     folded = with_moments(state._replace(folded=state.folded + 1), moments)
-    whole = (
-        None
-        if rule.axis_name is None or not rule.nesterov
-        else jax.lax.pmean(updates, rule.axis_name)
-    )
+    looks_ahead = rule.axis_name is not None and rule.nesterov
+    whole = jax.lax.pmean(updates, rule.axis_name) if looks_ahead else updates
 
     def finish():
-        new, finished = _finish(rule, folded, params, updates if whole is None else whole)
+        new, finished = _finish(rule, folded, params, whole)
         return new, _stored(rule, finished, state)
 
     if rule.single:
