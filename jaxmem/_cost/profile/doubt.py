@@ -50,16 +50,12 @@ def with_doubts(
     runs: collections.Counter[str] = collections.Counter()
     for block in blocks:
         runs[block.name] += block.runs
-    return [
-        dataclasses.replace(
-            b,
-            tags=tuple(
-                _doubted(tag, uncertainty, share * step_seconds / max(1, runs[b.name]))
-                for tag in b.tags
-            ),
-        )
-        for b in blocks
-    ]
+    found = []
+    for block in blocks:
+        seen = share * step_seconds / max(1, runs[block.name])
+        tags = tuple(_doubted(tag, uncertainty, seen) for tag in block.tags)
+        found.append(dataclasses.replace(block, tags=tags))
+    return found
 
 
 def _doubted(tag: Tag, uncertainty: float, seen: float) -> Tag:

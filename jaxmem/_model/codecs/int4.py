@@ -72,12 +72,8 @@ class _Grouped(_Int4):
     def encoding(self, shape) -> tuple[tuple[int, ...], dict]:
         """Returns the shape of the rows to encode, and the parameters of the encoding operation."""
         rows, group = self.rows(shape)
-        return rows, {
-            "group": group,
-            "scale": self.scale,
-            "stochastic": self.stochastic,
-            "seed": self.seed,
-        }
+        how = {"group": group, "stochastic": self.stochastic, "seed": self.seed}
+        return rows, how | {"scale": self.scale}
 
     def decoding(self, shape, dtype) -> dict:
         """Returns the parameters of the decoding operation."""
