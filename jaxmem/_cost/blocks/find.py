@@ -254,17 +254,10 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
                     loop = eqn.primitive.name == "while"
                     kinds = ["free" if loop else here(v) for v in operands]
                     known = dict(zip(inner.invars, kinds))
-                    kinds = walk(
-                        inner,
-                        known,
-                        frames + ((jaxpr, 1),),
-                        sharded or eqn.primitive.name == "shard_map",
-                        {
-                            i: s
-                            for i, v in zip(inner.invars, operands)
-                            if (s := stack_of(v)) is not None
-                        },
-                    )
+                    each = ((i, stack_of(v)) for i, v in zip(inner.invars, operands))
+                    within = {i: s for i, s in each if s is not None}
+                    divided = sharded or eqn.primitive.name == "shard_map"
+                    kinds = walk(inner, known, frames + ((jaxpr, 1),), divided, within)
                     # Among these equations, only a call has exactly the outputs of its body.
                     if call_body(eqn) is not None:
                         origin.update(

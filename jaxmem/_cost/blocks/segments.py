@@ -173,11 +173,8 @@ def _piece(
 def _reduced(x):
     """The sum of a numeric array, so that all of it is computed and little is written."""
     # bfloat16 is none of NumPy's kinds. What is no number, such as a random key, stays as it is.
-    return (
-        x.sum()
-        if (hasattr(x, "sum") and x.dtype.kind in "fiubc") or str(x.dtype) == "bfloat16"
-        else x
-    )
+    is_number = (hasattr(x, "sum") and x.dtype.kind in "fiubc") or str(x.dtype) == "bfloat16"
+    return x.sum() if is_number else x
 
 
 def weight_of(eqn: JaxprEqn) -> float:
