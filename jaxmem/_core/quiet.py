@@ -28,13 +28,10 @@ def quiet_plugin_noise() -> None:
         log.addFilter(_lacks("backend 'tpu'"))
         for name, value in LIBTPU.items():
             os.environ.setdefault(name, value)
-    if any(
-        os.path.exists(path)
-        # a driver's files on Linux, and on Windows' subsystem for Linux (dxg)
-        for path in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
-    ):
-        return
-    log.addFilter(_lacks("Jax plugin configuration error"))  # about a GPU plugin without a GPU
+    # A driver's files on Linux, and on Windows' subsystem for Linux (dxg).
+    drivers = "/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg"
+    if not any(map(os.path.exists, drivers)):
+        log.addFilter(_lacks("Jax plugin configuration error"))  # about a GPU plugin without a GPU
 
 
 def _lacks(words: str) -> Callable[[logging.LogRecord], bool]:

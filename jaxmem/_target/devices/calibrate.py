@@ -63,9 +63,8 @@ def calibrate(folder: str | os.PathLike, out: str | os.PathLike | None = None) -
                 f" expected {low:.0%} to {high:.0%} of it: measure again on an idle device"
             )
     target = pathlib.Path(out) if out is not None else MEASURED / f"{chip.name}.json"
-    made = (
-        {"chip": chip.name} | measured | {k: data.get(k) for k in ("device", "versions", "command")}
-    )
+    origin = {k: data.get(k) for k in ("device", "versions", "command")}
+    made = {"chip": chip.name} | measured | origin
     try:
         write_json(target, made)
     except OSError as error:

@@ -207,12 +207,10 @@ def _lead(runs: Sequence[Run]) -> str:
         return escape(without_a_plan(run).capitalize() + ".")
     p = run.plan
     less = 100 * (1 - p.compiled_bytes / p.baseline_bytes) if p.baseline_bytes else 0.0
-    takes = (
-        f"{less:.0f} % less than everything kept" if less >= 0.5 else "as much as everything kept"
-    )
+    amount = f"{less:.0f} % less than" if less >= 0.5 else "as much as"
     said = (
         f"A step on {p.target} in {show_bytes(p.compiled_bytes)} of {show_bytes(p.budget_bytes)}:"
-        f" {takes}, {pace(p)}."
+        f" {amount} everything kept, {pace(p)}."
     )
     return _sentence(said)
 

@@ -99,10 +99,7 @@ class Revised:
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Writes rows at the end of a file of the run."""
-        lines = lines_of(rows)
+        path, lines = self._run.path / name, lines_of(rows)
         if lines:
-            with (
-                told(self._run.folder),
-                (self._run.path / name).open("a", encoding="utf-8") as file,
-            ):
+            with told(self._run.folder), path.open("a", encoding="utf-8") as file:
                 file.write(lines)
