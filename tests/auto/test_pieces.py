@@ -16,7 +16,7 @@ from jaxmem._model.auto.pieces import Cuts, Values, pieces
 from jaxmem._model.layer.graph import flops, views_of
 from jaxmem._trace.rewrite import Program
 from jaxmem.plans import Assignment
-from tests.auto.steps import NOTHING, layers_of
+from tests.auto.steps import NOTHING, blocks_in, layers_of
 from tests.shared.compare import farthest
 from tests.shared.deviceless import result
 from tests.shared.foreign.unlike import chain, chunked_loss, unet
@@ -186,7 +186,7 @@ def test_a_batch_of_the_closure_is_no_parameter(model):
 
 def test_the_end_of_a_loss_is_no_piece():
     program = program_of_widths([8, 9, 7, 6], [False] * 3)
-    found = pieces(program, [range(len(program.nodes))], [])
+    found = pieces(program, [range(len(program.nodes))])
     assert found
     assert found[0].start == 0
     assert found[-1].stop < len(program.nodes)
@@ -202,6 +202,100 @@ def test_pieces_with_few_of_the_flops_are_left_alone():
 
     params = jnp.ones((4, 64)), jnp.ones((8, 64, 64)), jnp.ones((64, 2))
     assert [layer.turns for layer in layers_of(loss, params, jnp.ones((3, 4)))] == [8]
+
+
+WIDTH, ROWS = 32, 256
+
+
+def squared_distances(x):
+    """The squared distances of all pairs of rows: its differences are the most bytes of a loss."""
+    return ((x[:, None] - x[None]) ** 2).sum(-1)
+
+
+def gaussian_process(scanned: bool, distances=squared_distances, around=lambda layer: layer):
+    """Layers, and the likelihood of a Gaussian process on their output. Returns the loss, its
+    parameters and its batch.
+
+    distances, around: the function of the distances, and what wraps a layer.
+    """
+    wrapped = around(lambda x, w: x + jnp.tanh(x @ w[0]) @ w[1])
+
+    def loss(params, x):
+        if scanned:
+            x, _ = jax.lax.scan(lambda x, w: (wrapped(x, w), None), x, params)
+        else:
+            for i in range(4):
+                x = wrapped(x, jax.tree.map(lambda a, i=i: a[i], params))
+        kernel = jnp.exp(-distances(x) / WIDTH) + jnp.eye(ROWS, dtype=x.dtype)
+        factor = jnp.linalg.cholesky(kernel)
+        return jnp.log(jnp.diag(factor)).sum() + (factor @ x).var()
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    normal = lambda key, *shape: jax.random.normal(key, shape, jnp.float32) / WIDTH**0.5
+    params = normal(keys[0], 4, WIDTH, 64), normal(keys[1], 4, 64, WIDTH)
+    return loss, params, normal(keys[2], ROWS, WIDTH)
+
+
+@pytest.mark.parametrize("scanned", [True, False])
+def test_distances_of_all_pairs_take_few_more_bytes_than_under_a_checkpoint_by_hand(scanned):
+    def temporaries(loss, *args) -> int:
+        compiled = jax.jit(jax.grad(loss)).lower(*args).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    loss, *args = gaussian_process(scanned)
+    by_hand, *_ = gaussian_process(scanned, jax.checkpoint(squared_distances), jax.checkpoint)
+    least = temporaries(jaxmem.auto(loss, NOTHING), *args)
+    assert least <= 1.2 * temporaries(by_hand, *args)
+    assert least < 0.2 * temporaries(loss, *args)
+    want = jax.value_and_grad(loss)(*args)
+    got = jax.value_and_grad(jaxmem.auto(loss, NOTHING))(*args)
+    assert all(jnp.any(g != 0) for g in jax.tree.leaves(want[1]))
+    assert farthest(got, want) < 1e-5
+
+
+def test_cheap_operations_are_a_piece_if_they_hold_more_than_a_layer():
+    labels = lambda loss, *args: [layer.label for layer in layers_of(loss, *args)]
+    loss, params, x = gaussian_process(True)
+    assert labels(loss, params, x) == ["auto", "auto_2"]
+
+    def mean_of_squares(params, x):
+        x, _ = jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w[0]) @ w[1], None), x, params)
+        return ((x - 1) ** 2).mean()
+
+    assert labels(mean_of_squares, params, x) == ["auto"]
+
+
+def test_a_softmax_at_the_end_of_a_loss_is_no_piece():
+    """Its backward reads as many bytes as the logits, which its recomputation would save."""
+    _, params, x = gaussian_process(True)
+
+    def vocabulary(params, x):
+        x, _ = jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w[0]) @ w[1], None), x, params)
+        logits = x @ jnp.ones((WIDTH, 4096), x.dtype)
+        return -jax.nn.log_softmax(logits)[jnp.arange(ROWS), jnp.arange(ROWS)].mean()
+
+    assert [layer.label for layer in layers_of(vocabulary, params, x)] == ["auto"]
+
+
+def test_a_checkpoint_of_the_user_beside_layers_is_a_piece():
+    def loss(params, x, ends=jax.checkpoint, layers=lambda f: f):
+        stack = lambda x: jax.lax.scan(
+            lambda x, w: (x + jnp.tanh(x @ w[0]) @ w[1], None), x, params
+        )
+        x, _ = layers(stack)(x)
+        return ends(lambda x: jnp.sin(jnp.cos(x)).mean())(x)
+
+    _, params, x = gaussian_process(True)
+    labels = lambda **wrapped: [
+        layer.label for layer in layers_of(functools.partial(loss, **wrapped), params, x)
+    ]
+    assert labels() == ["auto", "auto_2"]
+    assert labels(ends=lambda f: f) == ["auto"]
+    assert labels(layers=jax.checkpoint) == ["auto", "auto_2"]
+    whole = lambda params, x: jax.checkpoint(loss)(params, x)
+    assert [layer.label for layer in layers_of(whole, params, x)] == ["auto"]
+    for assignment, blocks in ((NOTHING, 2), (EVERYTHING, 0)):
+        assert blocks_in(jax.grad(jaxmem.auto(loss, assignment)), params, x) == blocks
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ their tags have equal names by construction, and only one layer is searched for 
 
 What does not repeat is cut into pieces. The alternative is a checkpoint for each of the user's
 functions or modules. Their ends are not where few bytes cross, and a trace does not show them all.
+A checkpoint of the user that holds no part of a layer or piece becomes a piece.
 
 `auto(loss, None)` is the loss itself, so that the baseline is the user's own step.
 """

@@ -23,8 +23,8 @@ def auto(function: Callable, plan=_BUILD) -> Callable:
     `auto` traces the function, makes each layer a block, and tags the tensors that a plan should
     decide about. A layer is an iteration of a scan over layers, or one of the equal layers of a
     Python loop. The model needs no tag and no `jax.checkpoint`. A `jax.checkpoint` without a jaxmem
-    policy is removed, because the plan decides in its place. Blocks under `jaxmem.remat_policy` and
-    existing tags stay unchanged.
+    policy is removed, because the plan decides in its place; beside layers it becomes a block.
+    Blocks under `jaxmem.remat_policy` and existing tags stay unchanged.
 
     For a loss, differentiate the returned function: `jax.value_and_grad(jaxmem.auto(loss, plan))`.
 

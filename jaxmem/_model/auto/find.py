@@ -16,7 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem._core.groups import AUTO, auto_label
-from jaxmem._model.auto.pieces import SHARE, Values, activations_of, pieces, with_views
+from jaxmem._model.auto.pieces import (
+    SHARE,
+    Values,
+    activations_of,
+    bytes_inside,
+    cheap_pieces,
+    checkpoints,
+    part,
+    pieces,
+    runs,
+    with_views,
+)
 from jaxmem._model.layer.block import Layer, layer_of, layers_of
 from jaxmem._model.layer.graph import (
     LayerGraph,
@@ -199,22 +210,24 @@ def _equal_layers(program: Program, beside: int) -> list[list[tuple[int, int]]]:
     nodes = program.nodes
     work = np.array([flops(node) for node in nodes])
     loops = np.array([is_loop(node) for node in nodes], bool)
-    if work[~loops].sum() < SHARE * work.sum():
-        return []
+    of_scans = work[~loops].sum() < SHARE * work.sum()
     kinds = _kinds(program)
     kinds[loops] = -1 - np.flatnonzero(loops)  # unlike all other nodes, so that it is in no layer
-    stretches = repeats(program, kinds=kinds)
+    stretches = [] if of_scans else repeats(program, kinds=kinds)
     found = [[(low, low + s.step) for low in s] for s in stretches]
     if loops.any() and sum(work[a:b].sum() for s in found for a, b in s) < SHARE * work.sum():
         found = []
     free = ~loops & ~np.array([_stays(node) for node in nodes], bool)
-    for low, high in itertools.chain(*found):
-        free[low:high] = False
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], free, [0]]))).tolist()
-    runs = [*map(range, edges[::2], edges[1::2])]
-    equal: dict[tuple, list[tuple[int, int]]] = {}
     layers = [range(*ends) for ends in itertools.chain(*found)]
-    for piece in pieces(program, runs, layers, beside):
+    values = Values(program, ())
+    repeated = max((values.inside(s.start, s.stop) for s in layers), default=beside)
+    largest = max(repeated, *map(bytes_inside, itertools.compress(nodes, loops)), 0)
+    cheap = cheap_pieces(program, runs(free, layers), largest)
+    beside_cheap = [] if of_scans else runs(free, [*layers, *cheap])
+    of_pieces = [*pieces(program, beside_cheap, repeated), *cheap]
+    of_pieces += checkpoints(nodes, runs(free, [*layers, *of_pieces]))
+    equal: dict[tuple, list[tuple[int, int]]] = {}
+    for piece in of_pieces:
         key = (*kinds[piece.start : piece.stop], *_wiring(nodes[piece.start : piece.stop]))
         equal.setdefault(key, []).append((piece.start, piece.stop))
     return [*found, *equal.values()]
@@ -453,20 +466,6 @@ def between(program: Program, layers: Sequence[tuple[int, int]]) -> list[list[in
     ]
     taken = ([nodes[low + i].inputs[j] for i, j in read] for low, _ in layers)
     return [list(dict.fromkeys(v for v in each if isinstance(v, int))) for each in taken]
-
-
-def part(program: Program, low: int, high: int) -> Program:
-    """Returns nodes `low` to `high` as a program. Its inputs are the values that the nodes read,
-    and its outputs are the values that later nodes read.
-    """
-    nodes = program.nodes[low:high]
-    made = {v for node in nodes for v in node.outputs}
-    reads = dict.fromkeys(v for node in nodes for v in node.reads if v not in made)
-    later = {v for node in program.nodes[high:] for v in node.reads}
-    later |= {v for v in program.outputs if isinstance(v, int)}
-    outputs = tuple(v for node in nodes for v in node.outputs if v in later)
-    inputs = tuple(v for v in reads if v not in program.constants)
-    return dataclasses.replace(program, nodes=nodes, inputs=inputs, outputs=outputs)
 
 
 def loops_named(program: Program, why: Callable[[Node], str]) -> str:

@@ -11,10 +11,14 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 
+import jax
 import numpy as np
 
-from jaxmem._model.layer.graph import aval_bytes, flops, is_inexact, views_of
-from jaxmem._trace.rewrite import Node, Program, leading_to
+from jaxmem._model.layer.graph import aval_bytes, flops, is_inexact, shape_of, views_of
+from jaxmem._trace.jaxpr import as_closed
+from jaxmem._trace.primitives import COSTLY
+from jaxmem._trace.rewrite import Node, Program, leading_to, program_of
+from jaxmem._trace.vary import axes_of, varying
 
 MOST_CUTS = 400  # positions at which one stretch may be cut
 SIZES = 24  # sizes of the largest piece that are tried
@@ -66,8 +70,8 @@ class Cuts:
     positions: where it may be cut: its ends, the positions after matrix products, and the positions
       where fewer bytes cross than before.
     across: `across[i, j]` are the bytes that are made between cuts i and j and cross cut j.
-    inside: `inside[i, j]` are the bytes that are made between them and do not cross cut j;
-      infinitely many for no piece.
+    inside: `inside[i, j]` are the bytes that are made between them and do not cross cut j.
+    has_product: whether a matrix product is between them. A piece has one.
     """
 
     def __init__(self, values: Values, work: np.ndarray, stretch: range):
@@ -89,7 +93,7 @@ class Cuts:
         self.inside = before[j, j] - before[i, j]
         self.across = before[j, count] - before[i, count] - self.inside
         products = np.concatenate([[0], np.cumsum(work > 0)])[self.positions]
-        self.inside[products[j] <= products[i]] = np.inf
+        self.has_product = products[j] > products[i]
         if high == len(work):
             self.across[:, -1] = 0  # the end of the program
 
@@ -100,7 +104,8 @@ class Cuts:
         least = np.zeros(len(self.positions))
         begin = np.zeros(len(self.positions), int)
         for j in range(1, len(least)):
-            total = np.where(self.inside[:j, j] <= largest, least[:j] + self.across[:j, j], np.inf)
+            fits = self.has_product[:j, j] & (self.inside[:j, j] <= largest)
+            total = np.where(fits, least[:j] + self.across[:j, j], np.inf)
             begin[j] = np.argmin(total)
             least[j] = total[begin[j]]
         ends = [len(least) - 1]
@@ -110,9 +115,7 @@ class Cuts:
         return float(least[-1]), [range(*ends) for ends in itertools.pairwise(cuts)]
 
 
-def pieces(
-    program: Program, stretches: Sequence[range], layers: Sequence[range], beside: int = 0
-) -> list[range]:
+def pieces(program: Program, stretches: Sequence[range], repeated: int = 0) -> list[range]:
     """Returns the pieces of a program, in order. None are returned if they have less than `SHARE`
     of its FLOPs, and less of the bytes of its values; or fewer bytes inside than a layer that
     repeats.
@@ -121,16 +124,15 @@ def pieces(
     again.
 
     stretches: the nodes that pieces may have.
-    layers: the nodes of layers that repeat. One of them is recomputed at a time, as a piece is.
-    beside: the bytes inside a layer that repeats, for a program beside such layers.
+    repeated: the most bytes inside a layer that repeats, of this program or beside it. One of them
+      is recomputed at a time, as a piece is.
     """
     values = Values(program, views_of(program, program.inputs))
     work = np.array([flops(node) for node in program.nodes])
     tables = [Cuts(values, work, s) for s in stretches if work[s.start : s.stop].any()]
-    sizes = [t.inside[np.isfinite(t.inside) & (t.inside > 0)] for t in tables]
+    sizes = [t.inside[t.has_product & (t.inside > 0)] for t in tables]
     if not any(len(s) for s in sizes):
         return []
-    repeated = max((values.inside(s.start, s.stop) for s in layers), default=beside)
     every = np.concatenate(sizes)
     tried = [max(size, repeated) for size in np.geomspace(every.min(), every.max(), SIZES)]
     bytes_of = lambda size: size + sum(t.best(size)[0] for t in tables)
@@ -140,6 +142,98 @@ def pieces(
     inside = sum(values.inside(p.start, p.stop) for p in found)
     of_bytes = inside >= SHARE * values.bytes.sum()
     return found if inside > repeated and (of_work or of_bytes) else []
+
+
+def cheap_pieces(program: Program, stretches: Sequence[range], largest: int) -> list[range]:
+    """Returns pieces without matrix products, and without other operations that are expensive to
+    repeat, whose recomputation frees more bytes than are inside a layer: distances of all pairs,
+    for example. There are none without layers. The end of the program may be such a piece.
+
+    stretches: the nodes that pieces may have. There is at most one piece between two expensive
+      operations of a stretch.
+    largest: the most bytes inside a layer; 0 without layers.
+    """
+    if not largest:
+        return []
+    nodes, values = program.nodes, Values(program, views_of(program, program.inputs))
+    work = np.array([flops(node) for node in nodes])
+    cheap = [w == 0 and node.primitive not in COSTLY for node, w in zip(nodes, work)]
+    least = max(largest, SHARE * values.bytes.sum())
+    given, found = {*program.inputs}, []
+    for stretch in stretches:
+        for is_cheap, run in itertools.groupby(stretch, cheap.__getitem__):
+            first, *_ = positions = [*run]
+            if not is_cheap or values.inside(first, positions[-1] + 1) <= least:
+                continue
+            cuts = Cuts(values, work, range(first, positions[-1] + 1))
+            freed = np.triu(cuts.inside - cuts.across, 1)
+            low, high = cuts.positions[[*np.unravel_index(freed.argmax(), freed.shape)]].tolist()
+            piece = part(program, low, high)
+            computed = any(is_inexact(piece.avals[v]) for v in piece.inputs if v not in given)
+            if computed and freed.max() > least and _freed_bytes(piece) > least:
+                found.append(range(low, high))
+    return found
+
+
+def runs(free: np.ndarray, taken: Sequence[range]) -> list[range]:
+    """Returns the stretches of free nodes outside `taken`."""
+    free = free.copy()
+    for stretch in taken:
+        free[stretch.start : stretch.stop] = False
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], free, [0]]))).tolist()
+    return [*map(range, edges[::2], edges[1::2])]
+
+
+def checkpoints(nodes: Sequence[Node], stretches: Sequence[range]) -> list[range]:
+    """Returns the user's checkpoints that contain no part of a layer or of a piece. They are pieces
+    too, because their author found that they hold much.
+
+    stretches: the nodes outside layers and pieces.
+    """
+    inside: dict[int, list[int]] = {}
+    for position, node in enumerate(nodes):
+        if node.checkpoint is not None:
+            inside.setdefault(node.checkpoint, []).append(position)
+    ends = (range(positions[0], positions[-1] + 1) for positions in inside.values())
+    return [e for e in ends if any(r.start <= e.start and e.stop <= r.stop for r in stretches)]
+
+
+def _freed_bytes(piece: Program) -> int:
+    """Returns the bytes that the derivative of a piece reads, less the bytes of its inputs, which
+    are saved if the piece is recomputed. They are about equal for a softmax at the end of a loss.
+    """
+    avals = [piece.avals[v] for v in piece.inputs]
+
+    def read_by_derivative(*arrays):
+        # Inside a shard_map, the type of an array that differs from device to device says so.
+        given = (varying(a, axes_of(aval)) for a, aval in zip(arrays, avals))
+        return jax.vjp(lambda *given: piece.run(given), *given)[1]
+
+    try:
+        read = jax.eval_shape(read_by_derivative, *map(shape_of, avals))
+    except NotImplementedError:  # an operation without a derivative, on values without a gradient
+        return 0
+    return sum(map(aval_bytes, jax.tree.leaves(read))) - sum(map(aval_bytes, avals))
+
+
+def bytes_inside(loop: Node) -> int:
+    """Returns the bytes of the values inside an iteration of a scan."""
+    body = program_of(as_closed(loop.eqn.params["jaxpr"]), lambda _: False)
+    return Values(body, ()).inside(0, len(body.nodes))
+
+
+def part(program: Program, low: int, high: int) -> Program:
+    """Returns nodes `low` to `high` as a program. Its inputs are the values that the nodes read,
+    and its outputs are the values that later nodes read.
+    """
+    nodes = program.nodes[low:high]
+    made = {v for node in nodes for v in node.outputs}
+    reads = dict.fromkeys(v for node in nodes for v in node.reads if v not in made)
+    later = {v for node in program.nodes[high:] for v in node.reads}
+    later |= {v for v in program.outputs if isinstance(v, int)}
+    outputs = tuple(v for node in nodes for v in node.outputs if v in later)
+    inputs = tuple(v for v in reads if v not in program.constants)
+    return dataclasses.replace(program, nodes=nodes, inputs=inputs, outputs=outputs)
 
 
 def with_views(piece: Program, views: Sequence[Node]) -> Program:
@@ -164,6 +258,6 @@ def activations_of(program: Program, piece: Program) -> list[int]:
     given = {*program.inputs, *program.constants}
     if computed := [v for v in inexact if v not in given]:
         return computed
-    first = next(node for node in piece.nodes if flops(node)).inputs[:1]
+    first = next((node for node in piece.nodes if flops(node)), piece.nodes[0]).inputs[:1]
     reads = {v for node in leading_to(piece.nodes, first) for v in node.reads}.union(first)
     return [v for v in inexact if v in reads]

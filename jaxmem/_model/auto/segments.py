@@ -27,8 +27,8 @@ from typing import Any
 
 from jaxmem._core.groups import AUTO, is_auto
 from jaxmem._model.auto.divide import holds_loop
-from jaxmem._model.auto.find import SHORTEST, Finder, between, part, read, repeats
-from jaxmem._model.auto.pieces import Values, with_views
+from jaxmem._model.auto.find import SHORTEST, Finder, between, read, repeats
+from jaxmem._model.auto.pieces import Values, part, with_views
 from jaxmem._model.layer.block import Layer, layers_of
 from jaxmem._model.layer.graph import flops, is_inexact, views_of
 from jaxmem._model.tags.policy import groups_of

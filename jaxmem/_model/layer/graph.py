@@ -144,6 +144,13 @@ def aval_bytes(aval) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize
 
 
+def shape_of(aval) -> jax.ShapeDtypeStruct:
+    """Returns the shape and the dtype of a value, with its sharding on an explicit mesh."""
+    sharding = getattr(aval, "sharding", None)
+    explicit = sharding is not None and any(sharding.spec)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding if explicit else None)
+
+
 def through(graph: LayerGraph, value, follow: Callable[[Node], bool]) -> tuple[int | Literal, list]:
     """Follows first operands back from `value` through nodes for which `follow` is true. Returns
     the first value, and the nodes from the last to the first.

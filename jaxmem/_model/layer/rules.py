@@ -23,7 +23,7 @@ from typing import Any
 
 import jax
 
-from jaxmem._model.layer.graph import RULE, aval_bytes, uses_references
+from jaxmem._model.layer.graph import RULE, aval_bytes, shape_of, uses_references
 from jaxmem._model.tags.saved import saving, tagging
 from jaxmem._trace.jaxpr import as_closed, equations
 from jaxmem._trace.primitives import TAGS
@@ -127,7 +127,7 @@ def _of_mapped(node: Node) -> tuple[Program | None, tuple[str, ...], Saved | Non
 
     call = with_branches(node, [look]).call
     assert call is not None
-    jax.make_jaxpr(call)(*map(_shape_of, node.eqn.invars))
+    jax.make_jaxpr(call)(*(shape_of(v.aval) for v in node.eqn.invars))
     if not rules:
         return nothing
     inside = {v for rule in rules for v in rule.held}
@@ -136,15 +136,6 @@ def _of_mapped(node: Node) -> tuple[Program | None, tuple[str, ...], Saved | Non
     parts = math.prod(axes.values())  # each device has one part of the whole tensor
     whole = jax.ShapeDtypeStruct((parts, *largest.shape), largest.dtype)
     return program, (*node.path, *rules[0].node.path), (held, whole)
-
-
-def _shape_of(value) -> jax.ShapeDtypeStruct:
-    """Returns the shape and the dtype of an operand, with its sharding on an explicit mesh."""
-    sharding = getattr(value.aval, "sharding", None)
-    explicit = sharding is not None and any(sharding.spec)
-    return jax.ShapeDtypeStruct(
-        value.aval.shape, value.aval.dtype, sharding=sharding if explicit else None
-    )
 
 
 def _saved(node: Node) -> Saved | None:

@@ -24,7 +24,7 @@ from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import evaluate
 from jaxmem._planner.solve.memory import prior_bytes
 from jaxmem._planner.solve.solution import ActionSolution
-from jaxmem._trace.jaxpr import equations
+from jaxmem._trace.jaxpr import as_closed, equations
 from jaxmem._trace.liveness.walk import runs_references
 
 MOST_ESTIMATES = 8  # estimates for one problem of the solver
@@ -103,7 +103,7 @@ class Estimates:
         program = None if backend.stops_at_buffers else recomputed.under(plan)
         if program is None:
             traced = compiler.sized(plan)
-        count = sum(1 for _ in equations((program or traced.jaxpr).jaxpr))
+        count = sum(1 for _ in equations(as_closed(program or traced.jaxpr).jaxpr))
         count *= COMPILED if backend.stops_at_buffers else 1
         size = backend.temporary_bytes(traced, self._shards, args=compiler.args, program=program)
         return size, count
