@@ -9,6 +9,7 @@ import jax
 from jax import export
 
 from jaxmem._trace.stand_in import without_python
+from jaxmem.errors import StepError
 from jaxmem_kernels import compiling_for
 from jaxmem_kernels.gpu.adapter import CUSTOM_CALLS
 
@@ -51,12 +52,25 @@ def export_flat(
     Returns the bytes of a `jax.export.Exported` whose arguments and results are flat tuples, so
     that no container of the step needs to be known elsewhere, and the flat indices of the donated
     arguments.
+
+    Raises StepError for a call of Python that only the lowering of a library's primitive shows:
+    `without_python` cannot leave it out.
     """
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in _SAFE]
     with compiling_for(capability) if capability else contextlib.nullcontext():
-        exported = export.export(
+        lowered = export.export(
             AlreadyTraced(without_python(traced)), platforms=[platform], disabled_checks=checks
-        )()
+        )
+        try:
+            exported = lowered()
+        except ValueError as error:  # JAX's, of a backend that is not there
+            if "lowering platform" not in str(error):
+                raise
+            raise StepError(
+                f"plan: a primitive of the step calls Python when it is lowered for {platform},"
+                f" which this machine does not have ({error}); plan where the device is, or leave"
+                " the check out: set EQX_ON_ERROR=nan for equinox and lineax"
+            ) from error
     # The step's own containers may be registered in the user's code only. Tuples need no
     # registration. The second part of `in_tree` is the keyword arguments, and is empty.
     flat = dataclasses.replace(

@@ -17,6 +17,7 @@ from jaxmem._trace.export import export_flat
 from jaxmem._trace.jaxpr import equations
 from jaxmem._trace.job import Job
 from jaxmem._trace.stand_in import MOST_TURNS, on_any_values
+from jaxmem.errors import StepError
 
 pytestmark = pytest.mark.todays_checkpoint  # pieces are traced under it
 
@@ -145,6 +146,14 @@ def test_an_exported_step_calls_no_python():
     found = export.deserialize(bytearray(exported)).call(*given)
     for a, b in zip(found, printed(*given)):
         np.testing.assert_allclose(a, b, rtol=1e-14)
+
+
+def test_a_hidden_call_of_python_is_named_in_the_error_for_an_absent_device():
+    def asks(x):
+        return jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    with pytest.raises(StepError, match=r"calls Python .*cuda.*EQX_ON_ERROR=nan"):
+        export_flat(jax.jit(hidden(asks)).trace(X), "cuda")
 
 
 def test_results_of_python_are_zeros_in_an_exported_step():
