@@ -278,7 +278,8 @@ def test_a_softmax_at_the_end_of_a_loss_is_no_piece():
 
 
 def test_a_checkpoint_of_the_user_beside_layers_is_a_piece():
-    def loss(params, x, ends=jax.checkpoint, layers=lambda f: f):
+    def loss(params, x, ends=jax.checkpoint, layers=lambda f: f, starts=lambda f: f):
+        x = starts(lambda x: 2.0 * x)(x)
         stack = lambda x: jax.lax.scan(
             lambda x, w: (x + jnp.tanh(x @ w[0]) @ w[1], None), x, params
         )
@@ -292,6 +293,7 @@ def test_a_checkpoint_of_the_user_beside_layers_is_a_piece():
     assert labels() == ["auto", "auto_2"]
     assert labels(ends=lambda f: f) == ["auto"]
     assert labels(layers=jax.checkpoint) == ["auto", "auto_2"]
+    assert labels(starts=jax.checkpoint) == ["auto", "auto_2", "auto_3"]
     whole = lambda params, x: jax.checkpoint(loss)(params, x)
     assert [layer.label for layer in layers_of(whole, params, x)] == ["auto"]
     for assignment, blocks in ((NOTHING, 2), (EVERYTHING, 0)):

@@ -8,7 +8,7 @@ pieces (`pieces.py`), if it has enough of the FLOPs.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import jax
@@ -211,8 +211,7 @@ def _equal_layers(program: Program, beside: int) -> list[list[tuple[int, int]]]:
     work = np.array([flops(node) for node in nodes])
     loops = np.array([is_loop(node) for node in nodes], bool)
     of_scans = work[~loops].sum() < SHARE * work.sum()
-    kinds = _kinds(program)
-    kinds[loops] = -1 - np.flatnonzero(loops)  # unlike all other nodes, so that it is in no layer
+    kinds = _kinds(program, np.flatnonzero(loops).tolist())  # a scan is in no layer
     stretches = [] if of_scans else repeats(program, kinds=kinds)
     found = [[(low, low + s.step) for low in s] for s in stretches]
     if loops.any() and sum(work[a:b].sum() for s in found for a, b in s) < SHARE * work.sum():
@@ -398,10 +397,14 @@ def repeats(
     return within(0, len(program.nodes))
 
 
-def _kinds(program: Program) -> np.ndarray:
-    """Returns a number for each node. Equal operations on equal shapes have equal numbers."""
+def _kinds(program: Program, apart: Collection[int] = ()) -> np.ndarray:
+    """Returns a number for each node. Equal operations on equal shapes have equal numbers.
+
+    apart: positions of nodes that are unlike all others.
+    """
     known: dict[tuple, int] = {}
-    return np.array([known.setdefault(_kind(program, n), len(known)) for n in program.nodes], int)
+    key = lambda i: (i,) if i in apart else _kind(program, program.nodes[i])
+    return np.array([known.setdefault(key(i), len(known)) for i in range(len(program.nodes))], int)
 
 
 def _kind(program: Program, node: Node) -> tuple:

@@ -258,6 +258,6 @@ def activations_of(program: Program, piece: Program) -> list[int]:
     given = {*program.inputs, *program.constants}
     if computed := [v for v in inexact if v not in given]:
         return computed
-    first = next((node for node in piece.nodes if flops(node)), piece.nodes[0]).inputs[:1]
+    first = next((node for node in piece.nodes if flops(node)), piece.nodes[0]).reads[:1]
     reads = {v for node in leading_to(piece.nodes, first) for v in node.reads}.union(first)
     return [v for v in inexact if v in reads]
