@@ -43,8 +43,8 @@ class Node:
     path: the modules and functions that contain the operation, outermost first.
     names: JAX's stack of names, which the compiled program shows.
     call: runs instead of `eqn`, from operands to a sequence of results.
-    checkpoint: the number of the outermost inlined `jax.checkpoint` that contains the operation;
-      None outside checkpoints.
+    checkpoint: the positions in the whole program of the operations inside the outermost
+      `jax.checkpoint` around this operation; empty outside checkpoints, and in a backward.
     """
 
     primitive: str
@@ -54,7 +54,7 @@ class Node:
     path: tuple[str, ...] = ()
     names: Any = _NO_NAMES
     call: Callable[..., Sequence] | None = None
-    checkpoint: int | None = None
+    checkpoint: range = range(0)
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ def flatten(
         constants[number] = value
         return number
 
-    def inline(closed: ClosedJaxpr, arguments, path: tuple[str, ...], names, under=None) -> list:
+    def inline(closed: ClosedJaxpr, arguments, path: tuple[str, ...], names) -> list:
         """Adds the equations of a jaxpr whose inputs are `arguments`; returns its outputs."""
         inner = closed.jaxpr
         # Variables are looked up in the jaxpr at hand alone: a jaxpr that is called twice has its
@@ -147,8 +147,7 @@ def flatten(
             operands = tuple(read(v) for v in eqn.invars)
             stack = names + eqn.source_info.name_stack
             here = (*path, *_parts(eqn.source_info.name_stack))
-            kept = {"eqn": eqn, "path": here, "names": stack, "checkpoint": under}
-            add = functools.partial(Node, eqn.primitive.name, **kept)
+            add = functools.partial(Node, eqn.primitive.name, eqn=eqn, path=here, names=stack)
             if (called := body_of(eqn)) is not None:
                 if barriers and _is_behind_barrier(eqn):
                     values = [v for v in operands if isinstance(v, int)]
@@ -158,9 +157,13 @@ def flatten(
                         behind.get(v, v) if isinstance(v, int) else v for v in operands
                     )
                 function = f"@{eqn.params.get('name') or ''}"
-                is_first = under is None and eqn.primitive.name in REMAT
-                within = len(nodes) if is_first else under
-                outputs = inline(called, operands, (*here, function), stack, within)
+                first = len(nodes)
+                outputs = inline(called, operands, (*here, function), stack)
+                if eqn.primitive.name in REMAT and not eqn.params["differentiated"]:
+                    whole = range(first, len(nodes))
+                    nodes[first:] = (
+                        dataclasses.replace(n, checkpoint=whole) for n in nodes[first:]
+                    )
             else:
                 outputs = [new(v.aval) for v in eqn.outvars]
                 nodes.append(add(operands, tuple(outputs)))

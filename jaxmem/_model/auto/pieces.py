@@ -190,12 +190,11 @@ def checkpoints(nodes: Sequence[Node], stretches: Sequence[range]) -> list[range
 
     stretches: the nodes outside layers and pieces.
     """
-    inside: dict[int, list[int]] = {}
-    for position, node in enumerate(nodes):
-        if node.checkpoint is not None:
-            inside.setdefault(node.checkpoint, []).append(position)
-    ends = (range(positions[0], positions[-1] + 1) for positions in inside.values())
-    return [e for e in ends if any(r.start <= e.start and e.stop <= r.stop for r in stretches)]
+    inside: dict[range, list[int]] = {}
+    for position in itertools.chain(*stretches):
+        inside.setdefault(nodes[position].checkpoint, []).append(position)
+    whole = (at for checkpoint, at in inside.items() if checkpoint and len(at) == len(checkpoint))
+    return [range(at[0], at[-1] + 1) for at in whole]
 
 
 def _freed_bytes(piece: Program) -> int:
