@@ -32,10 +32,13 @@ def least(search: Search) -> list[ActionSolution]:
     key = f"{sorted(problem.open_choices().items())} {problem.host_room} {problem.excluded}"
     known = search.history.recall_least(key)
     nothing: Actions = problem.profile.everything_recomputed
+    kept = problem.profile.everything_kept
     saved = least_bytes(problem)
     starts = [nothing, *([] if saved is None else [saved.actions])]
     if known is None:
-        smallest = local_search(starts, problem, search.estimates.estimate_for_least, 0.0)
+        # A block may take more bytes under a checkpoint than without one.
+        begin = [*starts, *(nothing | {b: kept[b]} for b in kept if len(kept) > 1)]
+        smallest = local_search(begin, problem, search.estimates.estimate_for_least, 0.0)
         if smallest is not None:
             known = smallest.actions
             search.history.remember_least(key, known)
