@@ -132,11 +132,15 @@ def tags_of(traced) -> dict[str, list[str]]:
 
 
 def operations(program) -> list[str]:
-    """The operations that lead to a result, sorted, without the rounding of kept values. JAX
-    rounds a value only if the forward of its block reads it.
+    """The operations that lead to a result, sorted."""
+    return sorted(eqn.primitive.name for eqn in equations(needed(program.jaxpr)[0]))
+
+
+def without_rounding(names: list[str]) -> list[str]:
+    """JAX rounds a kept value to its own precision if the forward of its block reads the value. A
+    derived program rounds none.
     """
-    found = (eqn.primitive.name for eqn in equations(needed(program.jaxpr)[0]))
-    return sorted(name for name in found if name != "reduce_precision")
+    return [name for name in names if name != "reduce_precision"]
 
 
 def drawn(tags: dict[str, list[str]], seed: int) -> Assignment:
@@ -160,7 +164,8 @@ def test_derived_programs_take_the_bytes_of_traced_programs(model):
         plan = drawn(tags, seed)
         derived, traced = step.under(plan), traced_under(build, plan, args)
         assert derived is not None
-        assert operations(derived) == operations(traced.jaxpr)
+        names = without_rounding(operations(traced.jaxpr))
+        assert without_rounding(operations(derived)) == names
         for on_gpu in (False, True):
             expected = temporary_bytes(traced.jaxpr, (), on_gpu=on_gpu)
             assert temporary_bytes(derived, (), on_gpu=on_gpu) == expected
