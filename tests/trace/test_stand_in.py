@@ -90,8 +90,8 @@ def test_a_piece_calls_no_python():
 
 
 def hidden(function):
-    """`function` as a primitive of a library, whose jaxpr shows no call of Python. Its gradient is
-    that of the identity.
+    """`function` as a primitive of a library, whose jaxpr shows no call of Python. It has the
+    gradient of the identity.
     """
     primitive = Primitive("solve")
     primitive.def_impl(function)
