@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.extend.core import Primitive
 
 import jaxmem
 from jaxmem._core.actions import UNTAGGED
@@ -275,6 +276,20 @@ def test_a_softmax_at_the_end_of_a_loss_is_no_piece():
         return -jax.nn.log_softmax(logits)[jnp.arange(ROWS), jnp.arange(ROWS)].mean()
 
     assert [layer.label for layer in layers_of(vocabulary, params, x)] == ["auto"]
+
+
+def test_an_operation_without_a_derivative_is_in_no_cheap_piece():
+    """It may run on values that no gradient depends on."""
+    opaque = Primitive("opaque")
+    opaque.def_abstract_eval(lambda x: x)
+
+    def loss(params, x):
+        x, _ = jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w[0]) @ w[1], None), x, params)
+        fixed = jax.lax.stop_gradient(x) @ jnp.ones((WIDTH, WIDTH), x.dtype)
+        return x.mean() * opaque.bind(fixed[:, None] - fixed[None]).mean()
+
+    _, params, x = gaussian_process(True)
+    assert [layer.label for layer in layers_of(loss, params, x)] == ["auto"]
 
 
 def test_a_checkpoint_of_the_user_beside_layers_is_a_piece():
