@@ -49,8 +49,9 @@ test: $(VENV)/.installed  ## the tests, without the costly and the slow ones
 test-costly: $(VENV)/.installed  ## the tests that tests/costly.txt names
 	$(PYTEST) -m "costly and not slow" $(ARGS)
 
+# QUICK=1 leaves out the costly tests of the core.
 test-core: $(VENV)/.installed
-	$(PYTEST) -m "core and not slow$(if $(REMAT3), and not costly)" $(ARGS)
+	$(PYTEST) -m "core and not slow$(if $(QUICK), and not costly)" $(ARGS)
 
 test-slow: $(VENV)/.installed-docs  ## the slow tests alone
 	XLA_FLAGS="$$XLA_FLAGS" $(PYTEST) -m slow $(ARGS)

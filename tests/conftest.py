@@ -4,28 +4,21 @@
 
 import contextlib
 import gc
-import importlib.metadata
 import os
 import pathlib
 import signal
 
 # Read when jax is imported; child processes inherit it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Without XLA:CPU's fusion emitters, this suite compiles in 0.6 of the seconds; in 0.5 if programs
-# are also not split for threads, since a worker has one core. jaxlib 0.11 lacks the first flag,
-# gains little from the second, and ends the process at unknown flags. `XLA_FLAGS= make test` uses
-# the compiler settings of users, as `make test-slow` does.
-if importlib.metadata.version("jaxlib").startswith("0.10."):
-    os.environ.setdefault(
-        "XLA_FLAGS",
-        "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
-    )
 
 # A shell's background process ignores SIGINT, and so would its children, which some tests stop.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-from tests.shared import cores  # isort: skip  (before jax)
+from tests.shared import cores, emitters  # isort: skip  (before jax)
+
+# `XLA_FLAGS= make test` uses the compiler settings of users, as `make test-slow` does.
+os.environ.setdefault("XLA_FLAGS", emitters.QUICK)
 
 import hypothesis
 import jax

@@ -8,6 +8,7 @@ import sys
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from tests.shared import emitters
 from tests.shared.options import options
 
 CHEAP = {
@@ -45,7 +46,5 @@ def quickly(quick_compiles, programs):
 def child_paths(tmp_path, monkeypatch):
     """Child processes find the packages, installed or not, and the part that is written here."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    # XLA:CPU's older emitters compile in a quarter of the time.
-    flags = "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
-    monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {flags}")
+    monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {emitters.OLDER}")
     monkeypatch.syspath_prepend(str(tmp_path))

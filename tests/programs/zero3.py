@@ -25,10 +25,6 @@ from tests.shared.meshes import placed
 from tests.shared.streamed import on_device
 
 LAYERS, SEQUENCE = 4, 8
-# jaxlib 0.10 is told by the environment to make code of fusions in another way, which rounds the
-# same operations differently from program to program. Users' programs are compiled without that.
-QUICK = jax.config.read("jax_disable_most_optimizations") or jax.__version_info__ >= (0, 11)
-OPTIONS = None if QUICK else {"xla_cpu_use_fusion_emitters": True}
 
 
 def model(kind: str, n: int):
@@ -65,7 +61,7 @@ def train(mesh, kind: str, n: int, steps: int, persist: int, resident: bool = Fa
     state = step.split(meshes.state(step, make(), mesh, "states"), persist)
     if resident:
         state = on_device(state)
-    call = jax.jit(step.data_parallel(mesh, "states"), donate_argnums=0, compiler_options=OPTIONS)
+    call = jax.jit(step.data_parallel(mesh, "states"), donate_argnums=0)
     losses = []
     for seed in range(steps):
         vocab = 32 if kind == "lm" else 256

@@ -10,11 +10,9 @@ import sys
 import tempfile
 import time
 
-import jax
+from tests.shared import emitters
 
 WORKER = "tests.shared.worker"
-# Versions with XLA's earlier emitters compile in half of the time with them.
-EMITTERS = " --xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""
 
 
 def finding_packages() -> dict[str, str]:
@@ -24,17 +22,19 @@ def finding_packages() -> dict[str, str]:
 
 def with_cpus(devices: int) -> dict[str, str]:
     """Returns an environment with `devices` CPU devices, which compiles quickly and runs slowly."""
-    count = f" --xla_force_host_platform_device_count={devices}"
-    flags = os.environ.get("XLA_FLAGS", "") + count + EMITTERS
+    count = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {count} {emitters.OLDER}"
     own = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     return finding_packages() | own | {"XLA_FLAGS": flags}
 
 
 def as_users_have(environment: dict[str, str]) -> dict[str, str]:
-    """Returns the environment with all of LLVM's passes, for a test that compares bits. On jaxlib
-    0.10, a program also enables XLA's default fusion emitters.
+    """Returns the environment with XLA's default emitters and all of LLVM's passes, for a test that
+    compares bits.
     """
-    return {k: v for k, v in environment.items() if k != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
+    flags = environment["XLA_FLAGS"].replace(emitters.OLDER, "")
+    own = {k: v for k, v in environment.items() if k != "JAX_DISABLE_MOST_OPTIMIZATIONS"}
+    return own | {"XLA_FLAGS": flags}
 
 
 def python(*line, environment: dict[str, str] | None = None, check: bool = True):
