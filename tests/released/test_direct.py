@@ -141,6 +141,22 @@ def test_schedules_masks_and_chains_are_those_of_whole_gradients(name):
         close(found, want)
 
 
+def test_a_transformation_is_traced_once():
+    traced, sgd = [], optax.sgd(0.1)
+
+    def update(*arguments):
+        traced.append(arguments)
+        return sgd.update(*arguments)
+
+    step = tiny_lm.released(optax.GradientTransformation(sgd.init, update))
+    state = step.init(parameters())
+    for seed in range(2):
+        state, _ = jax.jit(step)(state, tokens(seed))
+    assert len(traced) == 1
+    step.check(jax.tree.map(lambda a: a.astype(jnp.float16), state))
+    assert len(traced) == 2, "other dtypes are traced"
+
+
 def unstacked(params):
     layers = [jax.tree.map(lambda a, i=i: a[i], params["blocks"]) for i in range(LAYERS)]
     return params | {"blocks": layers}

@@ -129,14 +129,25 @@ class Direct:
 
     tx: optax.GradientTransformation
     axis_name: str | None
+    _known: dict[Any, Components] = dataclasses.field(default_factory=dict, init=False)
 
     def quantized(self) -> "Direct":
         return Direct(quantized(self.tx), self.axis_name)
 
+    def _components(self, model: Model, one) -> Components:
+        """`Components.of`, which traces `tx` once for parameters of these shapes: a step asks for
+        them several times.
+        """
+        shapes, structure = jax.tree.flatten(one)
+        key = model.layers, structure, tuple(shapes), jax.config.jax_enable_x64
+        if key not in self._known:
+            self._known[key] = Components.of(self.tx, model, one)
+        return self._known[key]
+
     def coded(
         self, model: Model, params, like: QuantizedState, state, kept: Collection[int]
     ) -> QuantizedState:
-        of = Components.of(self.tx, model, model.one_layer(params))
+        of = self._components(model, model.one_layer(params))
         leaves, structure = jax.tree.flatten(like.inner, is_leaf=is_coded)
         found = zip(leaves, of.leaves(state), range(len(leaves)), of.stacked, strict=True)
         made = structure.unflatten([recoded_as(*one, kept) for one in found])
@@ -145,7 +156,7 @@ class Direct:
 
     def init(self, model: Model, params):
         """Returns the first state, made for all layers at once."""
-        of = Components.of(self.tx, model, model.one_layer(params))
+        of = self._components(model, model.one_layer(params))
         start = lambda layer: jax.tree.leaves(self.tx.init({**params, model.layers: layer}))
         axes = [0 if stacked else None for stacked in of.stacked]
         stacks = masters_of(params[model.layers])
@@ -162,7 +173,7 @@ class Direct:
         shape = lambda a: jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a))
         one = jax.eval_shape(layer, jax.ShapeDtypeStruct((), jnp.int32))
         shapes = {**jax.tree.map(shape, outer), model.layers: one}
-        of = Components.of(self.tx, model, shapes)
+        of = self._components(model, shapes)
         # An array of the state depends on one component: the other components may be zeros.
         zeros = lambda: jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
         start = lambda **known: jax.tree.leaves(self.tx.init(zeros() | known))
@@ -187,7 +198,7 @@ class Direct:
         return of.tree(merged((stacks, others), of.stacked))
 
     def opened(self, model: Model, params, state):
-        of = Components.of(self.tx, model, model.one_layer(params))
+        of = self._components(model, model.one_layer(params))
 
         def closed(stacked, others, near):
             return of.tree(merged((map(_numbers_near, stacked), others), of.stacked))
@@ -200,7 +211,7 @@ class Direct:
     def check(self, model: Model, params, state) -> None:
         check_stacks(model, params)
         one = model.one_layer(params)
-        of = Components.of(self.tx, model, one)
+        of = self._components(model, one)
         made = of.leaves(state)
         if jax.tree.structure(state, is_leaf=is_stacks) != of.alone.structure:
             raise OptimizerError(
@@ -234,7 +245,7 @@ class Direct:
                 " has"
             )
         one = model.one_layer(params)
-        alone = Components.of(self.tx, model, one).alone
+        alone = self._components(model, one).alone
         found = [PartitionSpec() for _ in alone.owners]
         if divided == "nothing":
             return jax.tree.unflatten(alone.structure, found)
@@ -261,7 +272,7 @@ class Direct:
         """
         params, old = state
         axis, tally, layers = self.axis_name, model.tally(params), params[model.layers]
-        of = Components.of(self.tx, model, model.one_layer(params))
+        of = self._components(model, model.one_layer(params))
         leaves = of.leaves(old)
         shared = {s: brought(leaves[s]) for s, owner in enumerate(of.alone.owners) if owner is None}
         both = lambda params, optimizer: {"params": params, "optimizer": optimizer}
