@@ -37,8 +37,9 @@ hypothesis.settings.load_profile("default")
 
 
 HERE = pathlib.Path(__file__).parent
-# Tests of details that take about half a second or more. CI runs them after `make test`.
-COSTLY = frozenset((HERE / "costly.txt").read_text("utf-8").split())
+# Tests, and variants of tests, that take about half a second or more, and that no law of LAWS.md
+# needs. CI runs them after `make test`.
+COSTLY = frozenset((HERE / "costly.txt").read_text("utf-8").splitlines())
 MEASURED, RUN = Local.times, Local.run
 
 
@@ -57,7 +58,8 @@ def pytest_itemcollected(item):
     """
     for mark in marks.of_folder(item.path.relative_to(HERE)):
         item.add_marker(mark)
-    if item.nodeid.partition("[")[0].removeprefix("tests/") in COSTLY:
+    name = item.nodeid.removeprefix("tests/")
+    if name in COSTLY or name.partition("[")[0] in COSTLY:
         item.add_marker(pytest.mark.costly)
     named = item.get_closest_marker("quick")
     if named is not None and item.callspec.id not in named.args:
@@ -66,18 +68,22 @@ def pytest_itemcollected(item):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Raises an error if `@pytest.mark.quick` names an id that no variant has."""
+    """Raises an error if `@pytest.mark.quick` or costly.txt names an id that no variant has."""
     if any("::" in argument for argument in config.args):
         return
-    missing = {
+    files = {item.nodeid.partition("::")[0] for item in items}
+    quick = {
         f"{item.nodeid.partition('[')[0]}[{name}]"
         for item in items
         for named in [item.get_closest_marker("quick")]
         if named is not None
         for name in named.args
-    } - {item.nodeid for item in items}
+    }
+    costly = {f"tests/{name}" for name in COSTLY if "[" in name}
+    costly = {name for name in costly if name.partition("::")[0] in files}
+    missing = (quick | costly) - {item.nodeid for item in items}
     if missing:
-        raise pytest.UsageError(f"`quick` names variants that are none: {sorted(missing)}")
+        raise pytest.UsageError(f"`quick` and costly.txt: no variant has the id {sorted(missing)}")
 
 
 @pytest.hookimpl(trylast=True)
