@@ -35,6 +35,7 @@ from jaxmem._optim.released.form import check_stacks
 from jaxmem._optim.released.gather import whole_layer, whole_outside
 from jaxmem._optim.released.model import Model, metrics_of, one_microbatch
 from jaxmem._trace.alone import Alone
+from jaxmem._trace.settings import settings
 from jaxmem._trace.vary import varying
 from jaxmem.errors import OptimizerError
 
@@ -139,7 +140,7 @@ class Direct:
         them several times.
         """
         shapes, structure = jax.tree.flatten(one)
-        key = model.layers, structure, tuple(shapes), jax.config.jax_enable_x64
+        key = model.layers, structure, tuple(shapes), settings()
         if key not in self._known:
             self._known[key] = Components.of(self.tx, model, one)
         return self._known[key]
