@@ -3,6 +3,7 @@ products, and the lines of the user's program.
 """
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
@@ -10,6 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
+import numpy as np
 from jax.core import Tracer
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
@@ -162,6 +165,40 @@ def as_scan(eqn: JaxprEqn) -> Scan | None:
     xs = sum(len(_shape(o)) > len(_shape(i)) for o, i in zip(eqn.invars, inner.invars))
     carry = sum(len(_shape(o)) == len(_shape(i)) for o, i in zip(eqn.outvars, inner.outvars))
     return Scan(eqn.params["length"], inner, len(inner.invars) - xs - carry, carry)
+
+
+def extended_scan(eqn: JaxprEqn, inner: Jaxpr, sliced: Sequence[Var]) -> JaxprEqn:
+    """A scan with another body. The body reads the slices of the arrays `sliced` after its other
+    inputs, and may have more results, whose stacks are the last results of the scan.
+    """
+    scan = as_scan(eqn)
+    assert scan is not None
+    xs = len(inner.invars) - scan.consts - scan.carry
+    params = eqn.params | _scan_layout(scan.consts, scan.carry, xs, len(inner.outvars) - scan.carry)
+    params["jaxpr"] = on_open(params["jaxpr"], lambda _: inner)
+    invars = [*eqn.invars, *sliced]
+    avals, _ = eqn.primitive.abstract_eval(*(v.aval for v in invars), **params)
+    more = [Var(aval) for aval in avals[len(eqn.outvars) :]]
+    return eqn.replace(params=params, invars=invars, outvars=[*eqn.outvars, *more])
+
+
+@functools.cache
+def _scan_layout(consts: int, carry: int, xs: int, ys: int) -> dict[str, Any]:
+    """The parameters by which a scan tells its constants, its carry and its slices apart. They are
+    read from a trace, since JAX 0.11 has other ones than JAX 0.10.
+    """
+
+    def run(consts, carry, xs):
+        def body(carry, slices):
+            total = sum([*consts, *carry, *slices])
+            return [c + total for c in carry], [total + i for i in range(ys)]
+
+        return jax.lax.scan(body, carry, xs, length=1)
+
+    scalar, stack = np.float32(0), np.zeros(1, np.float32)
+    traced = jax.make_jaxpr(run)([scalar] * consts, [scalar] * carry, [stack] * xs)
+    (params,) = (e.params for e in traced.eqns if e.primitive.name == "scan")
+    return {k: params[k] for k in params.keys() - {"jaxpr", "length", "reverse", "unroll"}}
 
 
 def as_loop(eqn: JaxprEqn) -> Scan | None:

@@ -15,6 +15,7 @@ derivative rule of a function may compute the function by other operations.
 Only estimates use derived programs. A step is always traced before it is compiled.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,7 +29,11 @@ from jaxmem._trace.jaxpr import (
     Jaxpr,
     JaxprEqn,
     Literal,
+    Var,
     as_closed,
+    as_scan,
+    equations,
+    extended_scan,
     inside,
     needed,
     on_open,
@@ -36,7 +41,22 @@ from jaxmem._trace.jaxpr import (
     with_programs,
 )
 
+
+@dataclasses.dataclass(frozen=True)
+class Loops:
+    """The scan that runs layers backward, and the scan that ran them forward.
+
+    forward: the position of the scan that ran them forward.
+    links: what links the equations of both bodies, as for a step.
+    """
+
+    forward: int
+    links: "Links"
+
+
 Pairs = dict[int, int]  # by position of a tag in a block's backward: position in the forward
+# By position of a backward, of a block or of a scan over blocks: what links it to its forward.
+Links = dict[int, Pairs | Loops]
 
 
 class RecomputedStep:
@@ -47,18 +67,19 @@ class RecomputedStep:
 
     def __init__(self, program: Jaxpr | ClosedJaxpr):
         self._program = program
-        # By id of a program of the step: by position of a block's backward, its pairs of tags.
-        self._pairs: dict[int, dict[int, Pairs]] = {}
-        self._policies: set[Any] = set()
+        self._links: dict[int, Links] = {}  # by id of a program of the step
+        self._policies: set[Any] = {
+            e.params["policy"] for e in equations(as_closed(program).jaxpr) if is_block(e)
+        }
         paired = self._pair(as_closed(program).jaxpr)
         self._is_derivable = paired and all(isinstance(p, Policy) for p in self._policies)
 
     def under(self, plan: Decisions) -> Jaxpr | ClosedJaxpr | None:
         """The program of the step under a plan.
 
-        None if the program must be traced: if the forward and the backward of a block are in two
-        loops, as in a scan over layers; if the plan divides layers into groups, or keeps values
-        without a tag; and for a policy that is combined with another policy.
+        None if the program must be traced: if a tag of a backward has no pair, or may have two; if
+        the plan divides layers into groups, or keeps values without a tag; and for a policy that is
+        combined with another policy.
         """
         if not self._is_derivable or any(plan.groups(p.block) for p in self._policies):
             return None
@@ -72,57 +93,146 @@ class RecomputedStep:
         """Pairs the tags of a program and of its inner programs. Returns whether all have pairs."""
         taken: set[int] = set()
         for position, eqn in enumerate(jaxpr.eqns):
-            if is_block(eqn):
-                pairs = _pairs(jaxpr.eqns[:position], eqn, taken)
-                if pairs is None:
-                    return False
-                taken.update(pairs.values())
-                self._pairs.setdefault(id(jaxpr), {})[position] = pairs
-                self._policies.add(eqn.params["policy"])
-            elif not all(map(self._pair, subjaxprs(eqn))):
+            if not is_block(eqn) and all(map(self._pair, subjaxprs(eqn))):
+                continue
+            link = _link(jaxpr.eqns[:position], eqn, taken)
+            if link is None:
                 return False
+            self._links.setdefault(id(jaxpr), {})[position] = link
         return True
 
     def _derived(self, jaxpr: Jaxpr, decided: Mapping[Policy, Policy]) -> Jaxpr:
         """A program of the step under other policies."""
-        eqns = list(jaxpr.eqns)
+        eqns, links = list(jaxpr.eqns), self._links.get(id(jaxpr), {})
         for position, eqn in enumerate(jaxpr.eqns):
-            if is_block(eqn):
-                pairs = self._pairs[id(jaxpr)][position]
-                _divide(eqns, position, pairs, decided[eqn.params["policy"]])
+            if position in links:
+                eqns[position] = _divided(eqns, eqn, links[position], decided)
             elif any(map(is_block, inside(eqn))):
                 derived = functools.partial(self._derived, decided=decided)
                 eqns[position] = with_programs(eqn, derived)
-        return jaxpr.replace(eqns=eqns)
+        changed = jaxpr.replace(eqns=eqns)
+        if not any(isinstance(link, Loops) for link in links.values()):
+            return changed
+        # The forward scan of layers stacks no result that the backward scan does not read.
+        return needed(changed)[0].replace(invars=jaxpr.invars)
 
 
-def _divide(eqns: list[JaxprEqn], position: int, pairs: Pairs, policy: Policy) -> None:
-    """Changes the backward of a block, and the tags of its forward, as a policy decides.
+def _divided(
+    before: list[JaxprEqn],
+    backward: JaxprEqn,
+    link: Pairs | Loops,
+    decided: Mapping[Policy, Policy],
+) -> JaxprEqn:
+    """The backward of a block, or of a scan over blocks, under other policies. The backward may
+    read more results of its forward.
 
-    eqns: the equations of a program, which are changed.
-    position: of the block's backward.
+    before: the equations before the backward. The equations of its forward are changed.
     """
-    block = eqns[position]
+    if not isinstance(link, Loops):
+        return _divided_block(before, backward, link, decided[backward.params["policy"]])
+    forward = before[link.forward]
+    (run,), (again,) = subjaxprs(forward), subjaxprs(backward)
+    of_run, of_again = list(run.eqns), list(again.eqns)
+    slices: dict[Any, Any] = {}  # by a value of a layer's forward: its slice in the backward
+    for position, inner in link.links.items():
+        changed = _divided(of_run, of_again[position], inner, decided)
+        own = {id(v) for v in of_again[position].invars}
+        reads = [v if id(v) in own else slices.setdefault(v, Var(v.aval)) for v in changed.invars]
+        of_again[position] = changed.replace(invars=reads)
+    run = run.replace(eqns=of_run, outvars=[*run.outvars, *slices])
+    again = again.replace(eqns=of_again, invars=[*again.invars, *slices.values()])
+    before[link.forward] = extended_scan(forward, run, ())
+    stacks = before[link.forward].outvars[len(forward.outvars) :]
+    return extended_scan(backward, again, stacks)
+
+
+def _divided_block(
+    before: list[JaxprEqn], block: JaxprEqn, pairs: Pairs, policy: Policy
+) -> JaxprEqn:
+    """The backward of a block under another policy. Arguments as for `_divided`."""
     body = block.params["jaxpr"]
     staged_at: dict[int, list[JaxprEqn]] = {}
     saved: list[tuple[Any, Any]] = []  # variables of the backward, with variables of the forward
     for of_forward, of_backward in sorted((f, b) for b, f in pairs.items()):
-        (result,), forward = body.eqns[of_backward].outvars, eqns[of_forward]
+        (result,), forward = body.eqns[of_backward].outvars, before[of_forward]
         known, staged, _, _, codes = divided_tag(policy, [False], [True], forward)
         if staged is None:
             staged_at[of_backward] = []
             saved.append((result, forward.outvars[0]))
         elif known is not None and codes:
-            eqns[of_forward] = known
+            before[of_forward] = known
             staged_at[of_backward] = [staged.replace(outvars=[result])]
             saved += zip(codes, codes)
     if not saved:
-        return
+        return block
     inputs, operands = zip(*saved)
     staged = [e for i, eqn in enumerate(body.eqns) for e in staged_at.get(i, [eqn])]
     changed, used = needed(body.replace(eqns=staged, invars=[*inputs, *body.invars]))
     read = [v for v, is_read in zip((*operands, *block.invars), used) if is_read]
-    eqns[position] = block.replace(invars=read, params=block.params | {"jaxpr": changed})
+    return block.replace(invars=read, params=block.params | {"jaxpr": changed})
+
+
+def _link(before: Sequence[JaxprEqn], backward: JaxprEqn, taken: set[int]) -> Pairs | Loops | None:
+    """What links a backward, of a block or of a scan over blocks, to its forward; None if a tag has
+    no pair.
+
+    before: the equations before the backward.
+    taken: positions of what belongs to other backwards; what is linked is added.
+    """
+    if is_block(backward):
+        pairs = _pairs(before, backward, taken)
+        pairs = _pairs_in_order(before, backward, taken) if pairs is None else pairs
+        taken.update(pairs.values() if pairs else ())
+        return pairs
+    again = as_scan(backward)
+    for position in reversed(range(len(before))):
+        run = as_scan(before[position])
+        if again is None or run is None or position in taken or run.length != again.length:
+            continue
+        of_layer: set[int] = set()
+        links = {
+            i: _link(run.jaxpr.eqns, eqn, of_layer)
+            for i, eqn in enumerate(again.jaxpr.eqns)
+            if any(map(is_block, (eqn, *inside(eqn))))
+        }
+        if None not in links.values():
+            taken.add(position)
+            return Loops(position, links)
+    return None
+
+
+def _pairs_in_order(before: Sequence[JaxprEqn], block: JaxprEqn, taken: set[int]) -> Pairs | None:
+    """Pairs the tags of a block's backward with the last tags of the forward that have the same
+    names, shapes and order. Arguments as for `_pairs`.
+
+    This serves programs in which a block's backward makes its inputs again, or reads their slices.
+    None if there are no such tags, or if they can be chosen in two ways.
+    """
+    body = block.params["jaxpr"]
+    if any(map(holds_tag, body.eqns)):
+        return None
+    # The backward runs the layers from the last to the first.
+    of_backward, of_forward = _named(body.eqns), _named(before[: min(taken, default=len(before))])
+    last = _first_in_order(of_backward[::-1], of_forward[::-1])
+    if last is None:
+        return None
+    of_layer = [(i, key) for i, key in of_forward if i >= min(last, default=0)]
+    if _first_in_order(of_backward, of_layer) != last[::-1]:
+        return None
+    return {b: f for (b, _), f in zip(of_backward, last[::-1])}
+
+
+def _named(eqns: Sequence[JaxprEqn]) -> list[tuple[int, Any]]:
+    """The position of each tag, and what tells it from other tags of a layer."""
+    key = lambda e: (e.params["name"], e.outvars[0].aval.shape, e.outvars[0].aval.dtype)
+    return [(i, key(eqn)) for i, eqn in enumerate(eqns) if is_tag(eqn)]
+
+
+def _first_in_order(wanted, among) -> list[int] | None:
+    """The positions of the first tags of `among` that have the order of `wanted`; None if none."""
+    rest = iter(among)
+    found = [next((i for i, key in rest if key == name), None) for _, name in wanted]
+    return None if None in found else found
 
 
 def _pairs(before: Sequence[JaxprEqn], block: JaxprEqn, taken: set[int]) -> Pairs | None:
