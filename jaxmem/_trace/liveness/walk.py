@@ -6,6 +6,7 @@ The result is an estimate, and no bound: XLA fuses by a cost model, and has sche
 """
 
 import dataclasses
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -123,12 +124,14 @@ class _Programs:
     on_gpu: whether the step is compiled for a GPU.
     known: by id of a jaxpr, the jaxpr, so that no other jaxpr gets its id, and its program.
     fused: by id of a program and the number of its sliced inputs, its kernels.
+    repeated: by id of a loop's body, the body, and the results that the loop stacks twice.
     """
 
     is_kernel: Callable[[Any], bool]
     on_gpu: bool
     known: dict[int, tuple[Any, Program]] = dataclasses.field(default_factory=dict)
     fused: dict[tuple[int, int], Body] = dataclasses.field(default_factory=dict)
+    repeated: dict[int, tuple[Any, set[int]]] = dataclasses.field(default_factory=dict)
 
     def flat(self, jaxpr) -> Program:
         """The program of a jaxpr."""
@@ -143,6 +146,13 @@ class _Programs:
         if key not in self.fused:
             self.fused[key] = kernels_of(flat, sliced, self.on_gpu)
         return self.fused[key]
+
+    def stacked_twice(self, loop: Scan) -> set[int]:
+        """Positions of the results that a loop stacks twice."""
+        key = id(loop.jaxpr)
+        if key not in self.repeated:
+            self.repeated[key] = loop.jaxpr, _stacked_twice(loop)
+        return self.repeated[key][1]
 
 
 class _Walk:
@@ -254,7 +264,7 @@ class _Walk:
         for k, i in enumerate(positions):
             kernel = body.kernels[i]
             loop = None if kernel.eqn is None else as_loop(kernel.eqn)
-            repeated = set() if loop is None else _stacked_twice(loop)
+            repeated = set() if loop is None else self._programs.stacked_twice(loop)
             for position, v in enumerate(kernel.writes):
                 alive[v] = 0 if v in placed or position in repeated else size(v)
             dying = [v for v in ends[k] if v in alive and v not in kernel.writes]
@@ -337,7 +347,7 @@ def _with_carried(body: Body, placed: set[int]) -> set[int]:
     in `placed`. So moments that several loops update one after the other are stored once.
     """
     last = {v: k for k, kernel in enumerate(body.kernels) for v in kernel.reads}
-    kind = lambda v: str(body.avals[v])  # an equation's constant has none
+    kind = functools.cache(lambda v: str(body.avals[v]))  # an equation's constant has none
     found = set(placed)
     reduced = {v for kernel in body.kernels if kernel.primitive in REDUCED for v in kernel.writes}
     for k, kernel in reversed(list(enumerate(body.kernels))):
