@@ -8,16 +8,21 @@ computes no value that only this tag depended on. If a tag is encoded, the backw
 codes that the forward made.
 
 A trace does not show where the forward of a block begins and ends. So each tag of a block's
-backward is paired with a tag of the forward: with the tag of the same name that depends on the same
-tags and on the same inputs of the block. The operations between tags are not compared, because the
-derivative rule of a function may compute the function by other operations.
+backward is paired with a tag of the forward. The tags of a layer have one order in both, and the
+backward runs the layers from the last to the first. Therefore the tags of a backward are the last
+tags with their names, shapes and order that belong to no later layer. In a scan over layers, the
+forward's scan stacks the values that the backward's scan reads.
+
+The operations between tags are not compared, because the derivative rule of a function may compute
+the function by other operations. The first version compared the inputs and tags that each tag
+depends on. It needed twice the code, and did not serve scans and released steps, whose backward
+reads other variables than the forward.
 
 Only estimates use derived programs. A step is always traced before it is compiled.
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxmem._core.assignment import Decisions
@@ -28,7 +33,6 @@ from jaxmem._trace.jaxpr import (
     ClosedJaxpr,
     Jaxpr,
     JaxprEqn,
-    Literal,
     Var,
     as_closed,
     as_scan,
@@ -41,22 +45,11 @@ from jaxmem._trace.jaxpr import (
     with_programs,
 )
 
-
-@dataclasses.dataclass(frozen=True)
-class Loops:
-    """The scan that runs layers backward, and the scan that ran them forward.
-
-    forward: the position of the scan that ran them forward.
-    links: what links the equations of both bodies, as for a step.
-    """
-
-    forward: int
-    links: "Links"
-
-
-Pairs = dict[int, int]  # by position of a tag in a block's backward: position in the forward
-# By position of a backward, of a block or of a scan over blocks: what links it to its forward.
-Links = dict[int, Pairs | Loops]
+# What links the backward of a block to the block's forward: by position of a tag in the backward,
+# the tag's position in the forward. For a scan over blocks: the position of the scan that ran the
+# layers forward, and by position in the body of the backward's scan, what links this equation to
+# the body of the forward's scan.
+Link = dict[int, int] | tuple[int, dict[int, "Link"]]
 
 
 class RecomputedStep:
@@ -67,7 +60,7 @@ class RecomputedStep:
 
     def __init__(self, program: Jaxpr | ClosedJaxpr):
         self._program = program
-        self._links: dict[int, Links] = {}  # by id of a program of the step
+        self._links: dict[int, dict[int, Link]] = {}  # by id of a program of the step, by position
         self._policies: set[Any] = {
             e.params["policy"] for e in equations(as_closed(program).jaxpr) if is_block(e)
         }
@@ -111,7 +104,7 @@ class RecomputedStep:
                 derived = functools.partial(self._derived, decided=decided)
                 eqns[position] = with_programs(eqn, derived)
         changed = jaxpr.replace(eqns=eqns)
-        if not any(isinstance(link, Loops) for link in links.values()):
+        if not any(isinstance(link, tuple) for link in links.values()):
             return changed
         # The forward scan of layers stacks no result that the backward scan does not read.
         return needed(changed)[0].replace(invars=jaxpr.invars)
@@ -120,7 +113,7 @@ class RecomputedStep:
 def _divided(
     before: list[JaxprEqn],
     backward: JaxprEqn,
-    link: Pairs | Loops,
+    link: Link,
     decided: Mapping[Policy, Policy],
 ) -> JaxprEqn:
     """The backward of a block, or of a scan over blocks, under other policies. The backward may
@@ -128,26 +121,27 @@ def _divided(
 
     before: the equations before the backward. The equations of its forward are changed.
     """
-    if not isinstance(link, Loops):
+    if not isinstance(link, tuple):
         return _divided_block(before, backward, link, decided[backward.params["policy"]])
-    forward = before[link.forward]
+    at, links = link
+    forward = before[at]
     (run,), (again,) = subjaxprs(forward), subjaxprs(backward)
     of_run, of_again = list(run.eqns), list(again.eqns)
     slices: dict[Any, Any] = {}  # by a value of a layer's forward: its slice in the backward
-    for position, inner in link.links.items():
+    for position, inner in links.items():
         changed = _divided(of_run, of_again[position], inner, decided)
         own = {id(v) for v in of_again[position].invars}
         reads = [v if id(v) in own else slices.setdefault(v, Var(v.aval)) for v in changed.invars]
         of_again[position] = changed.replace(invars=reads)
     run = run.replace(eqns=of_run, outvars=[*run.outvars, *slices])
     again = again.replace(eqns=of_again, invars=[*again.invars, *slices.values()])
-    before[link.forward] = extended_scan(forward, run, ())
-    stacks = before[link.forward].outvars[len(forward.outvars) :]
+    before[at] = extended_scan(forward, run, ())
+    stacks = before[at].outvars[len(forward.outvars) :]
     return extended_scan(backward, again, stacks)
 
 
 def _divided_block(
-    before: list[JaxprEqn], block: JaxprEqn, pairs: Pairs, policy: Policy
+    before: list[JaxprEqn], block: JaxprEqn, pairs: dict[int, int], policy: Policy
 ) -> JaxprEqn:
     """The backward of a block under another policy. Arguments as for `_divided`."""
     body = block.params["jaxpr"]
@@ -172,16 +166,16 @@ def _divided_block(
     return block.replace(invars=read, params=block.params | {"jaxpr": changed})
 
 
-def _link(before: Sequence[JaxprEqn], backward: JaxprEqn, taken: set[int]) -> Pairs | Loops | None:
+def _link(before: Sequence[JaxprEqn], backward: JaxprEqn, taken: set[int]) -> Link | None:
     """What links a backward, of a block or of a scan over blocks, to its forward; None if a tag has
-    no pair.
+    no pair, or may have two.
 
     before: the equations before the backward.
-    taken: positions of what belongs to other backwards; what is linked is added.
+    taken: positions of what belongs to later layers, whose backward runs first. What is linked is
+      added.
     """
     if is_block(backward):
         pairs = _pairs(before, backward, taken)
-        pairs = _pairs_in_order(before, backward, taken) if pairs is None else pairs
         taken.update(pairs.values() if pairs else ())
         return pairs
     again = as_scan(backward)
@@ -190,36 +184,34 @@ def _link(before: Sequence[JaxprEqn], backward: JaxprEqn, taken: set[int]) -> Pa
         if again is None or run is None or position in taken or run.length != again.length:
             continue
         of_layer: set[int] = set()
-        links = {
+        links: dict[int, Any] = {
             i: _link(run.jaxpr.eqns, eqn, of_layer)
             for i, eqn in enumerate(again.jaxpr.eqns)
             if any(map(is_block, (eqn, *inside(eqn))))
         }
         if None not in links.values():
             taken.add(position)
-            return Loops(position, links)
+            return position, links
     return None
 
 
-def _pairs_in_order(before: Sequence[JaxprEqn], block: JaxprEqn, taken: set[int]) -> Pairs | None:
-    """Pairs the tags of a block's backward with the last tags of the forward that have the same
-    names, shapes and order. Arguments as for `_pairs`.
-
-    This serves programs in which a block's backward makes its inputs again, or reads their slices.
-    None if there are no such tags, or if they can be chosen in two ways.
+def _pairs(before: Sequence[JaxprEqn], block: JaxprEqn, taken: set[int]) -> dict[int, int] | None:
+    """Pairs the tags of a block's backward with the last free tags of the forward that have the
+    same names, shapes and order. None if there are none, or if other free tags in the same part of
+    the forward have the same names, shapes and order. Arguments as for `_link`.
     """
     body = block.params["jaxpr"]
-    if any(map(holds_tag, body.eqns)):
+    if any(map(holds_tag, body.eqns)):  # inside a loop of the block
         return None
-    # The backward runs the layers from the last to the first.
-    of_backward, of_forward = _named(body.eqns), _named(before[: min(taken, default=len(before))])
-    last = _first_in_order(of_backward[::-1], of_forward[::-1])
+    wanted = _named(body.eqns)
+    free = [(i, key) for i, key in _named(before) if i not in taken]
+    last = _first_in_order(wanted[::-1], free[::-1])
     if last is None:
         return None
-    of_layer = [(i, key) for i, key in of_forward if i >= min(last, default=0)]
-    if _first_in_order(of_backward, of_layer) != last[::-1]:
+    of_block = [(i, key) for i, key in free if i >= min(last, default=0)]
+    if _first_in_order(wanted, of_block) != last[::-1]:
         return None
-    return {b: f for (b, _), f in zip(of_backward, last[::-1])}
+    return dict(zip((i for i, _ in wanted), last[::-1]))
 
 
 def _named(eqns: Sequence[JaxprEqn]) -> list[tuple[int, Any]]:
@@ -231,58 +223,5 @@ def _named(eqns: Sequence[JaxprEqn]) -> list[tuple[int, Any]]:
 def _first_in_order(wanted, among) -> list[int] | None:
     """The positions of the first tags of `among` that have the order of `wanted`; None if none."""
     rest = iter(among)
-    found = [next((i for i, key in rest if key == name), None) for _, name in wanted]
+    found: list[Any] = [next((i for i, key in rest if key == name), None) for _, name in wanted]
     return None if None in found else found
-
-
-def _pairs(before: Sequence[JaxprEqn], block: JaxprEqn, taken: set[int]) -> Pairs | None:
-    """Pairs the tags of a block's backward with the tags of its forward; None if one has no pair.
-
-    before: the equations before the backward.
-    taken: positions of tags that belong to other blocks.
-    """
-    body = block.params["jaxpr"]
-    if any(map(holds_tag, body.eqns)):  # inside a loop of the block
-        return None
-    numbers: dict[Any, int] = {}
-    number: Callable[[Any], int] = lambda key: numbers.setdefault(key, len(numbers))
-    numbered = [frozenset(() if isinstance(v, Literal) else (number(v),)) for v in block.invars]
-    own = dict(zip(body.invars, numbered))
-    outer = {v: n for v, n in zip(block.invars, numbered) if not isinstance(v, Literal)}
-    of_backward, of_forward = _tags(body.eqns, own, number), _tags(before, outer, number)
-    free = {p: key for p, key in of_forward.items() if p not in taken}
-    candidates = {tag: [p for p in free if free[p] == key] for tag, key in of_backward.items()}
-    pairs: Pairs = {}
-    # Tags of several blocks may depend on the same inputs, such as masks of dropout. The tags of
-    # a block are near each other, and have the same order in both programs.
-    for tag in sorted(candidates, key=lambda tag: (len(candidates[tag]), tag)):
-        first = max((f for b, f in pairs.items() if b < tag), default=-1)
-        last = min((f for b, f in pairs.items() if b > tag), default=len(before))
-        found = [p for p in candidates[tag] if first < p < last]
-        if not found:
-            return None
-        pairs[tag] = found[-1] if first < 0 else found[0]
-    return pairs
-
-
-def _tags(
-    eqns: Sequence[JaxprEqn], known: Mapping[Any, frozenset[int]], number: Callable[[Any], int]
-) -> dict[int, int]:
-    """By position of a tag: a number of the tag's name and of the tags and inputs that it depends
-    on. Tags that depend on more than the inputs are left out.
-
-    known: the inputs, each with its number.
-    number: numbers the pairs of a name and of numbers.
-    """
-    sources, found = dict(known), {}
-    for position, eqn in enumerate(eqns):
-        reads = [v for v in eqn.invars if not isinstance(v, Literal)]
-        if is_block(eqn) or not all(v in sources for v in reads):
-            continue
-        here = frozenset().union(*(sources[v] for v in reads))
-        if is_tag(eqn):
-            found[position] = number((eqn.params["name"], here))
-            here = frozenset((found[position],))
-        for v in eqn.outvars:
-            sources.setdefault(v, here)  # an input of the block may be made from other inputs
-    return found
