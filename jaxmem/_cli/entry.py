@@ -105,7 +105,8 @@ def _module(name: str, module: str) -> ModuleType:
     except Exception as error:
         # Only the requested module may be misspelt. A module that it imports and that is missing is
         # an error of the user's code.
-        if isinstance(error, ModuleNotFoundError) and _is_of(error.name, module):
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
             near = _nearest(module, [p.stem for p in pathlib.Path().glob("*.py")])
             raise _entry_error(f"{name!r}: there is no such module here{near}") from None
         raise StepError(
@@ -116,11 +117,6 @@ def _module(name: str, module: str) -> ModuleType:
 def _entry_error(what: str) -> StepError:
     """The error for a `MODULE:FUNCTION` that names no step."""
     return StepError(f"MODULE:FUNCTION: {what}; {EXPECTED}")
-
-
-def _is_of(missing: str | None, module: str) -> bool:
-    """Whether a missing module is the requested module, or a package that contains it."""
-    return missing is not None and f"{module}.".startswith(f"{missing}.")
 
 
 def _from_file(path: pathlib.Path) -> ModuleType:

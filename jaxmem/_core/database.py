@@ -142,7 +142,8 @@ class Database:
             " ORDER BY written DESC, rowid DESC LIMIT ?",
             (f"{prefix}:", f"{prefix};", self.since, most),
         )
-        return [(v[0], v[1]) for _, (v, _) in _sound(rows) if _are_texts(v)][::-1]
+        read = [v for _, (v, _) in _sound(rows) if isinstance(v, list) and len(v) == 2]
+        return [(a, b) for a, b in read if isinstance(a, str) and isinstance(b, str)][::-1]
 
     def write_tried(self, device: str, step: str, actions: str, result: str) -> None:
         key = f"{self._key(device, step)}:{self._key(actions)}"
@@ -391,11 +392,6 @@ def _timing(value: Any, written: float) -> Timing | None:
         return None
     good = math.isfinite(seconds) and seconds >= 0 and spread >= 0
     return Timing(seconds, spread, written) if good else None
-
-
-def _are_texts(value: Any) -> bool:
-    """Whether a value is a pair of texts."""
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(t, str) for t in value)
 
 
 class _Damaged(Exception):

@@ -209,7 +209,7 @@ def _of_actions(
     search = step.search(limits[0], codecs_by_default)
     estimates, static = search.estimates, step.arguments
     # The trace of the step with everything kept is made once.
-    everything_bytes = static + estimates.temporary_bytes(profile.everything_kept)
+    everything_bytes = static + estimates.estimate_step(profile.everything_kept)[0]
     traced = step.compiler.trace(step.compiler.plan_of(profile.everything_kept))
     base = sum_of_pieces(profile, _products(traced, step.shards), static, step.target)
     # As in a search, a step that fits is changed only for a gain of at least `LEAST_GAIN`, and is

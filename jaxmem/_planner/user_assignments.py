@@ -79,8 +79,8 @@ def estimate(build, assignment: Decisions, *args, target: str | Target = "local"
             )
         estimates = Estimates(step.compiler, whole, step.shards)
         return Estimate(
-            bytes=step.arguments + estimates.temporary_bytes(actions),
-            baseline_bytes=step.arguments + estimates.temporary_bytes(whole.everything_kept),
+            bytes=step.arguments + estimates.estimate_step(actions)[0],
+            baseline_bytes=step.arguments + estimates.estimate_step(whole.everything_kept)[0],
             saved_bytes=cost.saved_bytes,
             arguments_bytes=step.arguments,
             seconds_more=cost.seconds - everything(whole).seconds,

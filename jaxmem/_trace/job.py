@@ -102,7 +102,8 @@ class Job:
             return jax.jit(self._timed[0]).trace(*self.specs)
         function, manual = self._timed[0], {*mesh.manual_axes}
         if manual:  # of a shard_map around the layer: each of its devices has the piece's arguments
-            mesh = mesh.update(axis_types=tuple(_freed(kind) for kind in mesh.axis_types))
+            kinds = (AxisType.Auto if k == AxisType.Manual else k for k in mesh.axis_types)
+            mesh = mesh.update(axis_types=tuple(kinds))
         if devices is not None:
             mesh = Mesh(
                 np.array(devices[: mesh.size]).reshape(mesh.axis_sizes),
@@ -119,8 +120,3 @@ class Job:
         number = jax.ShapeDtypeStruct((), jnp.float32, sharding=sharding)
         placed = lambda number, *arguments: (number, function(*arguments))
         return jax.jit(placed).trace(number, *self.specs)
-
-
-def _freed(kind: AxisType) -> AxisType:
-    """What an axis is outside of the shard_map that divides by it."""
-    return AxisType.Auto if kind == AxisType.Manual else kind

@@ -108,9 +108,9 @@ def test_a_limit_does_not_depend_on_what_other_purposes_estimated(monkeypatch):
     alone, after = (limited(monkeypatch, least=EQUATIONS) for _ in range(2))
     for actions in many:
         after.learn(actions)
-    found = [[e.estimate_for_least(a) is not None for a in many] for e in (alone, after)]
+    found = [[e.estimate(a, "least") is not None for a in many] for e in (alone, after)]
     assert found == [[True, True, False]] * 2
-    assert alone.estimate_for_least(many[0]) is not None, "it was made before the limit"
+    assert alone.estimate(many[0], "least") is not None, "it was made before the limit"
 
 
 def test_estimates_end_at_the_limit(monkeypatch):

@@ -333,7 +333,9 @@ def test_a_solution_that_is_predicted_to_exceed_the_budget_by_little_is_compiled
 class Estimated(searches.NoEstimates):
     """Estimates by the choice for u. The estimate of the compressed u errs."""
 
-    def estimate_for_least(self, actions) -> int:
+    def estimate(self, actions, purpose="others") -> int | None:
+        if purpose != "least":
+            return None
         choice = actions["block"].get("u", RECOMPUTE)
         return {KEEP: 500, RECOMPUTE: 600, INT4: 100}[choice]
 

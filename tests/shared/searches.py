@@ -16,10 +16,8 @@ class NoEstimates(Estimates):
     def learn(self, actions) -> bool:
         return False
 
-    def estimate(self, actions) -> None:
+    def estimate(self, actions, purpose="others") -> None:
         return None
-
-    estimate_for_least = estimate
 
 
 def stub(target: str) -> Any:

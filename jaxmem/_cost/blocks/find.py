@@ -128,11 +128,6 @@ class Blocks:
         return tuple(sorted(self.plain_labels - {i.label for i in self.instances}))
 
 
-def _small(eqn: JaxprEqn) -> bool:
-    """Whether the equation makes only arrays as small as a counter of layers."""
-    return all(math.prod(getattr(v.aval, "shape", ())) <= MOST_INDICES for v in eqn.outvars)
-
-
 def find_blocks(jaxpr: Jaxpr) -> Blocks:
     """Walks a step's jaxpr, its loops and calls included, and collects its blocks.
 
@@ -190,7 +185,9 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
         for i, eqn in enumerate(jaxpr.eqns):
             # A slice is a view of its operand, for indices of any origin.
             viewed = eqn.invars[:1] if eqn.primitive.name == "dynamic_slice" else eqn.invars
-            cheap = eqn.primitive.name in FREELY or (eqn.primitive.name in INDICES and _small(eqn))
+            sizes = [math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars]
+            small = max(sizes, default=0) <= MOST_INDICES  # as a counter of layers is
+            cheap = eqn.primitive.name in FREELY or (eqn.primitive.name in INDICES and small)
             if cheap and all(here(v) == "free" for v in viewed):
                 origin.update(dict.fromkeys(eqn.outvars, "free"))
             if eqn.primitive.name == BARRIER:  # each result is one of the operands
@@ -415,7 +412,8 @@ def _repeats(
         length = frames[depth - 1][1] if depth else 1  # of the loop whose body this jaxpr is
         runs *= length
         if inside and (
-            names & forward_names(jaxprs[depth]) or (not names and not _reversed(jaxprs, depth))
+            names & forward_names(jaxprs[depth])
+            or (not names and not _in_loop(jaxprs, depth, lambda e: bool(e.params.get("reverse"))))
         ):
             inside = False  # the loop holds the forward too: outer loops multiply no live bytes
         if inside:
@@ -423,11 +421,6 @@ def _repeats(
         elif home is None and _in_loop(jaxprs, depth, lambda _: True):
             home = id(jaxprs[depth])
     return layers, home, loops, runs
-
-
-def _reversed(jaxprs: Sequence[Jaxpr], depth: int) -> bool:
-    """Whether the jaxpr at `depth` is the body of a scan that runs backward."""
-    return _in_loop(jaxprs, depth, lambda e: bool(e.params.get("reverse")))
 
 
 def _in_loop(jaxprs: Sequence[Jaxpr], depth: int, which: Callable[[JaxprEqn], bool]) -> bool:

@@ -46,7 +46,9 @@ def profile(
     classes = classes_of(found)
     traits = target.traits
     jobs = Jobs(target.local, traits.tiled)
-    unrolled, nested = _unrolled(classes), () if traits.offloads_nested else _nested(classes)
+    # A loop in a loop stacks the saved tensors if all microbatches are differentiated together.
+    in_loops = {i.label for graph in classes for i in graph.instances if i.loops > 1}
+    unrolled, nested = _unrolled(classes), () if traits.offloads_nested else tuple(sorted(in_loops))
     offloads = any(a.offloads for a in allowed.actions)
     on_device = () if traits.offloads_unrolled else unrolled
     no_offload = {*on_device, *nested} if offloads else set()
@@ -128,13 +130,6 @@ def _unrolled(classes: Sequence[BlockGraph]) -> tuple[str, ...]:
         repeats.setdefault(graph.instance.label, []).extend(i.layers for i in graph.instances)
     alone = {label: layers for label, layers in repeats.items() if max(layers) == 1}
     return tuple(sorted(alone)) if sum(map(len, alone.values())) > 1 else ()
-
-
-def _nested(classes: Sequence[BlockGraph]) -> tuple[str, ...]:
-    """Returns labels of blocks whose saved tensors are stacked by a loop in a loop. This is so for
-    layers if all microbatches are differentiated together.
-    """
-    return tuple(sorted({i.label for graph in classes for i in graph.instances if i.loops > 1}))
 
 
 def _warn_of_offload(unrolled: Sequence[str], nested: Sequence[str]) -> None:

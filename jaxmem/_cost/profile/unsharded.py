@@ -108,7 +108,9 @@ class _Unsharded:
         if type(value) in (tuple, list):  # others have names, as what describes a random key
             return type(value)(self._param(name, each) for each in value)
         if isinstance(value, NamedSharding) and "sharding" in name:
-            return _unspecified() if name in ("in_shardings", "out_shardings") else None
+            # Remove with a public name: JAX 0.10 to 0.12 exports none for an unspecified sharding.
+            unspecified = _bare().params["in_shardings"][0]
+            return unspecified if name in ("in_shardings", "out_shardings") else None
         if isinstance(value, AbstractValue):  # such as the types of a kernel's results
             return self._plain(value)
         if (inside := body(value)) is None:
@@ -156,9 +158,3 @@ def _inside(mesh: AbstractMesh, manual: frozenset[str]):
     with jax.sharding.use_abstract_mesh(mesh):
         body_of = jax.make_jaxpr(mapped)(0.0).eqns[0].params["jaxpr"]
     return body_of.eqns[0].ctx
-
-
-def _unspecified():
-    """JAX's value for a sharding that is not specified."""
-    # Remove with a public name: JAX 0.10 to 0.12 exports none for this value.
-    return _bare().params["in_shardings"][0]

@@ -216,7 +216,9 @@ def _equal_layers(program: Program, beside: int) -> list[list[tuple[int, int]]]:
     found = [[(low, low + s.step) for low in s] for s in stretches]
     if loops.any() and sum(work[a:b].sum() for s in found for a, b in s) < SHARE * work.sum():
         found = []
-    free = ~loops & ~np.array([_stays(node) for node in nodes], bool)
+    # A node is in no piece if it is a block of the user, or holds blocks or a `jax.Ref`.
+    stays = lambda node: bool(branches(node)) or _holds_blocks(node) or uses_references(node)
+    free = ~loops & ~np.array([*map(stays, nodes)], bool)
     layers = [range(*ends) for ends in itertools.chain(*found)]
     values = Values(program, ())
     repeated = max((values.inside(s.start, s.stop) for s in layers), default=beside)
@@ -240,11 +242,6 @@ def _wiring(nodes: Sequence[Node]) -> list[int]:
         for node in nodes
         for v in (*node.inputs, *node.outputs)
     ]
-
-
-def _stays(node: Node) -> bool:
-    """Whether a node is in no piece: it is a block of the user, or holds blocks or a `jax.Ref`."""
-    return bool(branches(node)) or _holds_blocks(node) or uses_references(node)
 
 
 def is_loop(node: Node) -> bool:

@@ -1,27 +1,21 @@
 """The program of a step under any assignment, derived from the trace of the step in which every tag
 is recomputed.
 
-A search estimates the bytes of many assignments. A step whose layers a Python loop repeats takes
-seconds to trace, and a program is derived in a fraction of a second. The programs of two
-assignments differ at tags alone. If a tag is kept, the backward reads the tag of the forward, and
-computes no value that only this tag depended on. If a tag is encoded, the backward decodes the
-codes that the forward made.
+A search estimates the bytes of many assignments. A program is derived about ten times as fast as
+it is traced. The programs of two assignments differ at tags alone. If a tag is kept, the backward
+reads the tag of the forward, and computes no value that only this tag depended on. If a tag is
+encoded, the backward decodes the codes that the forward made.
 
 A trace does not show where the forward of a block begins and ends. So each tag of a block's
 backward is paired with a tag of the forward. The tags of a layer have one order in both, and the
 backward runs the layers from the last to the first. Therefore the tags of a backward are the last
-tags with their names, shapes and order that belong to no later layer. In a scan over layers, the
-forward's scan stacks the values that the backward's scan reads.
-
-The operations between tags are not compared, because the derivative rule of a function may compute
-the function by other operations. The first version compared the inputs and tags that each tag
-depends on. It needed twice the code, and did not serve scans and released steps, whose backward
-reads other variables than the forward.
+tags with their names, shapes and order that belong to no later layer. The alternative is to compare
+the inputs and tags that each tag depends on. It does not serve a backward that reads other
+variables than its forward, as in a scan over layers.
 
 Only estimates use derived programs. A step is always traced before it is compiled.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,10 +39,9 @@ from jaxmem._trace.jaxpr import (
     with_programs,
 )
 
-# What links the backward of a block to the block's forward: by position of a tag in the backward,
-# the tag's position in the forward. For a scan over blocks: the position of the scan that ran the
-# layers forward, and by position in the body of the backward's scan, what links this equation to
-# the body of the forward's scan.
+# What links the backward of a block to its forward: by position of a tag in the backward, the tag's
+# position in the forward. For a scan over blocks: the position of the scan that ran the layers
+# forward, and the links by position in the body of the backward's scan.
 Link = dict[int, int] | tuple[int, dict[int, "Link"]]
 
 
@@ -61,11 +54,10 @@ class RecomputedStep:
     def __init__(self, program: Jaxpr | ClosedJaxpr):
         self._program = program
         self._links: dict[int, dict[int, Link]] = {}  # by id of a program of the step, by position
-        self._policies: set[Any] = {
-            e.params["policy"] for e in equations(as_closed(program).jaxpr) if is_block(e)
-        }
-        paired = self._pair(as_closed(program).jaxpr)
-        self._is_derivable = paired and all(isinstance(p, Policy) for p in self._policies)
+        jaxpr = as_closed(program).jaxpr
+        self._policies: set[Any] = {e.params["policy"] for e in equations(jaxpr) if is_block(e)}
+        are_ours = all(isinstance(policy, Policy) for policy in self._policies)
+        self._is_derivable = self._pair(jaxpr) and are_ours
 
     def under(self, plan: Decisions) -> Jaxpr | ClosedJaxpr | None:
         """The program of the step under a plan.
@@ -74,13 +66,13 @@ class RecomputedStep:
         the plan divides layers into groups, or keeps values without a tag; and for a policy that is
         combined with another policy.
         """
-        if not self._is_derivable or any(plan.groups(p.block) for p in self._policies):
+        own = self._policies
+        if not self._is_derivable or any(plan.groups(p.block) for p in own):
             return None
-        policy = lambda own: policy_for(plan, own.block, layers=own.layers, spans=own.spans)
-        decided = {own: policy(own) for own in self._policies}
+        decided = {p: policy_for(plan, p.block, layers=p.layers, spans=p.spans) for p in own}
         if any(new.choices is None for new in decided.values()):
             return None
-        return on_open(self._program, functools.partial(self._derived, decided=decided))
+        return on_open(self._program, lambda jaxpr: self._derived(jaxpr, decided))
 
     def _pair(self, jaxpr: Jaxpr) -> bool:
         """Pairs the tags of a program and of its inner programs. Returns whether all have pairs."""
@@ -101,8 +93,7 @@ class RecomputedStep:
             if position in links:
                 eqns[position] = _divided(eqns, eqn, links[position], decided)
             elif any(map(is_block, inside(eqn))):
-                derived = functools.partial(self._derived, decided=decided)
-                eqns[position] = with_programs(eqn, derived)
+                eqns[position] = with_programs(eqn, lambda inner: self._derived(inner, decided))
         changed = jaxpr.replace(eqns=eqns)
         if not any(isinstance(link, tuple) for link in links.values()):
             return changed
@@ -111,10 +102,7 @@ class RecomputedStep:
 
 
 def _divided(
-    before: list[JaxprEqn],
-    backward: JaxprEqn,
-    link: Link,
-    decided: Mapping[Policy, Policy],
+    before: list[JaxprEqn], backward: JaxprEqn, link: Link, decided: Mapping[Policy, Policy]
 ) -> JaxprEqn:
     """The backward of a block, or of a scan over blocks, under other policies. The backward may
     read more results of its forward.
@@ -196,22 +184,20 @@ def _link(before: Sequence[JaxprEqn], backward: JaxprEqn, taken: set[int]) -> Li
 
 
 def _pairs(before: Sequence[JaxprEqn], block: JaxprEqn, taken: set[int]) -> dict[int, int] | None:
-    """Pairs the tags of a block's backward with the last free tags of the forward that have the
-    same names, shapes and order. None if there are none, or if other free tags in the same part of
-    the forward have the same names, shapes and order. Arguments as for `_link`.
+    """Pairs the tags of a block's backward with the last free tags of the forward in this order.
+    None if there are none, or if other free tags among them have this order. Arguments as for
+    `_link`.
     """
     body = block.params["jaxpr"]
     if any(map(holds_tag, body.eqns)):  # inside a loop of the block
         return None
-    wanted = _named(body.eqns)
-    free = [(i, key) for i, key in _named(before) if i not in taken]
-    last = _first_in_order(wanted[::-1], free[::-1])
-    if last is None:
+    wanted, free = _named(body.eqns), [tag for tag in _named(before) if tag[0] not in taken]
+    last = _first_in_order(wanted[::-1], free[::-1])[::-1]
+    if None in last:
         return None
-    of_block = [(i, key) for i, key in free if i >= min(last, default=0)]
-    if _first_in_order(wanted, of_block) != last[::-1]:
-        return None
-    return dict(zip((i for i, _ in wanted), last[::-1]))
+    of_block = [tag for tag in free if tag[0] >= min(last, default=0)]
+    is_clear = _first_in_order(wanted, of_block) == last
+    return dict(zip((i for i, _ in wanted), last)) if is_clear else None
 
 
 def _named(eqns: Sequence[JaxprEqn]) -> list[tuple[int, Any]]:
@@ -220,8 +206,7 @@ def _named(eqns: Sequence[JaxprEqn]) -> list[tuple[int, Any]]:
     return [(i, key(eqn)) for i, eqn in enumerate(eqns) if is_tag(eqn)]
 
 
-def _first_in_order(wanted, among) -> list[int] | None:
-    """The positions of the first tags of `among` that have the order of `wanted`; None if none."""
+def _first_in_order(wanted, among) -> list[Any]:
+    """Positions of the first tags of `among` in the order of `wanted`; None for a missing tag."""
     rest = iter(among)
-    found: list[Any] = [next((i for i, key in rest if key == name), None) for _, name in wanted]
-    return None if None in found else found
+    return [next((i for i, key in rest if key == name), None) for _, name in wanted]

@@ -87,15 +87,11 @@ class Offloaded:
     """
 
     def __init__(self, word: Offloadable):
-        self._out, self._back = map(_space, (word.dst, word.src))
+        space = lambda kind: jax.memory.Space.Host if kind == HOST else jax.memory.Space.Device
+        self._out, self._back = space(word.dst), space(word.src)
 
     def encode(self, x):
         return (jax.device_put(x, self._out, may_alias=False),)
 
     def decode(self, codes, shape, dtype):
         return jax.device_put(codes[0], self._back, may_alias=False)
-
-
-def _space(kind: str):
-    """JAX's name for the memory of this kind."""
-    return jax.memory.Space.Host if kind == HOST else jax.memory.Space.Device

@@ -140,11 +140,8 @@ def is_quantized(state) -> bool:
 
 def coded(tree, signed: bool):
     """Codes a tree's floating-point arrays of at least one axis."""
-    return jax.tree.map(lambda a: EightBits.of(a, signed) if _can_code(a) else a, tree)
-
-
-def _can_code(a) -> bool:
-    return jnp.ndim(a) > 0 and jnp.issubdtype(jnp.result_type(a), jnp.floating)
+    can = lambda a: jnp.ndim(a) > 0 and jnp.issubdtype(jnp.result_type(a), jnp.floating)
+    return jax.tree.map(lambda a: EightBits.of(a, signed) if can(a) else a, tree)
 
 
 def decoded(tree):

@@ -102,7 +102,9 @@ def name_saved(full: Peak, saved: list[Saved], layers: set[int]) -> dict[Held, t
     layers: the numbers of layers of the program's blocks, blocks without a tag included.
     """
     backward = "transpose(" in full.op
-    candidates = [h for h in full.held if h.kind == "temporary" and (h.host or _forward(h))]
+    # A differentiated forward computes the buffer.
+    forward = lambda h: any("jvp(" in op and "transpose(" not in op for op in h.sources or (h.op,))
+    candidates = [h for h in full.held if h.kind == "temporary" and (h.host or forward(h))]
     # Each buffer, and the number of layers whose tensors it contains.
     stacks = [(h, h.shape[0]) for h in candidates if _is_stack(h, layers)]
     # If layers are unrolled in Python, there are no stacks: buffers that the forward makes and that
@@ -149,11 +151,6 @@ def _is_stack(h: Held, layers: set[int]) -> bool:
     """
     handed_on = h.handed_on or h.op.endswith("/dynamic_update_slice")
     return len(h.shape) > 1 and h.shape[0] > 1 and h.shape[0] in layers and bool(handed_on)
-
-
-def _forward(h: Held) -> bool:
-    """Whether a differentiated forward computes the buffer."""
-    return any("jvp(" in op and "transpose(" not in op for op in h.sources or (h.op,))
 
 
 def _made_by(h: Held, primitive: str) -> bool:

@@ -205,7 +205,7 @@ class PlacedSteps:
         if key not in self._estimated:
             step = self.at(places)
             arguments, _ = _bytes(step.args)
-            self._estimated[key] = self.backend.step_bytes(step.sized(assignment), arguments)
+            self._estimated[key] = self.backend.step_bytes(*step.derived(assignment), arguments)
         return self._estimated[key]
 
     def compile_fully(self, assignment: Assignment, places: Places) -> CompiledStep:

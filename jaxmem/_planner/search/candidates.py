@@ -153,7 +153,9 @@ def settled(profile: Profile, solution: ActionSolution) -> Actions:
             other = actions | {label: actions[label] | {tag: KEEP}}
             cost = price_of(profile, other)
             if cost is not None and (cost.saved_bytes, cost.seconds) == price:
-                actions = other if _is_saved(cost, label, tag) else actions
+                # A tag that is not demanded costs the same if it is kept, and is not saved.
+                saved = any(b.name == label and tag in dict(b.saved) for b in cost.blocks)
+                actions = other if saved else actions
     return actions
 
 
@@ -173,13 +175,6 @@ def is_among(actions: Actions, others: Sequence[Trial | ActionSolution | Compile
 def alike(actions: Actions, others: Actions) -> bool:
     """Whether two assignments are equal; an absent tag is recomputed."""
     return stored(actions) == stored(others)
-
-
-def _is_saved(cost: Cost, label: str, tag: str) -> bool:
-    """Whether the tag's tensor is saved. A tag that is not demanded costs the same if it is kept,
-    and remains recomputed.
-    """
-    return any(b.name == label and tag in dict(b.saved) for b in cost.blocks)
 
 
 def hand_policies(profile: Profile) -> dict[str, Actions]:

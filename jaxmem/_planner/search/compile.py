@@ -8,13 +8,15 @@ differently. So the compiled program is the program that runs.
 Under JAX's option `jax_remat3` a plan is traced twice: with today's checkpoint, to be read, and
 under the user's options, to be compiled (`_model/tags/implementation.py`).
 
-A plan is estimated first and compiled later, from one trace: the latest traces are kept. The
-alternative, to keep every trace of a search, takes about 750 bytes for each equation, and a search
-traces up to 800,000 equations (`MOST_EQUATIONS` in `estimates.py`).
+Most programs of a search are derived from one trace. The others are traced once, estimated, and
+compiled later: the latest traces are kept. The alternative, to keep every trace of a search, takes
+about 750 bytes for each equation, and a search traces up to 800,000 equations (`MOST_EQUATIONS` in
+`estimates.py`).
 """
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -26,10 +28,12 @@ from jaxmem._core.actions import AS_WRITTEN, Actions, stored
 from jaxmem._core.assignment import Assignment, Decisions
 from jaxmem._core.groups import keeps_everything, ungrouped
 from jaxmem._model.states.places import Places
+from jaxmem._model.tags.derive import RecomputedStep
 from jaxmem._model.tags.implementation import next_options, todays_checkpoint
 from jaxmem._target.compile.protocol import Backend
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
+from jaxmem._trace.jaxpr import ClosedJaxpr, Jaxpr
 from jaxmem._trace.step import trace
 from jaxmem.errors import StepError
 
@@ -131,6 +135,23 @@ class StepCompiler:
         compiles it for buffers, else of the program that is read.
         """
         return self.stages(plan)[1] if self.backend.stops_at_buffers else self.trace(plan)
+
+    def derived(self, plan: Decisions) -> tuple[jax.stages.Traced, Jaxpr | ClosedJaxpr | None]:
+        """As `sized`, for one of many plans: a trace, and the program that is estimated in place of
+        the trace's own. The program is derived from the step with every tag recomputed. It is None
+        if the program must be traced.
+        """
+        if not self.backend.stops_at_buffers:
+            traced, recomputed = self._recomputed
+            if (program := recomputed.under(plan)) is not None:
+                return traced, program
+        return self.sized(plan), None
+
+    @functools.cached_property
+    def _recomputed(self) -> tuple[jax.stages.Traced, RecomputedStep]:
+        """The step with every tag recomputed, from which other programs are derived."""
+        traced = self.trace(Assignment.nothing())
+        return traced, RecomputedStep(traced.jaxpr)
 
     def compile_buffers(self, *many: Actions) -> list[CompiledStep]:
         """Compiles the step under each of `many` actions for buffers, at the same time if the

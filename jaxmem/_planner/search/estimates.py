@@ -2,23 +2,18 @@
 their programs, and for a TPU that the machine does not have, from compiles for buffers.
 
 An estimate takes a fraction of a second, and a compile takes many seconds. So the solver solves
-again with each estimate, until an estimate agrees with the solution. The programs of a Python loop
-over layers are derived from one trace (`RecomputedStep`); other programs are traced.
+again with each estimate, until an estimate agrees with the solution. Most programs are derived from
+one trace (`RecomputedStep`); programs of groups of layers and of spans are traced.
 
 The size of the programs limits the number of estimates. The first choice was a limit in
 seconds. A plan then depended on the speed of the machine, and the plan of a step whose layers a
 Python loop repeats differed between two runs.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 
-import jax
-
 from jaxmem._core.actions import UNTAGGED, Actions, stored
-from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
-from jaxmem._model.tags.derive import RecomputedStep
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.cost import evaluate
@@ -47,10 +42,8 @@ class Estimates:
 
     def __init__(self, compiler: StepCompiler, profile: Profile, shards: int = 1):
         self._compiler, self._profile, self._shards = compiler, profile, shards
-        # Temporary bytes, and equations of the traced step, by the choices that an assignment
-        # stores.
-        self._estimated: dict[str, int] = {}
-        self._equations: dict[str, int] = {}
+        # Temporary bytes and equations of the step, by the choices that an assignment stores.
+        self._estimated: dict[str, tuple[int, int]] = {}
         # Working bytes of the assignments that the memory model is fitted to.
         self._taught: dict[str, tuple[Actions, int]] = {}
         # The requested assignments, by purpose. An estimate counts for each purpose that requested
@@ -63,56 +56,32 @@ class Estimates:
         """
         if _key(actions) in self._taught:
             return False
-        size = self._limited(actions, "taught")
+        size = self.estimate(actions, "taught")
         if size is None:
             return False
         saved = evaluate(self._profile, actions).saved_bytes
         self._taught[_key(actions)] = actions, size - saved
         return True
 
-    def estimate(self, actions: Actions) -> int | None:
-        """Estimated temporary bytes; None if the limit is reached."""
-        return self._limited(actions, "others")
-
-    def estimate_for_least(self, actions: Actions) -> int | None:
-        """Estimated temporary bytes, for the search for the least bytes. This search has a separate
-        limit of estimates; None if the limit is reached.
-        """
-        return self._limited(actions, "least")
-
-    def _limited(self, actions: Actions, purpose: str) -> int | None:
+    def estimate(self, actions: Actions, purpose: str = "others") -> int | None:
         """Estimated temporary bytes; None if the equations of one purpose reached their limit."""
         key, requested = _key(actions), self._requested[purpose]
-        traced = sum(self._equations[k] for k in requested)
+        traced = sum(self._estimated[k][1] for k in requested)
         if key not in requested and traced > MOST_EQUATIONS[purpose]:
             return None
         if key not in self._estimated:
-            self._estimated[key], self._equations[key] = self.estimate_step(actions)
+            self._estimated[key] = self.estimate_step(actions)
         requested.add(key)
-        return self._estimated[key]
-
-    def temporary_bytes(self, actions: Actions) -> int:
-        """Bytes that the step is expected to take in addition to its arguments."""
-        return self.estimate_step(actions)[0]
+        return self._estimated[key][0]
 
     def estimate_step(self, actions: Actions) -> tuple[int, int]:
         """Estimated temporary bytes, and the number of equations that the estimate counts as."""
         compiler, backend = self._compiler, self._compiler.backend
-        plan = compiler.plan_of(actions)
-        traced, recomputed = self._recomputed
-        program = None if backend.stops_at_buffers else recomputed.under(plan)
-        if program is None:
-            traced = compiler.sized(plan)
+        traced, program = compiler.derived(compiler.plan_of(actions))
         count = sum(1 for _ in equations(as_closed(program or traced.jaxpr).jaxpr))
         count *= COMPILED if backend.stops_at_buffers else 1
         size = backend.temporary_bytes(traced, self._shards, args=compiler.args, program=program)
         return size, count
-
-    @functools.cached_property
-    def _recomputed(self) -> tuple[jax.stages.Traced, RecomputedStep]:
-        """The step with every tag recomputed, from which other programs are derived."""
-        traced = self._compiler.trace(Assignment.nothing())
-        return traced, RecomputedStep(traced.jaxpr)
 
     def more_by_kernels(self, actions: Actions) -> int | None:
         """The bytes that the step takes with the codecs' kernels, less its bytes with the codecs'

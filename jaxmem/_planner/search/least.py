@@ -38,7 +38,8 @@ def least(search: Search) -> list[ActionSolution]:
     if known is None:
         # A block may take more bytes under a checkpoint than without one.
         begin = [*starts, *(nothing | {b: kept[b]} for b in kept if len(kept) > 1)]
-        smallest = local_search(begin, problem, search.estimates.estimate_for_least, 0.0)
+        estimate = lambda actions: search.estimates.estimate(actions, "least")
+        smallest = local_search(begin, problem, estimate, 0.0)
         if smallest is not None:
             known = smallest.actions
             search.history.remember_least(key, known)

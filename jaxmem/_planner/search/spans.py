@@ -239,7 +239,7 @@ def _least(search: Search) -> Solved | None:
         found = search.solved(best_in_spans, problem, least_bytes, None, excess)
         if found is None or any(found[1].actions == one[1].actions for _, one in seen):
             break
-        size = search.estimates.estimate_for_least(found[1].actions)
+        size = search.estimates.estimate(found[1].actions, "least")
         if size is None:
             return found
         seen.append((size, found))

@@ -110,11 +110,6 @@ def _choice(value: Any, _: Callable) -> Choice:
         raise Broken(value, str(error)) from error
 
 
-def _choice_by_name(value: Any, read: Callable) -> Choice:
-    """Reads a choice, which may be the name of an action alone."""
-    return _choice({"action": value} if isinstance(value, str) else value, read)
-
-
 def _bytes(value: Any, read: Callable[[Any], Bytes]) -> Bytes:
     """Reads the parts of a plan's bytes, which are whole numbers."""
     found = read(value)
@@ -140,4 +135,6 @@ _READER = Reader(
     whole=(Places,),
     bare=(Pass,),
 )
-_BY_NAME = Reader(strict=True, special={Choice: _choice_by_name})
+# A choice may be the name of an action alone.
+_by_name = lambda value, read: _choice({"action": value} if isinstance(value, str) else value, read)
+_BY_NAME = Reader(strict=True, special={Choice: _by_name})

@@ -162,10 +162,7 @@ class Module:
             bodies = [root for root in roots if self.instructions[root].opcode == "tuple"]
             return [(root, index) for root in bodies] if index else None
         if i.opcode == "parameter" and i.computation != self.entry:
-            return [
-                self._argument(self.instructions[c], c, i.parameter, index)
-                for c in self.callers[i.computation]
-            ]
+            return [self._argument(c, i.parameter, index) for c in self.callers[i.computation]]
         if i.opcode == "dynamic-update-slice":  # the origin is the value written
             return [(i.operands[1], ())]
         if i.opcode == "async-start" and i.called:  # its result is (operands, result, ...)
@@ -177,14 +174,13 @@ class Module:
         passed = self._passed(i, index)
         return None if passed is None else [passed]
 
-    def _argument(
-        self, caller: ModuleInstruction, at: int, number: int, index: tuple[int, ...]
-    ) -> Position:
-        """Returns where parameter `number` of a computation that `caller` (id `at`) calls comes
-        from.
+    def _argument(self, at: int, number: int, index: tuple[int, ...]) -> Position:
+        """Returns where parameter `number` of a computation comes from that the instruction with
+        the id `at` calls.
 
         For a loop that is the loop itself, whose state `_before` looks for in the body's root.
         """
+        caller = self.instructions[at]
         if caller.opcode == "while" or number >= len(caller.operands):
             return at, index
         return caller.operands[number], index

@@ -129,15 +129,18 @@ class Backend(Pricing, abc.ABC):
             shardings=shardings_of(traced, args) if self.target.devices > 1 else (),
         )
 
-    def step_bytes(self, traced: jax.stages.Traced, arguments: int) -> int:
-        """Bytes that a step is expected to take.
+    def step_bytes(
+        self, traced: jax.stages.Traced, program: ClosedJaxpr | Jaxpr | None, arguments: int
+    ) -> int:
+        """Bytes that a step is expected to take. `traced` and `program` are as for
+        `temporary_bytes`.
 
         arguments: bytes of the step's arguments. They are not used if the compiler assigns the
           buffers of the arguments.
         """
         if (compiled := self._assigned(traced)) is not None:
             return compiled.total_bytes
-        return arguments + self.temporary_bytes(traced)
+        return arguments + self.temporary_bytes(traced, program=program)
 
     def _assigned(self, traced: jax.stages.Traced) -> Compiled | None:
         """The step compiled for buffers; None if only a full compile assigns buffers, or if XLA

@@ -57,12 +57,17 @@ def target_config(gpu: Gpu) -> str:
     GPU knows of it. Plain numbers in it are the same for every GPU of the table.
     """
     major, minor = gpu.capability
+    # One block may ask for all of a multiprocessor's shared memory on Turing, and for all but the
+    # driver's KiB since Ampere.
+    optin_bytes = gpu.shared_bytes - (KiB if gpu.capability >= (8, 0) else 0)
+    # As XLA allows Hopper's and Blackwell's own instructions (sm_90a, sm_100a) where it finds them.
+    accelerated = " feature_extension: ACCELERATED_FEATURES" if gpu.capability >= (9, 0) else ""
     return f"""gpu_device_info {{
   threads_per_block_limit: 1024
   threads_per_warp: 32
   shared_memory_per_block: {48 * KiB}
   shared_memory_per_core: {gpu.shared_bytes}
-  shared_memory_per_block_optin: {_optin_bytes(gpu)}
+  shared_memory_per_block_optin: {optin_bytes}
   threads_per_core_limit: {gpu.threads_per_core}
   core_count: {gpu.cores}
   fpus_per_core: {gpu.fpus_per_core}
@@ -73,7 +78,7 @@ def target_config(gpu: Gpu) -> str:
   l2_cache_size: {gpu.l2_bytes}
   clock_rate_ghz: {gpu.clock_ghz}
   device_memory_size: {gpu.memory_bytes}
-  cuda_compute_capability {{ major: {major} minor: {minor}{_accelerated(gpu)} }}
+  cuda_compute_capability {{ major: {major} minor: {minor}{accelerated} }}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
 }}
@@ -81,17 +86,3 @@ platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 8 }}
 device_description_str: "{gpu.description}"
 """
-
-
-def _optin_bytes(gpu: Gpu) -> int:
-    """Returns the shared memory that one block may ask for: all of a multiprocessor's on Turing,
-    all but the driver's KiB since Ampere.
-    """
-    return gpu.shared_bytes - (KiB if gpu.capability >= (8, 0) else 0)
-
-
-def _accelerated(gpu: Gpu) -> str:
-    """Returns the field that allows Hopper's and Blackwell's own instructions (sm_90a, sm_100a), as
-    XLA does where it finds the device.
-    """
-    return " feature_extension: ACCELERATED_FEATURES" if gpu.capability >= (9, 0) else ""

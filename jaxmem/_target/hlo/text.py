@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 # A computation's first line: whether it is the entry, and its name.
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -311,15 +311,10 @@ def _instruction(name: str, body: str, arrays: dict[str, tuple[Array, ...]]) -> 
     # The operands' names end at the first closing parenthesis; attributes follow it.
     arguments = body[called.end() :].split(")", 1)[0].replace(" ", "")
     given = _NAME.findall(arguments)
-    operands = tuple(_element(arrays.get(one, ()), int(at or 0)) for one, at in given)
+    operands = tuple(next(iter(arrays.get(one, ())[int(at or 0) :]), NOTHING) for one, at in given)
     return Instruction(name, called[1], results, operands, tuple(one for one, _ in given), body)
 
 
 @functools.lru_cache(maxsize=2**12)  # a module has thousands of arrays of a few types
 def _array(dtype: str, dims: str, layout: str) -> Array:
     return Array(dtype, tuple(int(d) for d in dims.split(",") if d), layout)
-
-
-def _element(results: Sequence[Array], at: int) -> Array:
-    """An element of a tuple's arrays, and no array if the tuple is shorter."""
-    return results[at] if at < len(results) else NOTHING

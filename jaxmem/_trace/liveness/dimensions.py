@@ -65,10 +65,6 @@ def _broadcast(params, given, made) -> list[Names]:
     return [operand, *_unrelated(given[1:]), result]
 
 
-def _transposed(params, given, made) -> list[Names]:
-    return [[*range(len(given[0]))], [*params["permutation"]]]
-
-
 def _squeezed(params, given, made) -> list[Names]:
     gone = {d % len(given[0]) for d in params["dimensions"]}
     return [list(range(len(given[0]))), [d for d in range(len(given[0])) if d not in gone]]
@@ -158,7 +154,7 @@ def _apart(params, given, made) -> list[Names]:
 
 _RULES = {
     "broadcast_in_dim": _broadcast,
-    "transpose": _transposed,
+    "transpose": lambda p, given, made: [[*range(len(given[0]))], [*p["permutation"]]],
     "squeeze": _squeezed,
     "reshape": _reshaped,
     "dot_general": _product,

@@ -158,7 +158,8 @@ class _Propagation:
                     relaid |= {inputs[v]} if min(whole) > 0 else set()
                 else:
                     gathered[node.outputs].append((same.get(v, v), size))
-        most = max(map(_alive, (weights, gradients)))
+        many = [list(sizes.values()) for sizes in (weights, gradients)]
+        most = max(max(min(sum(sizes), 2 * COMBINED), *sizes, 0) for sizes in many)
         return MeshDivision(self.specs, self.sizes, gathered, most, frozenset(relaid), self.inside)
 
     def _views(self, values: Iterable[int], names: Collection[str] = VIEWS) -> dict[int, int]:
@@ -286,7 +287,9 @@ class _Propagation:
             wanted = [read(v) if i < carry else inner(read(v)) for i, v in enumerate(node.outputs)]
             for i in range(carry):
                 # A carried value is divided as its initial value, or else as its result.
-                given[consts + i] = _more(given[consts + i], wanted[i])
+                mine, other = given[consts + i], wanted[i]
+                if mine is None or (other is not None and not any(mine)):
+                    given[consts + i] = other
             mine = lambda v: isinstance(v, int) and v in self.arguments
             arguments = [u for v, u in zip(operands, flat.inputs) if mine(v)]
             key = id(flat), *given, None, *wanted  # most passes change nothing of a loop
@@ -318,13 +321,3 @@ class _Propagation:
                 if left != spec:
                     whole = nbytes(self.flat.avals[v])
                     yield v, left, per_device(whole, _parts(left, self.sizes))
-
-
-def _alive(sizes: Mapping[int, int]) -> int:
-    """Bytes of gathered weights that are alive at the same time."""
-    return max(min(sum(sizes.values()), 2 * COMBINED), *sizes.values(), 0)
-
-
-def _more(mine: Spec | None, other: Spec | None) -> Spec | None:
-    """The spec that divides an array; the first, if both do."""
-    return other if mine is None or (other is not None and not any(mine)) else mine

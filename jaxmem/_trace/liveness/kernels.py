@@ -8,14 +8,16 @@ and read their operands from memory.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxmem._core.reach import reached
 from jaxmem._trace.arguments import on_host
+from jaxmem._trace.jaxpr import Scan, as_loop
 from jaxmem._trace.primitives import IN_PLACE, POINTWISE, POINTWISE_DEAR, REDUCTIONS, REMAT, RENAMED
-from jaxmem._trace.rewrite import Program
+from jaxmem._trace.rewrite import Program, flatten
 
 BARRIERS = REMAT | {"optimization_barrier"}
 SLICED = "sliced"  # the slice that one iteration reads; the loop's body has no equation for it
@@ -37,6 +39,31 @@ class Kernel:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     overwrites: frozenset[int] = frozenset()
+
+    @functools.cached_property
+    def loop(self) -> Scan | None:
+        """The loop that the kernel is; None for any other kernel."""
+        return None if self.eqn is None else as_loop(self.eqn)
+
+    @functools.cached_property
+    def stacked_twice(self) -> set[int]:
+        """Positions of the results that a loop stacks twice, or that are equal in every iteration:
+        XLA keeps one stack, or none.
+        """
+        if (loop := self.loop) is None:
+            return set()
+        flat, origin = flatten(loop.jaxpr), {}
+        for e in flat.nodes:
+            if e.eqn.primitive.name in RENAMED and len(e.reads) == len(e.inputs) == len(e.outputs):
+                origin.update((o, origin.get(v, v)) for v, o in zip(e.reads, e.outputs))
+        seen, found = set(flat.inputs[: loop.consts]), set()
+        for position, v in enumerate(flat.outputs):
+            if position >= loop.carry and isinstance(v, int):
+                first = origin.get(v, v)
+                if first in seen:
+                    found.add(position)
+                seen.add(first)
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +249,9 @@ class _Fusion:
         node = self.nodes[i]
         if node.primitive in IN_PLACE:
             return v in node.reads
-        if not self.pointwise[i] or any(self.reduces[r] for r in self._fused_readers(i)):
+        # The nodes that read node `i`, directly or through nodes that are not written.
+        fused = reached(self.readers[i], lambda r: [] if self.written[r] else self.readers[r])
+        if not self.pointwise[i] or any(self.reduces[r] for r in fused):
             return False  # a reduction in one kernel with it is scheduled unlike a pointwise one
         mine, other = self.avals[node.writes[0]], self.avals[v]
         if other is None or mine.size != other.size or mine.dtype != other.dtype:
@@ -233,10 +262,6 @@ class _Fusion:
         if maker is not None and maker.primitive == "dot_general":
             return len(maker.eqn.params["dimension_numbers"][1][0]) < 2
         return True
-
-    def _fused_readers(self, i: int) -> set[int]:
-        """The nodes that read node `i`, directly or through nodes that are not written."""
-        return reached(self.readers[i], lambda r: [] if self.written[r] else self.readers[r])
 
 
 MOST_PARTIAL_SUMS = 2 * 2**20  # elements of all partial sums of a product, on an H200

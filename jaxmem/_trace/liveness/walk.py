@@ -18,7 +18,6 @@ from jaxmem._trace.jaxpr import (
     Jaxpr,
     Scan,
     as_closed,
-    as_loop,
     call_body,
     equations,
     per_device,
@@ -34,7 +33,6 @@ from jaxmem._trace.liveness.kernels import (
     partial_sums,
 )
 from jaxmem._trace.liveness.order import ORDERS, as_written, with_fetches_first
-from jaxmem._trace.primitives import RENAMED
 from jaxmem._trace.rewrite import Program, flatten
 from jaxmem_kernels import has_gpu_kernel, reference_of
 
@@ -124,14 +122,12 @@ class _Programs:
     on_gpu: whether the step is compiled for a GPU.
     known: by id of a jaxpr, the jaxpr, so that no other jaxpr gets its id, and its program.
     fused: by id of a program and the number of its sliced inputs, its kernels.
-    repeated: by id of a loop's body, the body, and the results that the loop stacks twice.
     """
 
     is_kernel: Callable[[Any], bool]
     on_gpu: bool
     known: dict[int, tuple[Any, Program]] = dataclasses.field(default_factory=dict)
     fused: dict[tuple[int, int], Body] = dataclasses.field(default_factory=dict)
-    repeated: dict[int, tuple[Any, set[int]]] = dataclasses.field(default_factory=dict)
 
     def flat(self, jaxpr) -> Program:
         """The program of a jaxpr."""
@@ -146,13 +142,6 @@ class _Programs:
         if key not in self.fused:
             self.fused[key] = kernels_of(flat, sliced, self.on_gpu)
         return self.fused[key]
-
-    def stacked_twice(self, loop: Scan) -> set[int]:
-        """Positions of the results that a loop stacks twice."""
-        key = id(loop.jaxpr)
-        if key not in self.repeated:
-            self.repeated[key] = loop.jaxpr, _stacked_twice(loop)
-        return self.repeated[key][1]
 
 
 class _Walk:
@@ -212,9 +201,7 @@ class _Walk:
 
             least = most(self._order)
             # Layers, whose bodies are short, keep the depth-first order.
-            unrolled = len(body.kernels) > SEVERAL_LAYERS and all(
-                k.eqn is None or as_loop(k.eqn) is None for k in body.kernels
-            )
+            unrolled = len(body.kernels) > SEVERAL_LAYERS and not any(k.loop for k in body.kernels)
             written = most(as_written) if unrolled else least
             self._known[key] = written if written < FAR_LESS * least else least
         return self._known[key]
@@ -263,22 +250,20 @@ class _Walk:
         now = most = 0
         for k, i in enumerate(positions):
             kernel = body.kernels[i]
-            loop = None if kernel.eqn is None else as_loop(kernel.eqn)
-            repeated = set() if loop is None else self._programs.stacked_twice(loop)
             for position, v in enumerate(kernel.writes):
-                alive[v] = 0 if v in placed or position in repeated else size(v)
+                alive[v] = 0 if v in placed or position in kernel.stacked_twice else size(v)
             dying = [v for v in ends[k] if v in alive and v not in kernel.writes]
-            saved = _overwritten(kernel, loop, dying, alive)
+            saved = _overwritten(kernel, dying, alive)
             new = sum(alive[v] for v in kernel.writes)
-            most = max(most, now + new - saved + self._within(kernel, loop, sizes) + gathered[k])
+            most = max(most, now + new - saved + self._within(kernel, sizes) + gathered[k])
             unread = [v for v in kernel.writes if v not in last]
             now += new - sum(alive.pop(v) for v in (*dying, *unread))
         return most + sizes.weights
 
-    def _within(self, kernel: Kernel, loop: Scan | None, sizes: "_Sizes") -> int:
+    def _within(self, kernel: Kernel, sizes: "_Sizes") -> int:
         """Bytes that a kernel, or the body of a loop, takes while it runs."""
         shards, inside = sizes.shards, sizes.inside(kernel)
-        if loop is not None:
+        if (loop := kernel.loop) is not None:
             return self._inside(loop.jaxpr, loop, next(inside), shards)
         if kernel.primitive == "dot_general" and self._programs.on_gpu and not sizes.divided:
             return partial_sums(kernel.eqn)
@@ -351,7 +336,7 @@ def _with_carried(body: Body, placed: set[int]) -> set[int]:
     found = set(placed)
     reduced = {v for kernel in body.kernels if kernel.primitive in REDUCED for v in kernel.writes}
     for k, kernel in reversed(list(enumerate(body.kernels))):
-        loop = None if kernel.eqn is None else as_loop(kernel.eqn)
+        loop = kernel.loop
         begun = [v for v in sorted(kernel.overwrites - body.inputs - found) if last[v] == k]
         if loop is None and kernel.primitive not in REDUCED:
             begun = [v for v in begun if v in reduced]
@@ -362,31 +347,13 @@ def _with_carried(body: Body, placed: set[int]) -> set[int]:
     return found
 
 
-def _overwritten(kernel: Kernel, loop: Scan | None, dying, alive) -> int:
+def _overwritten(kernel: Kernel, dying, alive) -> int:
     """Bytes of operands that no later kernel reads and whose buffers the results reuse."""
     over = [v for v in dying if v in kernel.overwrites]
-    if loop is None:
+    if (loop := kernel.loop) is None:
         return max((alive[v] for v in over), default=0)
     # A loop's carried values keep the memory of their initial values.
     return min(
         sum(alive[v] for v in over if v not in kernel.writes),
         sum(alive[v] for v in kernel.writes[: loop.carry]),
     )
-
-
-def _stacked_twice(loop: Scan) -> set[int]:
-    """Positions of the results that a loop stacks twice, or that are equal in every iteration: XLA
-    keeps one stack, or none.
-    """
-    flat, origin = flatten(loop.jaxpr), {}
-    for e in flat.nodes:
-        if e.eqn.primitive.name in RENAMED and len(e.reads) == len(e.inputs) == len(e.outputs):
-            origin.update((o, origin.get(v, v)) for v, o in zip(e.reads, e.outputs))
-    seen, found = set(flat.inputs[: loop.consts]), set()
-    for position, v in enumerate(flat.outputs):
-        if position >= loop.carry and isinstance(v, int):
-            first = origin.get(v, v)
-            if first in seen:
-                found.add(position)
-            seen.add(first)
-    return found

@@ -146,17 +146,14 @@ class Watch:
         """The greatest count of each tag in the latest counted steps."""
         return greatest(self.recent)
 
-    def is_due(self, number: int) -> bool:
-        """Whether outliers are counted before this step."""
-        return (number & (number - 1) == 0 and number < self._every) or number % self._every == 0
-
     def look(self, number: int, args: tuple, room: int | None) -> str | None:
         """Starts to count the outliers of a step that is about to run, if a count is due. Returns
         the error, once, if counting failed.
 
         room: bytes of device memory that counting may use, or None.
         """
-        if self._ended or not self.is_due(number):
+        early = number & (number - 1) == 0 and number < self._every  # at powers of two
+        if self._ended or not (early or number % self._every == 0):
             return None
         try:
             if self._tracker is None:

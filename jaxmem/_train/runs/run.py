@@ -111,11 +111,8 @@ def told_apart(runs: list[Run], sources: list[str]) -> list[Run]:
 Course = tuple[tuple[float, float], ...]  # (step, number)
 
 
-def _is_number(value: Any) -> bool:
-    """Whether a JSON value is a number within the range of a float; a bool is none."""
-    return isinstance(value, float) or (type(value) is int and abs(value) < INT_LIMIT)
-
-
+# Within the range of a float; a bool is no number.
+_is_number = lambda v: isinstance(v, float) or (type(v) is int and abs(v) < INT_LIMIT)
 _Number = Annotated[float, Valid("a number", _is_number, instead=True)]
 _Step = Annotated[_Number, Valid("a number", lambda step: abs(step) < _LARGEST)]
 _Seconds = Annotated[_Number, Valid("a number of at least 0", lambda seconds: not seconds < 0)]
