@@ -46,7 +46,8 @@ def profile(
     classes = classes_of(found)
     traits = target.traits
     jobs = Jobs(target.local, traits.tiled)
-    # A loop in a loop stacks the saved tensors if all microbatches are differentiated together.
+    # Blocks whose saved tensors are stacked by a loop in a loop, as of layers if all microbatches
+    # are differentiated together.
     in_loops = {i.label for graph in classes for i in graph.instances if i.loops > 1}
     unrolled, nested = _unrolled(classes), () if traits.offloads_nested else tuple(sorted(in_loops))
     offloads = any(a.offloads for a in allowed.actions)

@@ -1,10 +1,11 @@
 """The program of a step under any assignment, derived from the trace of the step in which every tag
 is recomputed.
 
-A search estimates the bytes of many assignments. A program is derived about ten times as fast as
-it is traced. The programs of two assignments differ at tags alone. If a tag is kept, the backward
-reads the tag of the forward, and computes no value that only this tag depended on. If a tag is
-encoded, the backward decodes the codes that the forward made.
+A search estimates the bytes of many assignments, and most of an estimate's time was spent on a
+trace. The programs of two assignments differ at tags alone. If a tag is kept, the backward reads
+the tag of the forward, and computes no value that only this tag depended on. If a tag is encoded,
+the backward decodes the codes that the forward made. A scan of the forward stacks the values that
+the scan of the backward reads.
 
 A trace does not show where the forward of a block begins and ends. So each tag of a block's
 backward is paired with a tag of the forward. The tags of a layer have one order in both, and the
@@ -184,9 +185,11 @@ def _link(before: Sequence[JaxprEqn], backward: JaxprEqn, taken: set[int]) -> Li
 
 
 def _pairs(before: Sequence[JaxprEqn], block: JaxprEqn, taken: set[int]) -> dict[int, int] | None:
-    """Pairs the tags of a block's backward with the last free tags of the forward in this order.
-    None if there are none, or if other free tags among them have this order. Arguments as for
-    `_link`.
+    """Pairs the tags of a block's backward with the last free tags of the forward that have the
+    same names, shapes and order. Arguments as for `_link`.
+
+    The result is None if the forward lacks such tags, or if free tags from the first of them on can
+    be paired in another way.
     """
     body = block.params["jaxpr"]
     if any(map(holds_tag, body.eqns)):  # inside a loop of the block

@@ -102,7 +102,7 @@ def name_saved(full: Peak, saved: list[Saved], layers: set[int]) -> dict[Held, t
     layers: the numbers of layers of the program's blocks, blocks without a tag included.
     """
     backward = "transpose(" in full.op
-    # A differentiated forward computes the buffer.
+    # Whether a differentiated forward computes the buffer.
     forward = lambda h: any("jvp(" in op and "transpose(" not in op for op in h.sources or (h.op,))
     candidates = [h for h in full.held if h.kind == "temporary" and (h.host or forward(h))]
     # Each buffer, and the number of layers whose tensors it contains.
