@@ -156,7 +156,7 @@ def of_walk(report: Report, name: str, target: str) -> None:
                 continue
             (found,) = step.compiler.try_compile_buffers(actions)
             if isinstance(found, CompiledStep):
-                told = walks.temporary_bytes(actions) + found.compiled.argument_bytes
+                told = walks.estimate_step(actions)[0] + found.compiled.argument_bytes
                 total = found.compiled.total_bytes
                 row = {"walked": told, "compiled": total, "error": told / total - 1}
                 report.add(key, row | {"loop": any(word in name for word in LOOPS)})
