@@ -289,8 +289,9 @@ def test_derived_programs_take_the_bytes_of_traced_programs(model):
         assert derived is not None
         names = without_rounding(operations(traced.jaxpr))
         assert without_rounding(operations(derived)) == names
-        # A scan of a traced program may carry a counter that nothing reads.
-        read = traced.jaxpr.replace(jaxpr=needed(traced.jaxpr.jaxpr)[0])
+        read = traced.jaxpr
+        if model is released_scan:  # its traced scan carries a counter that nothing reads
+            read = read.replace(jaxpr=needed(read.jaxpr)[0])
         for on_gpu in (False, True):
             expected = temporary_bytes(read, (), on_gpu=on_gpu)
             assert temporary_bytes(derived, (), on_gpu=on_gpu) == expected

@@ -27,7 +27,8 @@ RECALLED = 3  # plans of earlier searches that are estimated
 # The most equations of the programs that a search estimates, by purpose: estimates to which the
 # memory model is fitted, estimates in the search for the least bytes, and all others. A traced
 # equation takes 130 to 350 microseconds of a core, so that the limits are about 20, 100 and 40
-# seconds. Only steps with Python loops over layers reach the limits.
+# seconds if each program is traced; a derived program counts as if it were traced. Only steps with
+# Python loops over layers reach the limits.
 MOST_EQUATIONS = {"taught": 100_000, "least": 500_000, "others": 200_000}
 COMPILED = 10  # a compile for buffers takes about as long as this number of estimates
 

@@ -249,9 +249,11 @@ class _Fusion:
         node = self.nodes[i]
         if node.primitive in IN_PLACE:
             return v in node.reads
+        if not self.pointwise[i]:
+            return False
         # The nodes that read node `i`, directly or through nodes that are not written.
         fused = reached(self.readers[i], lambda r: [] if self.written[r] else self.readers[r])
-        if not self.pointwise[i] or any(self.reduces[r] for r in fused):
+        if any(self.reduces[r] for r in fused):
             return False  # a reduction in one kernel with it is scheduled unlike a pointwise one
         mine, other = self.avals[node.writes[0]], self.avals[v]
         if other is None or mine.size != other.size or mine.dtype != other.dtype:
