@@ -182,6 +182,7 @@ def extended_scan(eqn: JaxprEqn, inner: Jaxpr, sliced: Sequence[Var]) -> JaxprEq
 
 
 @functools.cache
+@jax.disable_jit(False)
 def _scan_layout(consts: int, carry: int, xs: int, ys: int) -> dict[str, Any]:
     """The parameters by which a scan tells its constants, its carry and its slices apart. They are
     read from a trace, since JAX 0.11 has other ones than JAX 0.10.

@@ -16,7 +16,7 @@ from jaxmem._model.auto.step import build_of
 from jaxmem._model.tags.derive import RecomputedStep
 from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._model.tags.named import is_block, names_in
-from jaxmem._trace.jaxpr import as_function, equations, needed
+from jaxmem._trace.jaxpr import _scan_layout, as_function, equations, needed
 from jaxmem._trace.liveness.walk import temporary_bytes
 from jaxmem._trace.step import trace
 
@@ -360,6 +360,17 @@ def test_tags_that_may_belong_to_a_layer_in_two_ways_are_traced():
     args = normal(4, WIDTH, WIDTH), normal(ROWS, WIDTH)
     step = RecomputedStep(traced_under(build, Assignment.nothing(), args).jaxpr)
     assert step.under(Assignment({"block": {"product": Choice(Action.KEEP)}})) is None
+
+
+def test_programs_are_derived_while_jit_is_disabled():
+    _scan_layout.cache_clear()
+    build, args = two_scans()
+    nothing = traced_under(build, Assignment.nothing(), args)
+    step, plan = RecomputedStep(nothing.jaxpr), drawn(tags_of(nothing), 0)
+    with jax.disable_jit():
+        derived = step.under(plan)
+    assert derived is not None
+    assert str(derived) == str(step.under(plan))
 
 
 def test_groups_of_layers_and_values_without_tags_are_traced():

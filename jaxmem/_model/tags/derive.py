@@ -57,8 +57,7 @@ class RecomputedStep:
         self._links: dict[int, dict[int, Link]] = {}  # by id of a program of the step, by position
         jaxpr = as_closed(program).jaxpr
         self._policies: set[Any] = {e.params["policy"] for e in equations(jaxpr) if is_block(e)}
-        are_ours = all(isinstance(policy, Policy) for policy in self._policies)
-        self._is_derivable = self._pair(jaxpr) and are_ours
+        self._derivable = self._pair(jaxpr) and all(isinstance(p, Policy) for p in self._policies)
 
     def under(self, plan: Decisions) -> Jaxpr | ClosedJaxpr | None:
         """The program of the step under a plan.
@@ -68,7 +67,7 @@ class RecomputedStep:
         combined with another policy.
         """
         own = self._policies
-        if not self._is_derivable or any(plan.groups(p.block) for p in own):
+        if not self._derivable or any(plan.groups(p.block) for p in own):
             return None
         decided = {p: policy_for(plan, p.block, layers=p.layers, spans=p.spans) for p in own}
         if any(new.choices is None for new in decided.values()):
@@ -198,8 +197,7 @@ def _pairs(before: Sequence[JaxprEqn], block: JaxprEqn, taken: set[int]) -> dict
     last = _first_in_order(wanted[::-1], free[::-1])[::-1]
     if None in last:
         return None
-    of_block = [tag for tag in free if tag[0] >= min(last, default=0)]
-    is_clear = _first_in_order(wanted, of_block) == last
+    is_clear = _first_in_order(wanted, [t for t in free if t[0] >= min(last, default=0)]) == last
     return dict(zip((i for i, _ in wanted), last)) if is_clear else None
 
 

@@ -80,6 +80,7 @@ def differentiable_once(x, message: str):
     return once_p.bind(x, message=message)
 
 
+@jax.disable_jit(False)
 def _traced(function, avals, name):
     """Traces `function` to one equation, a call of `jit` with the name `name`."""
     (equation,) = jax.make_jaxpr(called(function, name))(*avals).eqns
