@@ -87,7 +87,8 @@ def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[
     primitive = Primitive(f"jaxmem_{reference.__name__}")
     primitive.multiple_results = True
 
-    # The results of the reference, as a tuple in any case.
+    # The results of the reference, as a tuple in any case. References broadcast over ranks.
+    @jax.numpy_rank_promotion("allow")
     def results(*arrays, divided=None, **params) -> tuple:
         found = reference(*arrays, **params)
         return found if isinstance(found, tuple) else (found,)
@@ -163,8 +164,9 @@ def operation(reference: Callable[..., Any], kernel: Kernel | None) -> Callable[
                 launch = of_part and typed.over(of_part)
         if launch is None:
             return default(ctx, *arrays, **params)
-        # Pallas computes indices, and would mix integers of 64 bits and of 32 bits.
-        with jax.enable_x64(False):
+        # Pallas computes indices, and would mix integers of 64 bits and of 32 bits. Kernels
+        # broadcast over ranks.
+        with jax.enable_x64(False), jax.numpy_rank_promotion("allow"):
             return mlir.lower_fun(launch, multiple_results=True)(ctx, *arrays)
 
     # Outside of any trace, an operation is compiled separately.

@@ -206,3 +206,16 @@ def test_codecs_are_values(codec):
     assert hash(codec) == hash(codecs.parse(str(codec)))
     with pytest.raises(AttributeError, match="cannot assign"):
         codec.scale = "float32"
+
+
+@pytest.mark.quick(
+    "grouped_symmetric(group=64,scale=bfloat16,stochastic=true,seed=7)", "bit_mask()"
+)
+@pytest.mark.parametrize("codec", ONE_OF_EACH, ids=str)
+def test_ranks_need_not_be_promoted(codec):
+    """Every codec can be lowered, alone and under `vmap`, if JAX broadcasts over no ranks."""
+    both = lambda x: codec.decode(codec.encode(x), x.shape, x.dtype)
+    rows = jax.ShapeDtypeStruct((3, 2, 47), "float32")  # which no other test has traced
+    with jax.numpy_rank_promotion("raise"):
+        jax.jit(both).lower(rows)
+        jax.jit(jax.vmap(both)).lower(rows)
