@@ -8,12 +8,12 @@ import difflib
 import functools
 import importlib
 import importlib.util
-import inspect
 import pathlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
 
+from jaxmem._trace.signature import refusal
 from jaxmem._trace.step import described
 from jaxmem.errors import JaxmemError, StepError
 
@@ -42,8 +42,8 @@ def load_entry(name: str) -> tuple[Callable, tuple]:
         what = "is no function" if hasattr(module, function_name) else "is not in it"
         hint = _nearest(function_name, known)
         raise _entry_error(f"{name!r}: {function_name!r} {what}{hint}")
-    if (takes := _takes_more(function)) is not None:
-        raise _entry_error(f"{name!r} takes {takes}")
+    if refused := refusal(function):
+        raise _entry_error(f"{name!r} takes {refused[0]}")
     result = _called(f"MODULE:FUNCTION: {name!r}", function)
     if not isinstance(result, tuple) or not result or not callable(result[0]):
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
@@ -72,19 +72,6 @@ def _called(what: str, function: Callable, *args, **named):
         raise
     except Exception as error:
         raise StepError(f"{what} raised {described(error)}") from error
-
-
-def _takes_more(function: Callable) -> str | None:
-    """The signature of a function that cannot be called without arguments; None where it can."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin, or an object without a signature
-        return None
-    try:
-        signature.bind()
-    except TypeError:
-        return str(signature)
-    return None
 
 
 def _module(name: str, module: str) -> ModuleType:

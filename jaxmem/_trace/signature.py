@@ -118,6 +118,24 @@ def needs_no_executable(arguments) -> bool:
     return without_jit or any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arguments))
 
 
+def refusal(function: Callable, *args, **named) -> tuple[str, TypeError] | None:
+    """Why a function cannot be called with these arguments: its signature, and Python's error. None
+    if it can be called, and if it shows no signature, as a builtin.
+
+    Calling it and catching its TypeError would not do: a TypeError may also come from inside the
+    function, and is then the user's to see.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*args, **named)
+    except TypeError as error:
+        return str(signature), error
+    return None
+
+
 def _positional_names(function: Callable) -> list[str]:
     """The names of the parameters that may be positional."""
     try:

@@ -4,13 +4,13 @@ function.
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from jaxmem._trace.filtered import Filtered, takes_more_than_arrays
+from jaxmem._trace.signature import refusal
 from jaxmem.errors import JaxmemError, StepError
 from jaxmem_kernels import abstract_devices
 
@@ -74,27 +74,18 @@ def described(error: BaseException) -> str:
 
 
 def _check_takes_a_plan(build, plan) -> None:
-    """Raises StepError if `build` cannot be called with a plan.
-
-    Calling it and catching its TypeError would not do: a TypeError may also come from inside
-    `build`, and is then the user's to see.
-    """
+    """Raises StepError if `build` cannot be called with a plan."""
     function, before, named = build, (), {}
     if isinstance(build, functools.partial):  # its own signature does not show the missing argument
         function, before, named = build.func, build.args, build.keywords
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin, or an object without a signature
-        return
-    try:
-        signature.bind(*before, plan, **named)
-    except TypeError as error:
+    if refused := refusal(function, *before, plan, **named):
+        signature, error = refused
         name = getattr(function, "__name__", type(function).__name__)
         call = ", ".join([*map(repr, before), "plan", *(f"{key}=..." for key in named)])
         raise StepError(
             f"plan: `build` is {name}{signature}, and cannot be called as {name}({call}): {error};"
             " expected a function of a plan (or None) that returns the training step"
-        ) from None
+        )
 
 
 def _is_abstract(args: tuple) -> bool:

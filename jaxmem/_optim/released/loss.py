@@ -7,7 +7,6 @@ rates by path would no longer fit the user's tree.
 """
 
 import dataclasses
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +28,7 @@ from jaxmem._optim.released.form import axis_in, check_is_pair
 from jaxmem._optim.released.loss_form import LossForm
 from jaxmem._optim.released.scanned import ScannedStep
 from jaxmem._optim.released.segments import SegmentedStep
+from jaxmem._trace.signature import refusal
 from jaxmem.errors import OptimizerError
 
 
@@ -204,20 +204,15 @@ def _check_takes(loss: Callable, *args) -> None:
     """Raises OptimizerError if `loss` cannot be called with these arguments: parameters, a
     microbatch, and perhaps a key.
     """
-    try:
-        signature = inspect.signature(loss)
-    except (TypeError, ValueError):  # a builtin, or an object without a signature
-        return
-    try:
-        signature.bind(*args)
-    except TypeError as error:
+    if refused := refusal(loss, *args):
+        signature, error = refused
         call = "loss(params, microbatch, key)" if len(args) > 2 else "loss(params, microbatch)"
         name = getattr(loss, "__name__", type(loss).__name__)
         raise OptimizerError(
             f"released_step: `loss` is {name}{signature}, and cannot be called as {call}: {error};"
             " expected a loss of these arguments; the key is the third argument of `init` and of"
             " the step, and a step without a key passes none"
-        ) from None
+        )
 
 
 def stored_under(plan, tx) -> Any:
