@@ -17,7 +17,7 @@ from jaxmem._cli.output import check_outputs, deliver, show_result
 from jaxmem._cli.tables import show_plan
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.files import read_json, write_json
+from jaxmem._core.files import write_json
 from jaxmem._core.progress import LOG, progress
 from jaxmem._model.auto.auto import auto
 from jaxmem._model.auto.found_layers import found_layers, layer_data, layer_text
@@ -144,7 +144,7 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def estimate(args: argparse.Namespace) -> int:
-    policy = _assignment(args.policy)
+    policy = Assignment(read_assignment(args.policy))
     with _step(args) as (build, arguments):
         found = make_estimate(build, policy, *arguments, target=args.target)
     more = 1e3 * found.seconds_more
@@ -233,19 +233,7 @@ def _policy(args: argparse.Namespace) -> Assignment | None:
                 f"--policy: its file says what becomes of each tag, and --{name} says what to"
                 f" choose by; leave one of them out"
             )
-    return _assignment(args.policy)
-
-
-def _assignment(path: str) -> Assignment:
-    """The assignment that a file holds."""
-    try:
-        data = read_json(path)
-    except (OSError, ValueError) as error:
-        raise JaxmemError(
-            f"policy {path!r}: cannot be read: {error}; expected JSON of block -> tag -> action,"
-            " or a plan's file"
-        ) from error
-    return Assignment(read_assignment(data, path))
+    return Assignment(read_assignment(args.policy))
 
 
 def _seconds(text: str | None) -> float | None:

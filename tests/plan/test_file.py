@@ -10,6 +10,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import KEEP, Action, Choice
+from jaxmem._core.files import write_json
 from jaxmem._result.frontier import Cell, Frontier
 from jaxmem._result.plan.difference import difference
 from jaxmem._result.plan.file import read_assignment
@@ -36,9 +37,11 @@ def test_lines_of_several_tensors_say_how_many_and_others_are_as_they_were(tmp_p
 
 def test_a_policy_is_read_as_actions_by_name_or_as_a_plans(tmp_path):
     by_name = {"block": {"h": "keep", "up": {"action": "compress", "codec": "bit_mask()"}}}
-    found = read_assignment(by_name, "policy.json")
+    write_json(policy := tmp_path / "policy.json", by_name)
+    found = read_assignment(policy)
     assert found["block"] == {"h": KEEP, "up": Choice(Action.COMPRESS, "bit_mask()")}
-    assert read_assignment(plans.plan().to_json(), "plan.json") == plans.plan().actions
+    plans.plan().save(tmp_path / "plan.json")
+    assert read_assignment(tmp_path / "plan.json") == plans.plan().actions
 
 
 @pytest.mark.parametrize(
@@ -52,9 +55,10 @@ def test_a_policy_is_read_as_actions_by_name_or_as_a_plans(tmp_path):
         ({"block": {"h": 3}}, r"actions\.block\.h"),
     ],
 )
-def test_a_policy_that_is_broken_is_named(data, field):
-    with pytest.raises(PlanFileError, match=f"policy 'p.json', field `{field}`"):
-        read_assignment(data, "p.json")
+def test_a_policy_that_is_broken_is_named(data, field, tmp_path):
+    write_json(policy := tmp_path / "p.json", data)
+    with pytest.raises(PlanFileError, match=f"policy: '.*p.json', field `{field}`"):
+        read_assignment(policy)
 
 
 def as_written() -> jaxmem.Plan:

@@ -86,8 +86,8 @@ OF_ITS_OPTIONS = [
         "--codecs: .*several stand with ';' between",
     ),
     ("plan steps:tiny --microbatches 1,x", "--microbatches: got '1,x'; expected whole numbers"),
-    ("estimate no.json steps:tiny", "policy 'no.json': cannot be read"),
-    ("plan steps:tiny --policy no.json", "policy 'no.json': cannot be read"),
+    ("estimate no.json steps:tiny", "policy: cannot read 'no.json'"),
+    ("plan steps:tiny --policy no.json", "policy: cannot read 'no.json'"),
     ("plan steps:tiny --policy no.json --budget 1GiB", "and --budget says what to choose by"),
     ("plan steps:tiny --policy no.json --measure 3", "and --measure says what to choose by"),
     ("plan steps:tiny --measure inf", "--measure: got 'inf'"),
@@ -98,7 +98,7 @@ OF_ITS_OPTIONS = [
     ("plan steps:tiny --actions Compress-Offload", "asks for offload"),
     ("plan steps:tiny --codecs 'bit_mask;'", "--codecs: `codec` is ''"),
     ("plan steps:tiny --codecs bit_mask --codecs maks", "--codecs: .*no codec 'maks'"),
-    ("plan steps:tiny --policy steps.py", "policy 'steps.py': cannot be read"),
+    ("plan steps:tiny --policy steps.py", "policy: cannot read 'steps.py'"),
     ("plan steps:tiny --measure ten", "--measure: got 'ten'; expected seconds above 0"),
 ]
 

@@ -46,17 +46,17 @@ def read(kind: type[T], data: Any, path: str) -> T:
         return plan_of(kind, data)
 
 
-def read_assignment(data: Any, path: str) -> dict[str, dict[str, Choice]]:
-    """Returns the actions of an assignment that was written by hand, or the actions of a plan, from
-    the content of its file: block -> tag -> the name of an action, or an object as in a plan.
+def read_assignment(path: str | os.PathLike) -> dict[str, dict[str, Choice]]:
+    """Reads the actions of an assignment that was written by hand, or the actions of a plan, from a
+    file: block -> tag -> the name of an action, or an object as in a plan.
 
-    path: the name of the file in errors.
-
-    Raises PlanFileError, which names the field, if a field is broken.
+    Raises PlanFileError, which names the field, if the file cannot be read or a field is broken.
     """
-    if isinstance(data, dict) and "schema" in data:
-        data = data.get("actions")
-    with named("policy", path, _WROTE, "mend the file"):
+    wrote = f"JSON of block -> tag -> action, or {_WROTE}"
+    with named("policy:", path, wrote, "mend the file"):
+        data = read_json(path)
+        if isinstance(data, dict) and "schema" in data:
+            data = data.get("actions")
         try:
             return _BY_NAME.read(NAMED_ACTIONS, data)  # pyright: ignore[reportArgumentType]
         except Broken as broken:
