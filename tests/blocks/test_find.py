@@ -44,6 +44,22 @@ def cast_outside(policy):
     )
 
 
+def overwritten(policy):
+    """A loop that also carries a value which each iteration replaces, and none reads."""
+    layer = jax.checkpoint(models.block, policy=policy, prevent_cse=False)
+
+    def loss(p, x):
+        def body(carried, one):
+            y = layer(carried[0], *one)
+            return (y, y), None
+
+        keys = jnp.arange(3, dtype=jnp.float32)
+        (y, last), _ = jax.lax.scan(body, (x, jnp.zeros_like(x)), (p, keys))
+        return (y**2).sum() + (last**2).sum()
+
+    return loss
+
+
 def auxiliary(policy):
     layer = jax.checkpoint(models.block, policy=policy, prevent_cse=False)
 
@@ -66,8 +82,16 @@ def auxiliary(policy):
         (linear, 1, 3, 3),
         (cast_outside, 1, 3, 3),
         (auxiliary, 1, 3, 3),
+        (overwritten, 1, 3, 3),
     ],
-    ids=["scan", "accumulation", "constant cotangents", "cast parameters", "auxiliary outputs"],
+    ids=[
+        "scan",
+        "accumulation",
+        "constant cotangents",
+        "cast parameters",
+        "auxiliary outputs",
+        "overwritten carry",
+    ],
 )
 def test_one_class_and_its_repeats(loss_of, microbatches, layers, runs):
     (block,) = classes(models.build_with(loss_of, microbatches), *SHAPES)

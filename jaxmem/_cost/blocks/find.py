@@ -44,7 +44,7 @@ from jaxmem._trace.jaxpr import (
     subjaxprs,
 )
 from jaxmem._trace.primitives import INDICES, VIEWS
-from jaxmem._trace.rewrite import Node, Program, flatten, leading_to
+from jaxmem._trace.rewrite import Program, flatten, leading_to
 
 # Applied to a value that is always in memory, these make values that are not saved: the backward
 # makes them again. A device gathers again the parameters of a layer if it has a part of them.
@@ -371,7 +371,8 @@ def _carried_states(loop: Scan) -> set[int]:
 
     def fetched(value) -> bool:
         while (e := made.get(value)) is not None and e.eqn.primitive.name in VIEWS:
-            value = e.reads[_position(e, value)]
+            # A barrier hands several operands on; every other view has its operand first.
+            value = e.inputs[e.outputs.index(value) if len(e.outputs) > 1 else 0]
             if not isinstance(value, int):
                 return False
             if on_host(flat.avals[value]):
@@ -380,15 +381,10 @@ def _carried_states(loop: Scan) -> set[int]:
 
     def replaced(value, stack: int) -> bool:
         e = made.get(value)
-        return e is not None and e.primitive == "dynamic_update_slice" and e.reads[0] == stack
+        return e is not None and e.primitive == "dynamic_update_slice" and e.inputs[0] == stack
 
     pairs = [(k, *p) for k, p in enumerate(zip(flat.outputs, given)) if isinstance(p[0], int)]
     return {k for k, value, stack in pairs if replaced(value, stack) or fetched(value)}
-
-
-def _position(e: Node, value: int) -> int:
-    """Which of its operands a view is of: a barrier hands several on."""
-    return e.outputs.index(value) if len(e.outputs) > 1 else 0
 
 
 def _repeats(
