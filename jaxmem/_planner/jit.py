@@ -177,21 +177,21 @@ class PlannedFunction:
         self._signature = Signature(step, options)
         self._known: dict[Any, Compilation] = {}
         self._ran: set = set()  # keys of `_known` whose executables have run once
-        self._last: Compilation | None = None
-        self._last_key: Any = None
-        self._last_unchecked: tuple | None = None  # None: every call is like the last
+        # The latest call's, its key and `unchecked` (None: any call is alike), for threads at once.
+        self._last: tuple[Compilation, Any, tuple | None] | None = None
         self._lock = threading.Lock()
         self._build = self._under_plans(step)
 
     def __call__(self, *args, **kwargs):
         # An executable does not see static arguments, so that each call looks its executable up.
-        alike = self._last_unchecked in (None, unchecked((args, kwargs)))
-        if self._last is not None and alike and not self._signature.static:
+        latest, last_key, last_unchecked = self._last or (None, None, None)
+        alike = last_unchecked in (None, unchecked((args, kwargs)))
+        if latest is not None and alike and not self._signature.static:
             try:
-                return _run(self._last, args, kwargs)
+                return _run(latest, args, kwargs)
             except (TypeError, ValueError):  # raised before the executable runs or takes memory
                 inside = needs_no_executable((args, kwargs))
-                if not inside and self._signature.key(args, kwargs) == self._last_key:
+                if not inside and self._signature.key(args, kwargs) == last_key:
                     raise
         return self._called(args, kwargs)
 
@@ -238,7 +238,7 @@ class PlannedFunction:
 
     def _decided(self) -> tuple[Compilation, Plan]:
         # A first call watches the memory, so that `trace` and `lower` leave `_last` as it is.
-        latest = self._last or next(reversed(self._known.values()), None)
+        latest = self._last[0] if self._last else next(reversed(self._known.values()), None)
         if latest is None:
             raise StepError(
                 "jit: the step has no plan before its first call; call it first, or make a plan by"
@@ -261,8 +261,8 @@ class PlannedFunction:
         latest = self._compilation(args, kwargs, key)
         # A state that the plan moves has another key once it is moved.
         moves = latest.plan is not None and latest.plan.places is not None
-        self._last, self._last_key = latest, None if moves else key
-        self._last_unchecked = None if moves else unchecked((args, kwargs))
+        like = (None, None) if moves else (key, unchecked((args, kwargs)))
+        self._last = (latest, *like)
         for _ in range(0 if key in self._ran else RETRIES):
             args = latest.placed(args)
             dynamic, named = self._signature.dynamic(args, kwargs)
@@ -272,7 +272,7 @@ class PlannedFunction:
                 return result
             except jax.errors.JaxRuntimeError as error:
                 latest = self._smaller(latest, error, args, kwargs)
-                self._last = self._known[key] = latest
+                self._known[key], self._last = latest, (latest, *like)
         dynamic, named = self._signature.dynamic(latest.placed(args), kwargs)
         return _run(latest, dynamic, named)
 
@@ -301,7 +301,7 @@ class PlannedFunction:
         """The step inside another function that JAX traces, such as a library's own jit, or without
         jit: under the latest plan, or a plan for these shapes. Shardings are not known there.
         """
-        latest = self._last
+        latest = self._last[0] if self._last else None
         if latest is None and jax.sharding.get_abstract_mesh().axis_names:
             warn(
                 "jit: the step is called inside another function that JAX traces under a mesh,"
@@ -319,7 +319,7 @@ class PlannedFunction:
 
             with ThreadPoolExecutor(1) as thread:  # a trace belongs to its thread
                 latest = thread.submit(planned).result()
-            self._last, self._last_key = latest, key
+            self._last = latest, key, unchecked((shapes, named))
         step = self._step if latest.plan is None else self._build(latest.plan)
         return step(*args, **kwargs)
 
@@ -444,7 +444,7 @@ class PlannedRelease(PlannedFunction):
             return self._step.init(params, *batch)
         args = (jax.eval_shape(self._step.init, params, *batch), *batch)
         key = self._signature.key(args, {})
-        self._last, self._last_key = self._compilation(args, {}, key), None
+        self._last = self._compilation(args, {}, key), None, None
         return self._decided()[1].create(params)
 
     def joined(self, state):

@@ -15,8 +15,8 @@ from flax import nnx
 
 import jaxmem
 from jaxmem._core.bytes import show_bytes
-from jaxmem._planner import recall
-from jaxmem._planner.jit import Compilation, PlannedFunction
+from jaxmem._planner import jit, recall
+from jaxmem._planner.jit import Compilation, PlannedFunction, needs_no_executable
 from jaxmem.errors import BudgetError, JaxmemWarning, StepError
 from tests.auto.steps import blocks_in
 from tests.shared.foreign import plain as models
@@ -138,11 +138,31 @@ def test_other_shapes_are_planned_and_known_afterwards(planned, monkeypatch):
     assert planned.plan is of_half
 
 
+def test_a_call_of_another_thread_in_between(planned, monkeypatch):
+    """A call whose shapes the latest executable refuses runs its own, although another thread calls
+    the step with these shapes meanwhile.
+    """
+    half = BATCH[: len(BATCH) // 2]
+    want = planned(copied(PARAMS), half)
+    planned(copied(PARAMS), BATCH)
+    others = iter([lambda: planned(copied(PARAMS), half)])
+
+    def after_another_call(arguments):
+        for call in others:
+            call()
+        return needs_no_executable(arguments)
+
+    monkeypatch.setattr(jit, "needs_no_executable", after_another_call)
+    assert_equal(planned(copied(PARAMS), half), want)
+    assert next(others, None) is None
+
+
 def test_an_executables_own_error_is_raised(planned, monkeypatch):
     """An error that shapes do not explain is the user's to see, and nothing is planned for it."""
     planned(copied(PARAMS), BATCH)
-    fails = failing(planned._last, ValueError("of the executable"))
-    monkeypatch.setattr(planned, "_last", fails)
+    latest, *call = planned._last
+    fails = failing(latest, ValueError("of the executable"))
+    monkeypatch.setattr(planned, "_last", (fails, *call))
     with pytest.raises(ValueError, match="of the executable"):
         planned(copied(PARAMS), BATCH)
 
