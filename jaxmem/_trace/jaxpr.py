@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.core import Tracer
 from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr
@@ -195,7 +196,7 @@ def _scan_layout(consts: int, carry: int, xs: int, ys: int) -> dict[str, Any]:
 
         return jax.lax.scan(body, carry, xs, length=1)
 
-    traced = jax.make_jaxpr(run)([0.0] * consts, [0.0] * carry, [jax.numpy.zeros(1)] * xs)
+    traced = jax.make_jaxpr(run)([0.0] * consts, [0.0] * carry, [np.zeros(1)] * xs)
     (params,) = (e.params for e in traced.eqns if e.primitive.name == "scan")
     return {k: params[k] for k in params.keys() - {"jaxpr", "length", "reverse", "unroll"}}
 

@@ -362,12 +362,17 @@ def test_tags_that_may_belong_to_a_layer_in_two_ways_are_traced():
     assert step.under(Assignment({"block": {"product": Choice(Action.KEEP)}})) is None
 
 
-def test_programs_are_derived_while_jit_is_disabled():
+@pytest.mark.parametrize(
+    "within",
+    [jax.disable_jit(), jax.transfer_guard("disallow_explicit")],
+    ids=["without jit", "without transfers"],
+)
+def test_programs_are_derived_under_settings_of_jax(within):
     _scan_layout.cache_clear()
     build, args = two_scans()
     nothing = traced_under(build, Assignment.nothing(), args)
     step, plan = RecomputedStep(nothing.jaxpr), drawn(tags_of(nothing), 0)
-    with jax.disable_jit():
+    with within:
         derived = step.under(plan)
     assert derived is not None
     assert str(derived) == str(step.under(plan))
