@@ -55,8 +55,8 @@ class Choice:
     """An action for one tensor, and a codec if the action compresses.
 
     action: the action, or its name.
-    codec: the codec in its text form, which `jaxmem.codecs.parse` reads. None if the action does
-      not compress.
+    codec: the codec, or its text form, which `jaxmem.codecs.parse` reads; the text is stored. None
+      if the action does not compress.
 
     Raises ValueError for an unknown action, for an action that compresses without a codec, and for
     a codec with another action.
@@ -67,6 +67,7 @@ class Choice:
 
     def __post_init__(self):
         object.__setattr__(self, "action", Action(self.action))
+        object.__setattr__(self, "codec", self.codec and str(self.codec))
         if self.action.names_codec != (self.codec is not None):
             raise ValueError(
                 f"Choice: action {self.action.value!r} with codec {self.codec!r}; a codec goes with"

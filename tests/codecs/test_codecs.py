@@ -23,6 +23,7 @@ from jaxmem.codecs import (
     NaivePerToken,
     OutlierSeparated,
 )
+from jaxmem.plans import Choice
 
 GROUPED = (
     GroupedSymmetric(),
@@ -204,6 +205,7 @@ def test_sizes_that_fit_are_encoded_without_moving_data(codec):
 def test_codecs_are_values(codec):
     assert isinstance(codec, codecs.Codec)
     assert hash(codec) == hash(codecs.parse(str(codec)))
+    assert Choice("compress", codec) == Choice("compress", str(codec))
     with pytest.raises(AttributeError, match="cannot assign"):
         codec.scale = "float32"
 
