@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from jaxmem._core.actions import ALL, KEEP, Action
+from jaxmem._core.actions import ALL, KEEP, LOSSLESS, Action
 from jaxmem._core.bytes import parse_budget, show_bytes
 from jaxmem._core.database import Database
 from jaxmem._core.groups import is_auto
@@ -15,6 +15,7 @@ from jaxmem._core.warn import silently, warn
 from jaxmem._cost.blocks.unnamed import listed, unnamed
 from jaxmem._cost.profile.options import Allowed, checked_codecs, checked_outliers
 from jaxmem._cost.profile.times import RETRY_SECONDS
+from jaxmem._model.tags.storage import TWICE
 from jaxmem._planner.advice import infeasible, would_fit, would_save
 from jaxmem._planner.microbatches import checked, fastest_plan, numbers_for
 from jaxmem._planner.multi_process import by_the_first
@@ -43,7 +44,11 @@ from jaxmem._target.devices.target import Target
 from jaxmem._trace.arguments import sized
 from jaxmem._trace.donation import warn_of_copies
 from jaxmem._trace.step import with_microbatches
-from jaxmem.errors import StepError
+from jaxmem.errors import StepError, TagError
+
+_NO_CODECS = (
+    "codecs are left out: the step takes a gradient of a gradient, and codes have no derivative"
+)
 
 
 @by_the_first
@@ -83,11 +88,12 @@ def plan(
       TPU such as "v5e", "v5e:8" (chips) or "v5p:4x4x8", need not be at hand.
     actions: the allowed actions: `jaxmem.plans.LOSSLESS`, `jaxmem.plans.ALL`, several actions or
       their names, or a text such as "all", "lossless" or "keep,recompute". None allows all actions
-      for tags, and lossless actions for values that `checkpoint_name` names. With None, the plan
-      has a lossy codec only if no lossless plan fits, or if the codec gains at least 2 % of the
-      step time plus the uncertainty. With another value, a lossy codec needs a smaller gain, 0.2 %
-      of the step time plus the uncertainty of the codec's time, and named values may be compressed
-      too.
+      for tags, and lossless actions for values that `checkpoint_name` names. Recomputation is
+      always allowed, as under every `jax.checkpoint`. With None, the plan has a lossy codec only if
+      no lossless plan fits, or if the codec gains at least 2 % of the step time plus the
+      uncertainty; a step with a gradient of a gradient gets no codec. With another value, a lossy
+      codec needs a smaller gain, 0.2 % of the step time plus the uncertainty of the codec's time,
+      and named values may be compressed too.
     codecs: a codec, or several codecs to choose from, for tags without a codec of their own; or a
       dict from kinds to codecs. None means the codec of each kind (Adacc §3.2). `bit_mask` is used
       for boolean tensors and the kind `mask` alone.
@@ -163,11 +169,22 @@ def plan(
 
         def plan_for(args: tuple, measure: float | None, number: int | None) -> Plan:
             step = with_microbatches(build, number)
-            if STATES in wanted:
-                given = step, args, backend, limits, allowed
-                return plan_places(given, notes, wanted, lossy_states)
-            traced = read_step(StepCompiler(step, args, backend), limits, allowed)
-            return _plan(traced, limits, allowed, notes, measure)
+
+            def under(allowed: Allowed, notes: tuple[str, ...]) -> Plan:
+                if STATES in wanted:
+                    given = step, args, backend, limits, allowed
+                    return plan_places(given, notes, wanted, lossy_states)
+                traced = read_step(StepCompiler(step, args, backend), limits, allowed)
+                return _plan(traced, limits, allowed, notes, measure)
+
+            try:
+                return under(allowed, notes)
+            except TagError as error:
+                if actions is not None or str(error) != TWICE:
+                    raise
+            # Only a program with a codec shows that the step differentiates a block twice.
+            without_codecs, _ = allowed_choices(LOSSLESS, codecs, outliers, target)
+            return under(without_codecs, (*notes, _NO_CODECS))
 
         def plan_at(args: tuple, measure: float | None) -> Plan:
             if microbatches is None:
