@@ -26,15 +26,16 @@ from jaxmem._model.auto.pieces import (
     part,
     pieces,
     runs,
+    turns_of,
     with_views,
 )
 from jaxmem._model.layer.block import Layer, layer_of, layers_of
 from jaxmem._model.layer.graph import (
     LayerGraph,
     flops,
+    has_effects,
     is_inexact,
     through,
-    uses_references,
     views_of,
 )
 from jaxmem._model.tags.named import is_block
@@ -76,13 +77,14 @@ class Finder:
         `shard_map`s outside these.
         """
         graph, views = LayerGraph(program, ()), views_of(program, program.inputs)
-        equal = {low: layers for layers in _equal_layers(program, self.beside) for low, _ in layers}
+        found, loops = _layers(program, graph, self.beside)
+        equal = {low: layers for layers in found for low, _ in layers}
         nodes: list[Node] = []
         blocks: dict[int, tuple[int, list[Node]]] = {}
         position = 0
         while position < len(program.nodes):
             if position not in equal:
-                nodes.append(self._loop(program.nodes[position], graph))
+                nodes.append(self._loop(program.nodes[position], loops[position], graph))
                 position += 1
                 continue
             if position not in blocks:
@@ -96,15 +98,17 @@ class Finder:
         self.labels += 1
         return auto_label(self.labels)
 
-    def _loop(self, node: Node, graph: LayerGraph) -> Node:
+    def _loop(self, node: Node, of_layers: bool, graph: LayerGraph) -> Node:
         """Returns a scan over layers with each iteration as a block; a node that contains such
         scans, with blocks inside; and any other node unchanged.
+
+        of_layers: whether the node is a scan over layers.
         """
         if is_block(node.eqn) or _holds_blocks(node):
             return node  # the user's own blocks are not changed
         if inner := branches(node):
             return with_branches(node, [lambda *x, c=c: self._run(c, x) for c in inner])
-        if not is_loop(node):
+        if not of_layers:
             return node
         program, activations = turn(node, graph)
         turns = node.eqn.params["length"]
@@ -201,15 +205,21 @@ def _holds_blocks(node: Node) -> bool:
     return any(map(is_block, inside(node.eqn)))
 
 
-def _equal_layers(program: Program, beside: int) -> list[list[tuple[int, int]]]:
-    """Returns the ends of the layers of Python loops and of the pieces of a program. Equal layers,
-    and equal pieces, are in one list. There are none if scans have nearly all FLOPs.
+def _layers(
+    program: Program, graph: LayerGraph, beside: int
+) -> tuple[list[list[tuple[int, int]]], np.ndarray]:
+    """Returns the ends of the layers of Python loops and of the pieces of a program, and whether
+    each node is a scan over layers. Equal layers, and equal pieces, are in one list. There are none
+    if scans have nearly all FLOPs.
+
+    A scan without matrix products outside of layers, such as the steps of a simulation in time, is
+    a scan over layers if it has activations, and its iterations hold more bytes than a layer.
 
     beside: as for `Finder`.
     """
     nodes = program.nodes
     work = np.array([flops(node) for node in nodes])
-    loops = np.array([is_loop(node) for node in nodes], bool)
+    loops = np.array([*map(is_loop, nodes)], bool)
     of_scans = work[~loops].sum() < SHARE * work.sum()
     kinds = _kinds(program, np.flatnonzero(loops).tolist())  # a scan is in no layer
     stretches = [] if of_scans else repeats(program, kinds=kinds)
@@ -217,12 +227,17 @@ def _equal_layers(program: Program, beside: int) -> list[list[tuple[int, int]]]:
     if loops.any() and sum(work[a:b].sum() for s in found for a, b in s) < SHARE * work.sum():
         found = []
     # A node is in no piece if it is a block of the user, or holds blocks or a `jax.Ref`.
-    stays = lambda node: bool(branches(node)) or _holds_blocks(node) or uses_references(node)
+    stays = lambda node: bool(branches(node)) or _holds_blocks(node) or has_effects(node)
     free = ~loops & ~np.array([*map(stays, nodes)], bool)
     layers = [range(*ends) for ends in itertools.chain(*found)]
     values = Values(program, ())
     repeated = max((values.inside(s.start, s.stop) for s in layers), default=beside)
     largest = max(repeated, *map(bytes_inside, itertools.compress(nodes, loops)), 0)
+    least = max(largest, SHARE * values.bytes.sum())
+    for at in itertools.chain(*runs(free, layers)):
+        held = turns_of(nodes[at]) * bytes_inside(nodes[at])
+        loops[at] = held > least and bool(turn(nodes[at], graph)[1])
+    free &= ~loops
     cheap = cheap_pieces(program, runs(free, layers), largest)
     beside_cheap = [] if of_scans else runs(free, [*layers, *cheap])
     of_pieces = [*pieces(program, beside_cheap, repeated), *cheap]
@@ -231,7 +246,7 @@ def _equal_layers(program: Program, beside: int) -> list[list[tuple[int, int]]]:
     for piece in of_pieces:
         key = (*kinds[piece.start : piece.stop], *_wiring(nodes[piece.start : piece.stop]))
         equal.setdefault(key, []).append((piece.start, piece.stop))
-    return [*found, *equal.values()]
+    return [*found, *equal.values()], loops
 
 
 def _wiring(nodes: Sequence[Node]) -> list[int]:
@@ -248,8 +263,7 @@ def is_loop(node: Node) -> bool:
     """Whether the node is a scan of at least two iterations that multiply matrices, and neither
     reads nor writes a `jax.Ref`.
     """
-    turns = node.eqn.params["length"] if node.primitive == "scan" else 0
-    return turns > 1 and flops(node) > 0 and not uses_references(node)
+    return turns_of(node) > 1 and flops(node) > 0 and not has_effects(node)
 
 
 def turn(node: Node, graph: LayerGraph) -> tuple[Program, list[int]]:
@@ -267,14 +281,9 @@ def turn(node: Node, graph: LayerGraph) -> tuple[Program, list[int]]:
     carried = [v for v in program.inputs[scan.consts : first] if floating(v)]
     if carried:
         return program, carried
-    sliced = zip(program.inputs[first:], node.inputs[first:])
-    return program, [v for v, whole in sliced if floating(v) and _computed(graph, whole)]
-
-
-def _computed(graph: LayerGraph, value) -> bool:
-    """Whether an operation other than a view makes the value."""
-    source, _ = through(graph, value, lambda made: made.primitive in VIEWS)
-    return source in graph.maker
+    is_view = lambda made: made.primitive in VIEWS
+    sliced = zip(program.inputs[first:], (through(graph, v, is_view) for v in node.inputs[first:]))
+    return program, [v for v, (source, _) in sliced if floating(v) and source in graph.maker]
 
 
 def holds_layers_within(program: Program) -> bool:
@@ -406,7 +415,7 @@ def _kinds(program: Program, apart: Collection[int] = ()) -> np.ndarray:
 
 def _kind(program: Program, node: Node) -> tuple:
     """Returns a key of a node: equal for equal operations on equal shapes."""
-    if uses_references(node):
+    if has_effects(node):
         return (id(node),)  # unlike all other nodes, so that it is in no layer
     aval = lambda v: v.aval if isinstance(v, Literal) else program.avals[v]
     shapes = [(aval(v).str_short(), isinstance(v, Literal)) for v in node.inputs]

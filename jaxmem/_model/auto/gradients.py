@@ -198,7 +198,8 @@ def _search(function, depth: int, found: dict[str, None], seen: set[int]) -> Non
             elif (differentiated := _differentiated(value)) is not None:
                 code = getattr(differentiated, "__code__", None)
                 where = f", {code.co_filename}:{code.co_firstlineno}" if code else ""
-                found[f"{name} (of {_name(differentiated)}{where})"] = None
+                of = getattr(differentiated, "__name__", type(differentiated).__name__)
+                found[f"{name} (of {of}{where})"] = None
             elif depth > 0 and callable(value) and _is_of_the_user(value, inner):
                 _search(value, depth - 1, found, seen)
 
@@ -267,7 +268,3 @@ def _codes_of_gradients() -> frozenset:
             # The wrapper next to the function itself: outer wrappers belong to other functions too.
             found.add(_wrapped(differentiate(lambda x: x, has_aux=has_aux))[-2].__code__)
     return frozenset(found)
-
-
-def _name(function) -> str:
-    return getattr(function, "__name__", type(function).__name__)

@@ -215,10 +215,20 @@ def _freed_bytes(piece: Program) -> int:
     return sum(map(aval_bytes, jax.tree.leaves(read))) - sum(map(aval_bytes, avals))
 
 
-def bytes_inside(loop: Node) -> int:
-    """Returns the bytes of the values inside an iteration of a scan."""
-    body = program_of(as_closed(loop.eqn.params["jaxpr"]), lambda _: False)
-    return Values(body, ()).inside(0, len(body.nodes))
+def turns_of(node: Node) -> int:
+    """Returns the number of iterations of a scan; 0 for any other node."""
+    return node.eqn.params["length"] if node.primitive == "scan" else 0
+
+
+def bytes_inside(node: Node) -> int:
+    """Returns the bytes of the values inside an iteration of a scan, and of all iterations of scans
+    in it; 0 for a node that is no scan.
+    """
+    if not turns_of(node):
+        return 0
+    body = program_of(as_closed(node.eqn.params["jaxpr"]), lambda _: False)
+    of_scans = sum(turns_of(inner) * bytes_inside(inner) for inner in body.nodes)
+    return Values(body, ()).inside(0, len(body.nodes)) + of_scans
 
 
 def part(program: Program, low: int, high: int) -> Program:

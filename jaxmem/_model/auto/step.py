@@ -11,7 +11,7 @@ from jaxmem._model.auto.calls import traced
 from jaxmem._model.auto.find import Finder, loops_named, read
 from jaxmem._model.auto.gradients import NAMES, differentiating, innermost, made_before
 from jaxmem._model.layer.block import Layer
-from jaxmem._model.layer.graph import flops, uses_references
+from jaxmem._model.layer.graph import flops, has_effects
 from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._model.tags.policy import decisions
 from jaxmem._trace.jaxpr import ClosedJaxpr
@@ -175,12 +175,11 @@ def _no_layers(function: Callable, program: Program) -> NoLayersError:
     """Returns the error, with the largest loops and why each is not a loop over layers."""
     name = getattr(function, "__name__", type(function).__name__)
     products = sum(flops(n) > 0 for n in program.nodes)
-    rest = f"of its operations outside loops, {products} multiply matrices"
     return NoLayersError(
-        f"auto: no layer was found in {name!r} ({loops_named(program, _why_not)}; {rest}). Layers"
-        " are the turns of a jax.lax.scan, and stretches of operations before the last product,"
-        " that multiply matrices or convolve. Wrap a layer by hand: jax.checkpoint(layer,"
-        " policy=jaxmem.remat_policy(plan))"
+        f"auto: no layer was found in {name!r} ({loops_named(program, _why_not)}; {products} of its"
+        " operations outside loops multiply matrices). Layers are stretches of operations before"
+        " the last product, and turns of a jax.lax.scan with products or many bytes. Wrap a layer"
+        " by hand: jax.checkpoint(layer, policy=jaxmem.remat_policy(plan))"
     )
 
 
@@ -189,7 +188,7 @@ def _why_not(node: Node) -> str:
     if node.primitive == "while":
         return "a while loop has no derivative; a fori_loop of a known number of turns is a scan"
     if flops(node) == 0:
-        return "its turns hold no matrix product"
-    if uses_references(node):
-        return "its turns read, write or make a jax.Ref, which no block of jaxmem.auto may"
+        return "its turns hold no matrix product, and few bytes"
+    if has_effects(node):
+        return "its turns use a jax.Ref or an io_callback, which no block of jaxmem.auto may"
     return "it has one turn" if node.eqn.params["length"] < 2 else "its blocks are planned already"

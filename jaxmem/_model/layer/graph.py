@@ -118,13 +118,14 @@ def flops(node: Node) -> float:
     return 0.0 if node.call is not None else matmul_flops(node.eqn)[0]
 
 
-def uses_references(node: Node) -> bool:
-    """Whether a node reads, writes or makes a `jax.Ref`, or is a loop whose iterations do: no block
-    may. The references inside a Pallas kernel are the kernel's own.
+def has_effects(node: Node) -> bool:
+    """Whether a node reads, writes or makes a `jax.Ref`, or calls Python by `io_callback`, or is a
+    loop whose iterations do: no block may. The references inside a Pallas kernel are its own.
     """
+    calls = any("IOEffect" in type(effect).__name__ for effect in node.eqn.effects)
     loop = inside(node.eqn, lambda e: e.primitive.name != "pallas_call")
     eqns = (node.eqn, *loop) if node.primitive == "scan" else (node.eqn,)
-    return any(is_reference(v.aval) for eqn in eqns for v in (*eqn.invars, *eqn.outvars))
+    return calls or any(is_reference(v.aval) for eqn in eqns for v in (*eqn.invars, *eqn.outvars))
 
 
 def is_inexact(aval) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 
 import jax
 
-from jaxmem._model.layer.graph import RULE, aval_bytes, shape_of, uses_references
+from jaxmem._model.layer.graph import RULE, aval_bytes, has_effects, shape_of
 from jaxmem._model.tags.saved import saving, tagging
 from jaxmem._trace.jaxpr import as_closed, equations
 from jaxmem._trace.primitives import TAGS
@@ -99,7 +99,7 @@ def _is_rule(node: Node) -> bool:
     """Whether the node is a rule that may run through `jax.vjp`. A rule with `symbolic_zeros` may
     not: for `jax.vjp` all operands have a derivative.
     """
-    if node.primitive != "custom_vjp_call" or uses_references(node):
+    if node.primitive != "custom_vjp_call" or has_effects(node):
         return False
     return not node.eqn.params.get("symbolic_zeros")
 
@@ -109,7 +109,7 @@ def _of_mapped(node: Node) -> tuple[Program | None, tuple[str, ...], Saved | Non
     and the saved tensors; (None, the node's path, None) for any other node.
     """
     nothing = None, node.path, None
-    if (axes := mapped_axes(node.eqn)) is None or uses_references(node):
+    if (axes := mapped_axes(node.eqn)) is None or has_effects(node):
         return nothing
     program = program_of(as_closed(node.eqn.params["jaxpr"]), lambda eqn: False)
     if not any(map(_is_rule, program.nodes)):
