@@ -145,7 +145,8 @@ def _remedies(traced: jax.stages.Traced, args: tuple, devices: int) -> str:
             continue
         size = nbytes(aval) // (parts or 1)
         states += size
-        if _names(path) & MOMENTS and aval.dtype.itemsize >= 4:
+        names = {str(getattr(key, "name", getattr(key, "key", ""))) for key in path}
+        if names & MOMENTS and aval.dtype.itemsize >= 4:
             moments += size
     if not states:
         return ""
@@ -160,11 +161,6 @@ def _remedies(traced: jax.stages.Traced, args: tuple, devices: int) -> str:
         ways.append(f"moments in bfloat16: {show_bytes(moments // 2)} less")
     ways.append("more microbatches: 0 B less, since they divide saved tensors and no arguments")
     return "; ".join(ways)
-
-
-def _names(path) -> set[str]:
-    """The attributes and keys of a path, as texts."""
-    return {str(getattr(key, "name", getattr(key, "key", ""))) for key in path}
 
 
 # The parts of a step's bytes, in the order of the fields of `Bytes`, and how to make them smaller.

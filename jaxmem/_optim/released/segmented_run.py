@@ -115,7 +115,8 @@ class SegmentedRun:
             now = {}
             for c, state in near.items():
                 numbers = self.components[c]
-                gradient = [gradients.pop(i) if i in gradients else self._zeros(i) for i in numbers]
+                zero = lambda i: zeros(jax.typeof(brought(self.leaves[i])))
+                gradient = [gradients.pop(i) if i in gradients else zero(i) for i in numbers]
                 gradient = jax.lax.optimization_barrier(gradient)
                 params = [parts.get(i, self.leaves[i]) for i in numbers]
                 replaced = {"params": params} if "params" in states[c] else {}
@@ -165,9 +166,6 @@ class SegmentedRun:
         near = {c: {n: a for n, a in states[c].items() if n != "params"} for c in complete}
         parts = self._fetched(k, after)
         return self._gathered(parts, after), parts, _brought(near, after)
-
-    def _zeros(self, i: int):
-        return zeros(jax.typeof(brought(self.leaves[i])))
 
 
 def _brought(tree, after):

@@ -56,16 +56,12 @@ def fitted(observed: Sequence[Comparison[Cost]]) -> Factors:
     for one in observed:
         parts = _parts(one.first) - _parts(one.other)
         rows.append(parts / one.noise)
-        wanted.append((one.seconds - parts.sum() - _exposed(one)) / one.noise)
+        transfers = one.first.host_seconds - one.other.host_seconds  # which no factor corrects
+        wanted.append((one.seconds - parts.sum() - transfers) / one.noise)
     rows += list(np.eye(3) / PRIOR)
     wanted += [0.0] * 3
     off = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0]
     return Factors(*(float(f) for f in np.clip(1 + off, LEAST_FACTOR, MOST_FACTOR)))
-
-
-def _exposed(one: Comparison[Cost]) -> float:
-    """The difference of the seconds of host transfers, which no factor corrects."""
-    return one.first.host_seconds - one.other.host_seconds
 
 
 def _parts(cost: Cost) -> np.ndarray:

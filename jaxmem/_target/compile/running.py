@@ -71,7 +71,8 @@ class StepRun:
     @functools.cached_property
     def _leaves(self) -> list:
         """The arguments, with the program's shardings; arguments that it does not read have any."""
-        leaves = self._given if self.given else [_made(info) for info in self._infos]
+        shapes = (jax.ShapeDtypeStruct(info.shape, info.dtype) for info in self._infos)
+        leaves = self._given if self.given else [sample(shape, SMALL) for shape in shapes]
         is_leaf = lambda x: x is None or isinstance(x, Sharding)
         shardings = jax.tree.leaves(self._compiled.input_shardings, is_leaf=is_leaf)
         return [a if s is None else jax.device_put(a, s) for a, s in zip(leaves, shardings)]
@@ -105,8 +106,3 @@ def _is_array_of(leaf, info) -> bool:
     """Whether a leaf is an array with the shape and dtype of `info`."""
     is_array = isinstance(leaf, (jax.Array, np.ndarray))
     return is_array and (leaf.shape, leaf.dtype) == (info.shape, info.dtype)
-
-
-def _made(info):
-    """An array for an argument."""
-    return sample(jax.ShapeDtypeStruct(info.shape, info.dtype), SMALL)
