@@ -261,8 +261,8 @@ class PlannedFunction:
         latest = self._compilation(args, kwargs, key)
         # A state that the plan moves has another key once it is moved.
         moves = latest.plan is not None and latest.plan.places is not None
-        like = (None, None) if moves else (key, unchecked((args, kwargs)))
-        self._last = (latest, *like)
+        last_key, alike = (None, None) if moves else (key, unchecked((args, kwargs)))
+        self._last = latest, last_key, alike
         for _ in range(0 if key in self._ran else RETRIES):
             args = latest.placed(args)
             dynamic, named = self._signature.dynamic(args, kwargs)
@@ -272,7 +272,7 @@ class PlannedFunction:
                 return result
             except jax.errors.JaxRuntimeError as error:
                 latest = self._smaller(latest, error, args, kwargs)
-                self._known[key], self._last = latest, (latest, *like)
+                self._known[key], self._last = latest, (latest, last_key, alike)
         dynamic, named = self._signature.dynamic(latest.placed(args), kwargs)
         return _run(latest, dynamic, named)
 
