@@ -177,7 +177,7 @@ class PlannedFunction:
         self._signature = Signature(step, options)
         self._known: dict[Any, Compilation] = {}
         self._ran: set = set()  # keys of `_known` whose executables have run once
-        # The latest call's, its key and `unchecked` (None: any call is alike), for threads at once.
+        # Of the latest call, its key and `unchecked` (None: any is alike): one value for threads.
         self._last: tuple[Compilation, Any, tuple | None] | None = None
         self._lock = threading.Lock()
         self._build = self._under_plans(step)

@@ -118,7 +118,7 @@ def needs_no_executable(arguments) -> bool:
     return without_jit or any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(arguments))
 
 
-def refusal(function: Callable, *args, **named) -> tuple[str, TypeError] | None:
+def refusal(function: Callable, /, *args, **named) -> tuple[str, TypeError] | None:
     """Why a function cannot be called with these arguments: its signature, and Python's error. None
     if it can be called, and if it shows no signature, as a builtin.
 

@@ -236,7 +236,7 @@ def _layers(
     least = max(largest, SHARE * values.bytes.sum())
     for at in itertools.chain(*runs(free, layers)):
         held = turns_of(nodes[at]) * bytes_inside(nodes[at])
-        loops[at] = held > least and bool(turn(nodes[at], graph)[1])
+        loops[at] = turns_of(nodes[at]) > 1 and held > least and bool(turn(nodes[at], graph)[1])
     free &= ~loops
     cheap = cheap_pieces(program, runs(free, layers), largest)
     beside_cheap = [] if of_scans else runs(free, [*layers, *cheap])
