@@ -102,6 +102,9 @@ def test_auto_is_shown_as_it_runs():
     assert found["plan"].compiled_bytes <= found["plan"].budget_bytes < found["plan"].baseline_bytes
     _, value = found["plan"].step(found["state"], found["tokens"])
     assert np.isfinite(value)
+    states = found["conductivity"].nbytes * 256
+    assert found["fit"].plan.compiled_bytes <= found["fit"].plan.budget_bytes < states
+    assert float(abs(found["conductivity"]).max()) > 0
 
 
 @pytest.mark.slow
