@@ -190,5 +190,5 @@ def _why_not(node: Node) -> str:
     if flops(node) == 0:
         return "its turns hold no matrix product, and few bytes"
     if has_effects(node):
-        return "its turns use a jax.Ref or an io_callback, which no block of jaxmem.auto may"
+        return "its turns call io_callback, or read, write or make a jax.Ref, which no block may"
     return "it has one turn" if node.eqn.params["length"] < 2 else "its blocks are planned already"
