@@ -139,6 +139,20 @@ def test_the_least_bytes_of_a_simulation_are_those_of_spans():
     assert any(span_of(label) > 1 for label in plan.actions)
 
 
+def test_steps_in_time_without_a_derivative_are_no_layers():
+    """They may run on values that no gradient depends on."""
+    weights = jax.random.normal(jax.random.key(2), (3, SIZE, SIZE)) / SIZE**0.5
+
+    def loss(weights, x):
+        x, _ = jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), x, weights)
+        step = lambda u, _: (jax.lax.nextafter(jnp.tanh(u), jnp.ones_like(u)), u)
+        _, history = jax.lax.scan(step, jax.lax.stop_gradient(x), None, length=STEPS)
+        return (x * history.mean()).mean()
+
+    (layer,) = layers_of(loss, weights, CONDUCTIVITY)
+    assert layer.turns == 3
+
+
 def test_loops_that_call_python_in_order_are_no_layers():
     def loss(weights, x):
         def layer(x, w):

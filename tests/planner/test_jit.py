@@ -139,9 +139,7 @@ def test_other_shapes_are_planned_and_known_afterwards(planned, monkeypatch):
 
 
 def test_a_call_of_another_thread_in_between(planned, monkeypatch):
-    """A call whose shapes the latest executable refuses runs its own, although another thread calls
-    the step with these shapes meanwhile.
-    """
+    """A call runs the program of its shapes, although another thread calls the step meanwhile."""
     half = BATCH[: len(BATCH) // 2]
     want = planned(copied(PARAMS), half)
     planned(copied(PARAMS), BATCH)

@@ -23,6 +23,7 @@ from jaxmem._model.auto.pieces import (
     bytes_inside,
     cheap_pieces,
     checkpoints,
+    freed_bytes,
     part,
     pieces,
     runs,
@@ -213,7 +214,7 @@ def _layers(
     if scans have nearly all FLOPs.
 
     A scan without matrix products outside of layers, such as the steps of a simulation in time, is
-    a scan over layers if it has activations, and its iterations hold more bytes than a layer.
+    a scan over layers if it has activations, and its derivative reads more bytes than a layer's.
 
     beside: as for `Finder`.
     """
@@ -235,8 +236,8 @@ def _layers(
     largest = max(repeated, *map(bytes_inside, itertools.compress(nodes, loops)), 0)
     least = max(largest, SHARE * values.bytes.sum())
     for at in itertools.chain(*runs(free, layers)):
-        held = turns_of(nodes[at]) * bytes_inside(nodes[at])
-        loops[at] = turns_of(nodes[at]) > 1 and held > least and bool(turn(nodes[at], graph)[1])
+        freed = freed_bytes(part(program, at, at + 1)) if turns_of(nodes[at]) > 1 else 0
+        loops[at] = freed > least and bool(turn(nodes[at], graph)[1])
     free &= ~loops
     cheap = cheap_pieces(program, runs(free, layers), largest)
     beside_cheap = [] if of_scans else runs(free, [*layers, *cheap])

@@ -170,7 +170,7 @@ def cheap_pieces(program: Program, stretches: Sequence[range], largest: int) -> 
             low, high = cuts.positions[[*np.unravel_index(freed.argmax(), freed.shape)]].tolist()
             piece = part(program, low, high)
             computed = any(is_inexact(piece.avals[v]) for v in piece.inputs if v not in given)
-            if computed and freed.max() > least and _freed_bytes(piece) > least:
+            if computed and freed.max() > least and freed_bytes(piece) > least:
                 found.append(range(low, high))
     return found
 
@@ -197,7 +197,7 @@ def checkpoints(nodes: Sequence[Node], stretches: Sequence[range]) -> list[range
     return [range(at[0], at[-1] + 1) for at in whole]
 
 
-def _freed_bytes(piece: Program) -> int:
+def freed_bytes(piece: Program) -> int:
     """Returns the bytes that the derivative of a piece reads, less the bytes of its inputs, which
     are saved if the piece is recomputed. They are about equal for a softmax at the end of a loss.
     """
@@ -220,15 +220,10 @@ def turns_of(node: Node) -> int:
     return node.eqn.params["length"] if node.primitive == "scan" else 0
 
 
-def bytes_inside(node: Node) -> int:
-    """Returns the bytes of the values inside an iteration of a scan, and of all iterations of scans
-    in it; 0 for a node that is no scan.
-    """
-    if not turns_of(node):
-        return 0
-    body = program_of(as_closed(node.eqn.params["jaxpr"]), lambda _: False)
-    of_scans = sum(turns_of(inner) * bytes_inside(inner) for inner in body.nodes)
-    return Values(body, ()).inside(0, len(body.nodes)) + of_scans
+def bytes_inside(loop: Node) -> int:
+    """Returns the bytes of the values inside an iteration of a scan."""
+    body = program_of(as_closed(loop.eqn.params["jaxpr"]), lambda _: False)
+    return Values(body, ()).inside(0, len(body.nodes))
 
 
 def part(program: Program, low: int, high: int) -> Program:
