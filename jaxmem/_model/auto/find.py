@@ -214,7 +214,8 @@ def _layers(
     if scans have nearly all FLOPs.
 
     A scan without matrix products outside of layers, such as the steps of a simulation in time, is
-    a scan over layers if it has activations, and its derivative reads more bytes than a layer's.
+    a scan over layers if it has activations and a derivative, and its iterations hold more bytes
+    than a layer.
 
     beside: as for `Finder`.
     """
@@ -236,8 +237,9 @@ def _layers(
     largest = max(repeated, *map(bytes_inside, itertools.compress(nodes, loops)), 0)
     least = max(largest, SHARE * values.bytes.sum())
     for at in itertools.chain(*runs(free, layers)):
-        freed = freed_bytes(part(program, at, at + 1)) if turns_of(nodes[at]) > 1 else 0
-        loops[at] = freed > least and bool(turn(nodes[at], graph)[1])
+        held = turns_of(nodes[at]) * bytes_inside(nodes[at]) if turns_of(nodes[at]) > 1 else 0
+        if held > least and turn(nodes[at], graph)[1]:
+            loops[at] = freed_bytes(part(program, at, at + 1)) > 0
     free &= ~loops
     cheap = cheap_pieces(program, runs(free, layers), largest)
     beside_cheap = [] if of_scans else runs(free, [*layers, *cheap])

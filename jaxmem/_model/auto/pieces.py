@@ -221,9 +221,12 @@ def turns_of(node: Node) -> int:
 
 
 def bytes_inside(loop: Node) -> int:
-    """Returns the bytes of the values inside an iteration of a scan."""
+    """Returns the bytes of the values inside an iteration of a scan, and of all iterations of scans
+    in it.
+    """
     body = program_of(as_closed(loop.eqn.params["jaxpr"]), lambda _: False)
-    return Values(body, ()).inside(0, len(body.nodes))
+    of_scans = sum(turns_of(n) * bytes_inside(n) for n in body.nodes if turns_of(n))
+    return Values(body, ()).inside(0, len(body.nodes)) + of_scans
 
 
 def part(program: Program, low: int, high: int) -> Program:
