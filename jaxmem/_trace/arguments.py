@@ -5,7 +5,7 @@ arguments that are functions of a size.
 import functools
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -95,6 +95,16 @@ def batch_axes(traced: jax.stages.Traced, args: tuple, devices: int) -> Mapping[
     each = zip(infos, _axes_of_arguments(traced, args))
     found = [axes for info, axes in each if not info.donated and axes is not None]
     return max(found, key=lambda axes: math.prod(axes.values()), default={})
+
+
+def input_shardings(executable: jax.stages.Compiled) -> Sequence[Sharding | None]:
+    """The sharding of each leaf of a compiled step's arguments; None for a leaf that the step does
+    not read.
+
+    The property `Compiled.input_shardings` makes the user's containers of them, and a container may
+    check in its constructor that its leaves are arrays.
+    """
+    return executable._input_shardings_flat()
 
 
 def _sharding(leaf, declared, aval) -> NamedSharding | None:

@@ -95,8 +95,10 @@ def _is_abstract(args: tuple) -> bool:
 
 
 def _shapes(args) -> str:
-    """The arguments' shapes for an error, each cut to 200 characters."""
-    return ", ".join(str(jax.tree.map(lambda a: getattr(a, "shape", a), arg))[:200] for arg in args)
+    """The shapes of the arguments' leaves for an error, of each argument in 200 characters."""
+    leaves = lambda arg: jax.tree_util.tree_leaves_with_path(arg)
+    shown = lambda path, a: f"{jax.tree_util.keystr(path)} {getattr(a, 'shape', a)}".lstrip()
+    return ", ".join(", ".join(shown(*leaf) for leaf in leaves(arg))[:200] for arg in args)
 
 
 def with_microbatches(build: Callable, number: int | None) -> Callable:

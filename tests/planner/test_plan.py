@@ -19,6 +19,7 @@ from jaxmem._planner import verify
 from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._planner.search.history import History
 from jaxmem._target.compile.backend import Local
+from jaxmem._target.compile.running import StepRun
 from jaxmem.errors import StepError
 from tests.shared import models, plans
 from tests.shared.programs import nbytes
@@ -297,3 +298,31 @@ def test_a_plan_of_a_step_without_tags_traces_each_assignment_once():
     _, count, _ = runs.during(lambda: again(arrays(), BATCH))
     assert count == 2
     assert again.plan.actions == planned.plan.actions
+
+
+@jax.tree_util.register_pytree_node_class
+class Checked:
+    """A state whose constructor refuses leaves that are no arrays, as a class of a user may."""
+
+    def __init__(self, layers):
+        assert all(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(layers)), layers
+        self.layers = layers
+
+    def tree_flatten(self):
+        return (self.layers,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, layers):
+        return cls(*layers)
+
+
+def test_a_state_may_check_its_leaves():
+    runs = Runs()
+    step = lambda state, x: Checked(runs.step(state.layers, x))
+    planned = jaxmem.jit(step, "1GiB", donate_argnums=0)
+    assert planned(Checked(jax.tree.map(jnp.array, LAYERS)), BATCH).layers.keys() == LAYERS.keys()
+    shapes = jax.eval_shape(lambda: Checked(LAYERS))
+    plan = jaxmem.plan(jaxmem.auto(step), shapes, BATCH, budget="1GiB")
+    assert StepRun(plan.step, (shapes, BATCH))() > 0
+    with pytest.raises(StepError, match=r"\['up'\] \(4, 32, 64\)"):
+        jaxmem.plan(jaxmem.auto(lambda state, x: state.missing), shapes, BATCH)

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import jax
 from jax import export
-from jax.sharding import Sharding
 
 from jaxmem._core.database import Database, Timing
 from jaxmem._core.versions import installed
@@ -38,7 +37,7 @@ from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._target.devices.rates import rates_of
 from jaxmem._target.devices.target import Target
 from jaxmem._target.hlo.kernels import kernel_flops
-from jaxmem._trace.arguments import on_host, shard_bytes
+from jaxmem._trace.arguments import input_shardings, on_host, shard_bytes
 from jaxmem._trace.export import export_flat
 from jaxmem._trace.job import Job
 from jaxmem._trace.step import described
@@ -260,11 +259,9 @@ def _done(result: T) -> "concurrent.futures.Future[T]":
 
 def _hosted_bytes(executable: jax.stages.Compiled, traced: jax.stages.Traced) -> int:
     """Bytes of a compiled step's arguments in host memory, of one device."""
-    is_leaf = lambda x: x is None or isinstance(x, Sharding)  # None: the step does not read it
-    shardings = jax.tree.leaves(executable.input_shardings, is_leaf=is_leaf)
     return sum(
         shard_bytes(aval, sharding)
-        for aval, sharding in zip(traced.jaxpr.in_avals, shardings)
+        for aval, sharding in zip(traced.jaxpr.in_avals, input_shardings(executable))
         if sharding is not None and on_host(aval)
     )
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
 
 from jaxmem._target.compile.timing import run_seconds, sample
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target, free_bytes
+from jaxmem._trace.arguments import input_shardings
 from jaxmem._trace.jaxpr import equations
 
 LEAST_ROUNDS, MOST_ROUNDS = 2, 30
@@ -73,9 +73,8 @@ class StepRun:
         """The arguments, with the program's shardings; arguments that it does not read have any."""
         shapes = (jax.ShapeDtypeStruct(info.shape, info.dtype) for info in self._infos)
         leaves = self._given if self.given else [sample(shape, SMALL) for shape in shapes]
-        is_leaf = lambda x: x is None or isinstance(x, Sharding)
-        shardings = jax.tree.leaves(self._compiled.input_shardings, is_leaf=is_leaf)
-        return [a if s is None else jax.device_put(a, s) for a, s in zip(leaves, shardings)]
+        pairs = zip(leaves, input_shardings(self._compiled))
+        return [a if s is None else jax.device_put(a, s) for a, s in pairs]
 
     def __call__(self) -> float:
         """Runs the step once, and returns the seconds that it took."""
