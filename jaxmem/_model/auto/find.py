@@ -23,6 +23,7 @@ from jaxmem._model.auto.pieces import (
     bytes_inside,
     cheap_pieces,
     checkpoints,
+    divided,
     freed_bytes,
     part,
     pieces,
@@ -231,7 +232,10 @@ def _layers(
     # A node is in no piece if it is a block of the user, or holds blocks or a `jax.Ref`.
     stays = lambda node: bool(branches(node)) or _holds_blocks(node) or has_effects(node)
     free = ~loops & ~np.array([*map(stays, nodes)], bool)
-    layers = [range(*ends) for ends in itertools.chain(*found)]
+    parts_of = [divided(program, layers) for layers in found]
+    found = [layers for layers, parts in zip(found, parts_of) if not parts]
+    of_turns = [*itertools.chain(*parts_of)]
+    layers = [*(range(*ends) for ends in itertools.chain(*found)), *of_turns]
     values = Values(program, ())
     repeated = max((values.inside(s.start, s.stop) for s in layers), default=beside)
     largest = max(repeated, *map(bytes_inside, itertools.compress(nodes, loops)), 0)
@@ -246,7 +250,7 @@ def _layers(
     of_pieces = [*pieces(program, beside_cheap, repeated), *cheap]
     of_pieces += checkpoints(nodes, runs(free, [*layers, *of_pieces]))
     equal: dict[tuple, list[tuple[int, int]]] = {}
-    for piece in of_pieces:
+    for piece in [*of_turns, *of_pieces]:
         key = (*kinds[piece.start : piece.stop], *_wiring(nodes[piece.start : piece.stop]))
         equal.setdefault(key, []).append((piece.start, piece.stop))
     return [*found, *equal.values()], loops

@@ -8,25 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from jaxmem._core.actions import EVERYTHING_KEPT
 from jaxmem._core.bytes import show_bytes
+from jaxmem._result import svg
 from jaxmem._result.plan.plan import Plan
-from jaxmem._result.svg import (
-    Axis,
-    across,
-    axis,
-    band,
-    box,
-    bytes_axis,
-    chart,
-    dot,
-    fine,
-    key,
-    legend,
-    line,
-    near_scale,
-    padded,
-    show_ms,
-    upright,
-)
 from jaxmem._train.runs.run import Course, Run
 
 BUCKETS = 200  # of a course of more than twice as many rows
@@ -49,21 +32,21 @@ def loss_figure(runs: Sequence[Run]) -> str:
         if (value := run.number("val_loss")) is not None
     ]
     x = _steps(drawn)
-    y = axis(*padded([*_finite(drawn), *(value for *_, value in ends)]))
+    y = svg.axis(*svg.padded([*_finite(drawn), *(value for *_, value in ends)]))
     marks = [_curve(run.name, course, css, x, y) for run, css, course in drawn]
     for run, css, step, value in ends:
         title = f"{run.name}: validation loss {value:.4f}"
-        marks.append(dot(x.percent(step), y.percent(value), f"hollow {css}", title))
-    signs = [(key(css), run.name) for run, css, _ in drawn] if len(runs) > 1 else []
-    signs += [(key("ring"), "validation loss at the end")] if ends else []
+        marks.append(svg.dot(x.percent(step), y.percent(value), f"hollow {css}", title))
+    signs = [(svg.key(css), run.name) for run, css, _ in drawn] if len(runs) > 1 else []
+    signs += [(svg.key("ring"), "validation loss at the end")] if ends else []
     name, y_title = "Training loss against step", "training loss"
-    figure = chart(x, y, marks, name=name, x_title="step", y_title=y_title)
+    figure = svg.chart(x, y, marks, name=name, x_title="step", y_title=y_title)
     missing = [
         f"{run.name}: rows without a finite loss are left out: {gone:,} of {len(course):,}."
         for run, _, course in drawn
         if (gone := sum(not math.isfinite(loss) for _, loss in course))
     ]
-    return figure + legend(signs) + fine([*_of_buckets(drawn, "loss"), *missing])
+    return figure + svg.legend(signs) + svg.fine([*_of_buckets(drawn, "loss"), *missing])
 
 
 def pace_figure(runs: Sequence[Run]) -> str:
@@ -77,23 +60,23 @@ def pace_figure(runs: Sequence[Run]) -> str:
     predicted = 1e3 * plan.predicted_seconds if plan and plan.target == "local" else None
     medians = [statistics.median(ms for _, ms in course) for _, _, course in drawn]
     most = min(_TOP * max(medians), max(_finite(drawn)))
-    x, y = _steps(drawn), axis(0, 1.06 * max(most, predicted or 0))
+    x, y = _steps(drawn), svg.axis(0, 1.06 * max(most, predicted or 0))
     marks = [_curve(run.name, course, css, x, y) for run, css, course in drawn]
     name = lambda run: run.name if len(runs) > 1 else "measured"
-    signs = [(key(css), name(run)) for run, css, _ in drawn]
+    signs = [(svg.key(css), name(run)) for run, css, _ in drawn]
     if predicted is not None:
-        said = f"predicted: {show_ms(predicted)}"
-        marks.append(across(y.percent(predicted), "predicted", said))
-        signs.append((key("predicted"), said))
+        said = f"predicted: {svg.show_ms(predicted)}"
+        marks.append(svg.across(y.percent(predicted), "predicted", said))
+        signs.append((svg.key("predicted"), said))
     title, y_title = "Measured time of a step", "step, ms"
-    figure = chart(x, y, marks, name=title, x_title="step", y_title=y_title)
+    figure = svg.chart(x, y, marks, name=title, x_title="step", y_title=y_title)
     cut = [
-        f"{run.name}: steps of more than {show_ms(y.high)} are cut off: {gone:,} of"
-        f" {len(course):,}, the longest of {show_ms(max(ms for _, ms in course))}."
+        f"{run.name}: steps of more than {svg.show_ms(y.high)} are cut off: {gone:,} of"
+        f" {len(course):,}, the longest of {svg.show_ms(max(ms for _, ms in course))}."
         for run, _, course in drawn
         if (gone := sum(ms > y.high for _, ms in course))
     ]
-    return figure + legend(signs) + fine([*_of_buckets(drawn, "time"), *cut])
+    return figure + svg.legend(signs) + svg.fine([*_of_buckets(drawn, "time"), *cut])
 
 
 def _drawn(runs: Sequence[Run], courses: Sequence[Course]) -> Drawn:
@@ -117,13 +100,13 @@ def _finite(drawn: Drawn) -> list[float]:
     return [value for *_, course in drawn for _, value in course if math.isfinite(value)]
 
 
-def _steps(drawn: Drawn) -> Axis:
+def _steps(drawn: Drawn) -> svg.Axis:
     """The axis of steps, over all runs."""
     finite = [step for *_, course in drawn for step, value in course if math.isfinite(value)]
-    return axis(min(finite), max(step for *_, course in drawn for step, _ in course))
+    return svg.axis(min(finite), max(step for *_, course in drawn for step, _ in course))
 
 
-def _curve(name: str, course: Course, css: str, x: Axis, y: Axis) -> str:
+def _curve(name: str, course: Course, css: str, x: svg.Axis, y: svg.Axis) -> str:
     """The line of a run. A line of buckets has a band from the least to the greatest number of each
     bucket.
     """
@@ -132,9 +115,9 @@ def _curve(name: str, course: Course, css: str, x: Axis, y: Axis) -> str:
         [(x.percent(p[0]), y.percent(p[which])) for p in piece] for piece in pieces
     ]
     if len(pieces) == len(pieces[0]) == 1:
-        return dot(*points(MEAN)[0][0], css, name)
-    shade = band(zip(points(LEAST), points(GREATEST)), css) if len(course) > 2 * BUCKETS else ""
-    return shade + line(points(MEAN), css)
+        return svg.dot(*points(MEAN)[0][0], css, name)
+    shade = svg.band(zip(points(LEAST), points(GREATEST)), css) if len(course) > 2 * BUCKETS else ""
+    return shade + svg.line(points(MEAN), css)
 
 
 def _pieces(course: Course) -> list[list[tuple[float, ...]]]:
@@ -183,34 +166,34 @@ def time_figure(plan: Plan) -> str:
     if plan.written is not None and not plan.as_written:
         marked.append((plan.written.bytes, plan.written.seconds, "hollow", "as written"))
     sizes = [p.bytes for p in points] + [size for size, *_ in marked]
-    near = near_scale(plan.budget_bytes, max(sizes)) is not None
-    x = bytes_axis(*padded([*sizes, *([plan.budget_bytes] if near else [])]))
+    near = svg.near_scale(plan.budget_bytes, max(sizes)) is not None
+    x = svg.bytes_axis(*svg.padded([*sizes, *([plan.budget_bytes] if near else [])]))
     edge = lambda p, sign: 1e3 * (p.seconds + sign * p.uncertain_seconds)
     edges = [edge(p, sign) for p in points for sign in (-1, 1)]
-    y = axis(*padded([*edges, *(1e3 * seconds for _, seconds, *_ in marked)]))
+    y = svg.axis(*svg.padded([*edges, *(1e3 * seconds for _, seconds, *_ in marked)]))
     stairs = lambda sign: _stairs((x.percent(p.bytes), y.percent(edge(p, sign))) for p in points)
     # The curve begins at the top, above the least bytes, and ends at the right edge.
     steps = [(x.percent(points[0].bytes), 100.0), *stairs(0)]
     least = show_bytes(points[0].bytes)
-    marks = [box(0, steps[0][0], "nothing", f"no plan is predicted to take less than {least}")]
-    marks += [upright(x.percent(plan.budget_bytes), "budget", "budget")] if near else []
+    marks = [svg.box(0, steps[0][0], "nothing", f"no plan is predicted to take less than {least}")]
+    marks += [svg.upright(x.percent(plan.budget_bytes), "budget", "budget")] if near else []
     # The error bound of the times, as a staircase on each side of the curve.
     uncertain = any(p.uncertain_seconds for p in points)
-    marks += [band([(stairs(-1), stairs(1))], "s0")] if uncertain else []
-    marks.append(line([steps], "s0"))
+    marks += [svg.band([(stairs(-1), stairs(1))], "s0")] if uncertain else []
+    marks.append(svg.line([steps], "s0"))
     told = []
     for size, seconds, css, text in marked:
-        said = f"{text}: {show_bytes(size)}, {show_ms(1e3 * seconds)}"
-        told.append((dot(x.percent(size), y.percent(1e3 * seconds), css, said), css, said))
+        said = f"{text}: {show_bytes(size)}, {svg.show_ms(1e3 * seconds)}"
+        told.append((svg.dot(x.percent(size), y.percent(1e3 * seconds), css, said), css, said))
     marks += [mark for mark, *_ in reversed(told)]  # the plan's dot is drawn last
     budget = f"budget: {show_bytes(plan.budget_bytes)}" + ("" if near else ", beyond the scale")
-    signs = [(key("s0"), "least predicted step time"), (key("budget"), budget)]
-    signs += [(key("block s0 faint"), "what the time is uncertain by")] if uncertain else []
-    signs += [(key("disc" if css == "chosen" else "ring"), said) for _, css, said in told]
-    signs.append((key("block nothing"), f"below {least}: no plan is predicted to fit"))
+    signs = [(svg.key("s0"), "least predicted step time"), (svg.key("budget"), budget)]
+    signs += [(svg.key("block s0 faint"), "what the time is uncertain by")] if uncertain else []
+    signs += [(svg.key("disc" if css == "chosen" else "ring"), said) for _, css, said in told]
+    signs.append((svg.key("block nothing"), f"below {least}: no plan is predicted to fit"))
     name = "Least predicted step time against bytes on the device"
-    figure = chart(x, y, marks, name=name, x_title="bytes on the device", y_title="step, ms")
-    return figure + legend(signs)
+    figure = svg.chart(x, y, marks, name=name, x_title="bytes on the device", y_title="step, ms")
+    return figure + svg.legend(signs)
 
 
 def _stairs(corners: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

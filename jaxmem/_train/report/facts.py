@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 
 from jaxmem._core.bytes import show_bytes
+from jaxmem._result import svg
 from jaxmem._result.memory.moved import Moved, by_direction, share_beside, way_of
 from jaxmem._result.plan.plan import STEP_SOURCES, Plan
-from jaxmem._result.svg import breakable, element, escape, named_rows, show_ms, table
 from jaxmem._train.runs.run import Run
 
 PIECE_SOURCES = {  # of the times of pieces, from which a prediction is made
@@ -24,9 +24,11 @@ _SETTINGS = 20_000  # characters shown
 def tiles(run: Run) -> str:
     made = ""
     for what, size, beside in facts(run):
-        texts = element("dt", escape(what)) + element("dd", escape(size))
-        made += element("div", texts + element("dd", escape(beside), css="beside"), css="tile")
-    return element("dl", made, css="tiles")
+        texts = svg.element("dt", svg.escape(what)) + svg.element("dd", svg.escape(size))
+        made += svg.element(
+            "div", texts + svg.element("dd", svg.escape(beside), css="beside"), css="tile"
+        )
+    return svg.element("dl", made, css="tiles")
 
 
 def facts(run: Run) -> list[Tile]:
@@ -84,26 +86,27 @@ def _times(run: Run) -> list[Tile]:
     if run.paces:
         ordered = sorted(seconds for _, seconds in run.paces)
         low, middle, high = (
-            show_ms(1e3 * ordered[round(share * (len(ordered) - 1))]) for share in (0.25, 0.5, 0.75)
+            svg.show_ms(1e3 * ordered[round(share * (len(ordered) - 1))])
+            for share in (0.25, 0.5, 0.75)
         )
         text = f"while training; half of {len(ordered):,} steps took {low} to {high}"
         found.append(("Step, measured", middle, text))
     elif chosen is not None:
-        low, high = show_ms(1e3 * chosen.lower), show_ms(1e3 * chosen.upper)
+        low, high = svg.show_ms(1e3 * chosen.lower), svg.show_ms(1e3 * chosen.upper)
         text = f"half of {chosen.rounds} rounds took {low} to {high}"
-        found.append(("Step, measured", show_ms(1e3 * chosen.median), text))
+        found.append(("Step, measured", svg.show_ms(1e3 * chosen.median), text))
     if (p := run.plan) is not None:
         source = PIECE_SOURCES.get(p.time_source, p.time_source)
-        doubt = f"± {show_ms(1e3 * p.uncertain_seconds)} beside everything kept; {source}"
+        doubt = f"± {svg.show_ms(1e3 * p.uncertain_seconds)} beside everything kept; {source}"
         ran = p.baseline_source == "measured"
         told = STEP_SOURCES.get(p.baseline_source, p.baseline_source)
         told = "measured: it ran for a second" if ran else f"predicted: {told}"
         found += [
-            ("Step, predicted", show_ms(1e3 * p.predicted_seconds), doubt),
-            (KEPT, show_ms(1e3 * p.baseline_seconds), told),
+            ("Step, predicted", svg.show_ms(1e3 * p.predicted_seconds), doubt),
+            (KEPT, svg.show_ms(1e3 * p.baseline_seconds), told),
         ]
         if p.written is not None:
-            found.append(("Step, as written", show_ms(1e3 * p.written.seconds), told))
+            found.append(("Step, as written", svg.show_ms(1e3 * p.written.seconds), told))
     return found
 
 
@@ -130,14 +133,14 @@ def measured(plan: Plan) -> str:
     head = ["step", "median", "lower quartile", "upper quartile", "rounds", "bytes"]
     rows = (
         [
-            escape(one.name + (" (chosen)" if one.chosen else "")),
-            *(show_ms(1e3 * seconds) for seconds in (one.median, one.lower, one.upper)),
+            svg.escape(one.name + (" (chosen)" if one.chosen else "")),
+            *(svg.show_ms(1e3 * seconds) for seconds in (one.median, one.lower, one.upper)),
             str(one.rounds),
             show_bytes(one.bytes),
         ]
         for one in sorted(plan.measured, key=lambda one: one.median)
     )
-    return table(head, rows, "measured") if plan.measured else ""
+    return svg.table(head, rows, "measured") if plan.measured else ""
 
 
 def moved(rows: Sequence[Moved]) -> str:
@@ -150,8 +153,8 @@ def moved(rows: Sequence[Moved]) -> str:
             lines.append([row.name, direction, way_of(row), size, share_beside([row])])
         total = show_bytes(sum(row.bytes for row in some))
         lines.append(["together", direction, "–", total, share_beside(some)])
-    cells = ([breakable(name), *map(escape, others)] for name, *others in lines)
-    return table(head, cells, "moved") if lines else ""
+    cells = ([svg.breakable(name), *map(svg.escape, others)] for name, *others in lines)
+    return svg.table(head, cells, "moved") if lines else ""
 
 
 def again(run: Run) -> str:
@@ -171,12 +174,12 @@ def again(run: Run) -> str:
         }
     if run.summary.get("jax_version"):
         known["ran with"] = f"jax {run.summary['jax_version']}"
-    made = element("pre", escape(command)) if command else ""
-    rows = ((name, escape(value)) for name, value in known.items())
-    made += named_rows([], rows, "small facts") if known else ""
+    made = svg.element("pre", svg.escape(command)) if command else ""
+    rows = ((name, svg.escape(value)) for name, value in known.items())
+    made += svg.named_rows([], rows, "small facts") if known else ""
     if settings := run.summary.get("settings"):
         text = json.dumps(settings, indent=1)
         text = text if len(text) <= _SETTINGS else text[:_SETTINGS] + " …"
-        summary = element("summary", "settings") + element("pre", escape(text))
-        made += element("details", summary)
+        summary = svg.element("summary", "settings") + svg.element("pre", svg.escape(text))
+        made += svg.element("details", summary)
     return made

@@ -1,21 +1,8 @@
 """Draws a frontier: the throughput against bytes for each size of the batch, and the table."""
 
 from jaxmem._core.bytes import show_bytes
+from jaxmem._result import svg
 from jaxmem._result.frontier import Frontier
-from jaxmem._result.svg import (
-    axis,
-    bytes_axis,
-    chart,
-    dot,
-    escape,
-    key,
-    legend,
-    line,
-    near_scale,
-    padded,
-    table,
-    upright,
-)
 from jaxmem._train.report.curves import series
 
 
@@ -30,32 +17,35 @@ def frontier_figure(frontier: Frontier) -> str:
     if not sizes:
         return ""
     rates = [c.throughput for c in cells] + [c.compiled_throughput for c, _ in plans]
-    budgets = [b for b in frontier.budgets if near_scale(b, max(sizes)) is not None]
-    x, y = bytes_axis(*padded([*sizes, *budgets])), axis(*padded(map(frontier.rate, rates)))
+    budgets = [b for b in frontier.budgets if svg.near_scale(b, max(sizes)) is not None]
+    x, y = (
+        svg.bytes_axis(*svg.padded([*sizes, *budgets])),
+        svg.axis(*svg.padded(map(frontier.rate, rates))),
+    )
 
     def mark(css: str, batch: int, size: int, throughput: float) -> str:
         said = f"batch {batch}: {show_bytes(size)}, {frontier.rates(throughput)}"
-        return dot(x.percent(size), y.percent(frontier.rate(throughput)), css, said)
+        return svg.dot(x.percent(size), y.percent(frontier.rate(throughput)), css, said)
 
-    marks = [upright(x.percent(b), "budget", f"budget: {show_bytes(b)}") for b in budgets]
+    marks = [svg.upright(x.percent(b), "budget", f"budget: {show_bytes(b)}") for b in budgets]
     pareto, signs = frontier.pareto(), []
     for i, batch in enumerate(frontier.batches):
         css, found = series(i), {(c.bytes, c.throughput) for c in cells if c.batch == batch}
         points = [(x.percent(size), y.percent(frontier.rate(rate))) for size, rate in sorted(found)]
-        marks += [line([points], css)] if len(points) > 1 else []
+        marks += [svg.line([points], css)] if len(points) > 1 else []
         on_front = {(c.bytes, c.throughput) for c in pareto if c.batch == batch}
         looks = [("hollow " if each in on_front else "") + css for each in sorted(found)]
         marks += [mark(look, batch, *each) for look, each in zip(looks, sorted(found))]
-        signs += [(key(css), f"batch {batch}")] if found else []
+        signs += [(svg.key(css), f"batch {batch}")] if found else []
     marks += [mark("chosen", c.batch, p.compiled_bytes, c.compiled_throughput) for c, p in plans]
-    signs.append((key("ring"), f"no estimate of as few bytes has more {frontier.unit}"))
-    signs += [(key("disc"), "compiled plan"), (key("budget"), "budget")]
+    signs.append((svg.key("ring"), f"no estimate of as few bytes has more {frontier.unit}"))
+    signs += [(svg.key("disc"), "compiled plan"), (svg.key("budget"), "budget")]
     name = "Throughput against bytes on the device, for each size of the batch"
     titles = {"x_title": "bytes on the device", "y_title": frontier.unit}
-    return chart(x, y, marks, name=name, **titles) + legend(signs)
+    return svg.chart(x, y, marks, name=name, **titles) + svg.legend(signs)
 
 
 def frontier_table(frontier: Frontier) -> str:
     """The estimates, with a row for each size and a column for each budget."""
     head, *rows = frontier.table()
-    return table(head, ([escape(text) for text in row] for row in rows), "frontier")
+    return svg.table(head, ([svg.escape(text) for text in row] for row in rows), "frontier")

@@ -7,28 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from jaxmem._core.actions import EVERYTHING_KEPT
 from jaxmem._core.bytes import show_bytes
+from jaxmem._result import svg
 from jaxmem._result.memory.explanation import Explanation
 from jaxmem._result.memory.live import Live
 from jaxmem._result.plan.plan import Plan
 from jaxmem._result.plan.rows import Bytes
-from jaxmem._result.svg import (
-    Axis,
-    across,
-    area,
-    box,
-    breakable,
-    bytes_axis,
-    chart,
-    dot,
-    element,
-    escape,
-    key,
-    legend,
-    named_rows,
-    near_scale,
-    percent,
-    upright,
-)
 from jaxmem._train.runs.run import Run
 
 CLASSES = {
@@ -67,12 +50,14 @@ def memory_figure(plan: Plan) -> str:
     columns = {name: parts for name, (_, parts) in known.items()} | {"plan": plan.parts}
     rows = (
         (
-            key(f"block c-{name}") + escape(text),
+            svg.key(f"block c-{name}") + svg.escape(text),
             *(show_bytes(getattr(parts, name)) for parts in columns.values()),
         )
         for name, text in CLASSES.items()
     )
-    return _bars(bars, plan.budget_bytes) + named_rows(["what holds it", *columns], rows, "small")
+    return _bars(bars, plan.budget_bytes) + svg.named_rows(
+        ["what holds it", *columns], rows, "small"
+    )
 
 
 def runs_figure(runs: Sequence[Run]) -> str:
@@ -87,10 +72,10 @@ def runs_figure(runs: Sequence[Run]) -> str:
             bars.append((run.name, int(size), [("hollow", int(size), "compiled, without a plan")]))
     if not bars:
         return ""
-    signs = [(key(f"block c-{name}"), text) for name, text in CLASSES.items()]
+    signs = [(svg.key(f"block c-{name}"), text) for name, text in CLASSES.items()]
     if any(run.plan is None for run in runs):
-        signs.append((key("block c-hollow"), "not told apart: no plan"))
-    return _bars(bars, None) + legend(signs)
+        signs.append((svg.key("block c-hollow"), "not told apart: no plan"))
+    return _bars(bars, None) + svg.legend(signs)
 
 
 def _classes(parts: Bytes) -> _Parts:
@@ -106,33 +91,37 @@ def _bars(bars: Sequence[tuple[str, int, _Parts]], budget: int | None) -> str:
     """
     most = max(size for _, size, _ in bars) or 1
     # A budget far beyond every bar would make the bars too short. It is written in words instead.
-    near = near_scale(budget, most)
+    near = svg.near_scale(budget, most)
     most = 1.02 * max(most, near or 0)
     at = 100 * near / most if near else 0
-    rule = upright(at, "budget", "budget") if near is not None else ""
+    rule = svg.upright(at, "budget", "budget") if near is not None else ""
     rows = "".join(_bar(name, size, parts, most, rule) for name, size, parts in bars)
     if budget is None:
-        return element("div", rows, css="bars many")
+        return svg.element("div", rows, css="bars many")
     # The budget's text is anchored on the side of its rule where there is more room.
     said = f"budget {show_bytes(budget)}" + ("" if near is not None else ", beyond the scale →")
     anchor = "end" if at > 50 or near is None else "start"
-    left = percent(100 if near is None else min(at, 100))
-    text = element("text", escape(said), css=f"tick {anchor}", x=left, y="14")
-    head = '<span class="name"></span>' + element("svg", text, css="sum")
-    head = element("div", head + '<span class="sizes"></span>', css="bar head")
-    return element("div", head + rows, css="bars")
+    left = svg.percent(100 if near is None else min(at, 100))
+    text = svg.element("text", svg.escape(said), css=f"tick {anchor}", x=left, y="14")
+    head = '<span class="name"></span>' + svg.element("svg", text, css="sum")
+    head = svg.element("div", head + '<span class="sizes"></span>', css="bar head")
+    return svg.element("div", head + rows, css="bars")
 
 
 def _bar(name: str, size: int, parts: _Parts, most: float, rule: str) -> str:
     """One row of the figure: a name, its parts on the scale, and their sum."""
     left, marks = 0.0, ""
     for css, part, title in parts:
-        marks += box(left, 100 * part / most, f"c-{css}", f"{title}: {show_bytes(part)}")
+        marks += svg.box(left, 100 * part / most, f"c-{css}", f"{title}: {show_bytes(part)}")
         left += 100 * part / most
-    body = element("svg", marks, css="body", y="5", height="20") + rule
-    drawn = element("svg", body, css="sum", role="img", aria_label=f"{name}: {show_bytes(size)}")
-    sizes = element("span", show_bytes(size), css="sizes")
-    return element("div", element("span", breakable(name), css="name") + drawn + sizes, css="bar")
+    body = svg.element("svg", marks, css="body", y="5", height="20") + rule
+    drawn = svg.element(
+        "svg", body, css="sum", role="img", aria_label=f"{name}: {show_bytes(size)}"
+    )
+    sizes = svg.element("span", show_bytes(size), css="sizes")
+    return svg.element(
+        "div", svg.element("span", svg.breakable(name), css="name") + drawn + sizes, css="bar"
+    )
 
 
 def live_figure(found: Explanation, budget: int | None = None) -> str:
@@ -148,18 +137,18 @@ def live_figure(found: Explanation, budget: int | None = None) -> str:
     tags = _tags([live for _, live in drawn])
     bands = [_bands(live, tags) for _, live in drawn]
     top = max(live.total_bytes for _, live in drawn)
-    near = near_scale(budget, top)
-    y = bytes_axis(0, 1.06 * max(top, near or 0))
+    near = svg.near_scale(budget, top)
+    y = svg.bytes_axis(0, 1.06 * max(top, near or 0))
     figures = [
-        f"<div><h4>{escape(_title(name))}</h4>{_areas(name, live, own, y, near)}</div>"
+        f"<div><h4>{svg.escape(_title(name))}</h4>{_areas(name, live, own, y, near)}</div>"
         for (name, live), own in zip(drawn, bands)
     ]
-    signs = [(key("disc"), "the peak")]
-    signs += [(key("budget"), f"budget {show_bytes(near)}")] if near else []
+    signs = [(svg.key("disc"), "the peak")]
+    signs += [(svg.key("budget"), f"budget {show_bytes(near)}")] if near else []
     signs.append(("↻", "the body of a loop, which stands here once: every turn holds the same"))
     all_figures = "".join(figures)
-    pair = element("div", all_figures, css="pair") if len(figures) > 1 else all_figures
-    return pair + legend(signs) + _at_the_peak(drawn, bands)
+    pair = svg.element("div", all_figures, css="pair") if len(figures) > 1 else all_figures
+    return pair + svg.legend(signs) + _at_the_peak(drawn, bands)
 
 
 def _title(plan: str) -> str:
@@ -194,32 +183,32 @@ def _bands(live: Live, tags: Mapping[str, str]) -> _Bands:
     return {css: found[css] for css in order if css in found}
 
 
-def _areas(name: str, live: Live, bands: _Bands, y: Axis, budget: int | None) -> str:
+def _areas(name: str, live: Live, bands: _Bands, y: svg.Axis, budget: int | None) -> str:
     """The bytes in use over the schedule as stacked areas."""
     count, at, totals = live.points, live.peak, live.totals
     named = [x for x in live.phases if (x.last + 1 - x.first) / count >= _LABELLED]
     middle = lambda phase: (phase.first + phase.last + 1) / 2
     words = lambda phase: f"{'↻ ' if phase.loop else ''}{phase.name}"
-    x = Axis(0, count, tuple((middle(phase), words(phase)) for phase in named))
+    x = svg.Axis(0, count, tuple((middle(phase), words(phase)) for phase in named))
     heights, marks = [0] * count, []
     for css, (text, sizes) in bands.items():
         heights = [a + b for a, b in zip(heights, sizes)]
         title = f"{text}: {show_bytes(sizes[at])} at the peak"
         if (most := max(sizes)) > sizes[at]:
             title += f", {show_bytes(most)} at most"
-        marks.append(area([y.percent(h) for h in heights], css, title))
+        marks.append(svg.area([y.percent(h) for h in heights], css, title))
     marks.reverse()  # each area reaches down to the axis, so lower areas are drawn later
     edges = {at for phase in named for at in (phase.first, phase.last + 1)} - {0, count}
-    marks += [upright(x.percent(edge), "phase") for edge in sorted(edges)]
+    marks += [svg.upright(x.percent(edge), "phase") for edge in sorted(edges)]
     if budget:
-        marks.append(across(y.percent(budget), "budget", f"budget: {show_bytes(budget)}"))
+        marks.append(svg.across(y.percent(budget), "budget", f"budget: {show_bytes(budget)}"))
     total = f"reserved: {show_bytes(live.total_bytes)}, as compiled"
-    marks.append(across(y.percent(live.total_bytes), "reserved", total))
+    marks.append(svg.across(y.percent(live.total_bytes), "reserved", total))
     said = f"the peak: {show_bytes(totals[at])} in use of {show_bytes(live.total_bytes)}"
-    marks.append(dot(x.percent(at + 0.5), y.percent(totals[at]), "chosen", said))
+    marks.append(svg.dot(x.percent(at + 0.5), y.percent(totals[at]), "chosen", said))
     title = f"Bytes in use over the schedule, {name}: {said}"
     x_title = f"schedule, {live.instructions:,} instructions"
-    return chart(x, y, marks, name=title, x_title=x_title, y_title="bytes in use")
+    return svg.chart(x, y, marks, name=title, x_title=x_title, y_title="bytes in use")
 
 
 def _at_the_peak(drawn: Sequence[tuple[str, Live]], bands: Sequence[_Bands]) -> str:
@@ -234,10 +223,10 @@ def _at_the_peak(drawn: Sequence[tuple[str, Live]], bands: Sequence[_Bands]) -> 
                 own[css][1][live.peak] if css in own else 0 for (_, live), own in zip(drawn, bands)
             ]
             sizes = (show_bytes(size) if size else "–" for size in held)
-            rows.append((key(f"block {css}") + escape(names[css]), *sizes))
+            rows.append((svg.key(f"block {css}") + svg.escape(names[css]), *sizes))
     lives = [live for _, live in drawn]
     free = (show_bytes(live.total_bytes - max(live.totals)) for live in lives)
     rows.append(("free: packing", *free))
     rows.append(("compiled", *(show_bytes(live.total_bytes) for live in lives)))
-    heads = (escape(_title(name)) for name, _ in drawn)
-    return named_rows(["at the peak", *heads], rows, "small peak")
+    heads = (svg.escape(_title(name)) for name, _ in drawn)
+    return svg.named_rows(["at the peak", *heads], rows, "small peak")

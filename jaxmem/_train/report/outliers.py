@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxmem._core.apart import thinned
-from jaxmem._result.svg import breakable, element, escape, key, legend, percent, show_ms, table
+from jaxmem._result import svg
 from jaxmem._train.rectifier.counts import Outliers
 from jaxmem._train.runs.run import Run
 
@@ -30,8 +30,8 @@ def outlier_maps(run: Run) -> str:
     ]
     if not maps:
         return ""
-    some = key("outlier few"), "an outlier in some of the tag's tensors"
-    return "".join(maps) + legend([some, (key("outlier"), "in all of them")])
+    some = svg.key("outlier few"), "an outlier in some of the tag's tensors"
+    return "".join(maps) + svg.legend([some, (svg.key("outlier"), "in all of them")])
 
 
 def _map(name: str, found: Sequence[Outliers]) -> str:
@@ -46,20 +46,23 @@ def _map(name: str, found: Sequence[Outliers]) -> str:
                 shares[column] += 1
         for c, share in enumerate(shares):
             if share:
-                at = {"x": percent(100 * c / columns), "width": f"{100 / columns:.3f}%"}
-                at |= {"y": percent(100 * row / len(found)), "height": percent(100 / len(found))}
+                at = {"x": svg.percent(100 * c / columns), "width": f"{100 / columns:.3f}%"}
+                at |= {
+                    "y": svg.percent(100 * row / len(found)),
+                    "height": svg.percent(100 / len(found)),
+                }
                 opacity = f"{0.25 + 0.75 * share / max(1, len(one.counts)):.2f}"
-                cells.append(element("rect", css="outlier", **at, opacity=opacity))
+                cells.append(svg.element("rect", css="outlier", **at, opacity=opacity))
     said = (
         f"{last.channels:,} channels; at step {last.step} at most {last.most} outliers in"
         f" one of {len(last.counts)} tensors, {100 * last.rate:.2f} % of all channels"
     )
     steps = f"steps {found[0].step} to {last.step}, downwards"
-    texts = "".join(element("span", escape(text)) for text in (steps, said))
-    caption = element("figcaption", f"{breakable(name)} {texts}")
+    texts = "".join(svg.element("span", svg.escape(text)) for text in (steps, said))
+    caption = svg.element("figcaption", f"{svg.breakable(name)} {texts}")
     look = {"css": "outliers", "style": f"height:{9 * len(found)}px"}
-    drawn = element("svg", "".join(cells), **look, role="img", aria_label=f"{name}: {said}")
-    return element("figure", caption + drawn, css="map")
+    drawn = svg.element("svg", "".join(cells), **look, role="img", aria_label=f"{name}: {said}")
+    return svg.element("figure", caption + drawn, css="map")
 
 
 def decided(run: Run) -> str:
@@ -68,20 +71,20 @@ def decided(run: Run) -> str:
     lines = (
         [
             f"{row['step']:,}",
-            escape(row.get("event", "taken") if row["taken"] else "declined"),
-            breakable(row["why"]),
+            svg.escape(row.get("event", "taken") if row["taken"] else "declined"),
+            svg.breakable(row["why"]),
             _ms(row.get("predicted_seconds")),
             _ms(row.get("step_seconds")),
             _changes(row.get("changed")),
         ]
         for row in run.decisions[-DECISIONS:]
     )
-    return table(head, lines, "why") if run.decisions else ""
+    return svg.table(head, lines, "why") if run.decisions else ""
 
 
 def _ms(seconds: Any) -> str:
     """Seconds as a text in milliseconds."""
-    return show_ms(1e3 * seconds) if isinstance(seconds, int | float) else "–"
+    return svg.show_ms(1e3 * seconds) if isinstance(seconds, int | float) else "–"
 
 
 def _changes(changed: Any) -> str:
@@ -90,4 +93,4 @@ def _changes(changed: Any) -> str:
         return "–"
     # A rectifier changes the capacity of a codec only, so the other fields are left out.
     short = lambda what: re.sub(r"group=\d+,scale=\w+,?|\(\)", "", str(what)).replace("()", "")
-    return "<br>".join(breakable(f"{tag}: {short(what)}") for tag, what in changed.items())
+    return "<br>".join(svg.breakable(f"{tag}: {short(what)}") for tag, what in changed.items())

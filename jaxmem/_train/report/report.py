@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.files import write_whole
 from jaxmem._core.versions import installed
+from jaxmem._result import svg
 from jaxmem._result.action_styles import PATTERNS, STYLE
 from jaxmem._result.frontier import Frontier
 from jaxmem._result.memory.explanation import Explanation
 from jaxmem._result.plan.plan import Plan, check_is_plan, of_each, pace
-from jaxmem._result.svg import breakable, element, escape, table
 from jaxmem._train.report.curves import loss_figure, pace_figure, time_figure
 from jaxmem._train.report.facts import (
     KEPT,
@@ -124,11 +124,11 @@ def report_frontier(frontier: Frontier, path: str | os.PathLike) -> None:
     runs = [Run(name(cell), checked(cell.plan, path)) for cell in cells if cell.plan is not None]
     sizes, budgets = len(frontier.batches), len(frontier.budgets)
     units, *best_sizes = frontier.summary()
-    items = "".join(element("li", _sentence(text)) for text in best_sizes)
+    items = "".join(svg.element("li", _sentence(text)) for text in best_sizes)
     lead = f"{sizes} sizes of the batch and {budgets} budgets on {frontier.target}"
     sections = [
         _section("Throughput against bytes", frontier_figure(frontier), THROUGHPUT),
-        _section("The best size for each budget", element("ul", items), BEST),
+        _section("The best size for each budget", svg.element("ul", items), BEST),
         _section("Every size and budget", frontier_table(frontier), units.strip("()")),
     ]
     sections += _sections(runs) if runs else []  # no plan: no size fits any budget
@@ -175,7 +175,7 @@ def _sections(runs: Sequence[Run]) -> list[str]:
         body = [_compared(runs), _section("Memory of each run", runs_figure(runs), text), course]
         body.append(_section("The plans", runs_grid(runs), "What becomes of each tensor."))
         for run in runs:
-            body += [element("h2", escape(run.name), css="run"), tiles(run)]
+            body += [svg.element("h2", svg.escape(run.name), css="run"), tiles(run)]
             body += [*_memory_and_time(run), *_rest(run)]
         return body
     (run,) = runs
@@ -186,14 +186,14 @@ def _document(title: str, lead: str, sections: Sequence[str], command: str) -> s
     """The whole document. `lead` is the first sentence of the page as HTML, and `command` is as in
     `_page`.
     """
-    brand, told = element("p", "jaxmem report", css="brand"), element("p", lead, css="lead")
-    header = element("header", brand + element("h1", escape(title)) + told)
+    brand, told = svg.element("p", "jaxmem report", css="brand"), svg.element("p", lead, css="lead")
+    header = svg.element("header", brand + svg.element("h1", svg.escape(title)) + told)
     body = [header, *sections, _made(command)]
     style = pathlib.Path(__file__).with_name("style.css").read_text() + STYLE
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)} – jaxmem report</title><style>{style}</style></head>\n"
+        f"<title>{svg.escape(title)} – jaxmem report</title><style>{style}</style></head>\n"
         f"<body>{PATTERNS}<main>{''.join(body)}</main></body></html>\n"
     )
 
@@ -201,10 +201,10 @@ def _document(title: str, lead: str, sections: Sequence[str], command: str) -> s
 def _lead(runs: Sequence[Run]) -> str:
     """The first sentence of the page: the result of one run, or the names of several."""
     if len(runs) > 1:
-        return escape(", ".join(run.name for run in runs))
+        return svg.escape(", ".join(run.name for run in runs))
     (run,) = runs
     if run.plan is None:
-        return escape(without_a_plan(run).capitalize() + ".")
+        return svg.escape(without_a_plan(run).capitalize() + ".")
     p = run.plan
     less = 100 * (1 - p.compiled_bytes / p.baseline_bytes) if p.baseline_bytes else 0.0
     amount = f"{less:.0f} % less than" if less >= 0.5 else "as much as"
@@ -230,8 +230,8 @@ def _compared(runs: Sequence[Run]) -> str:
         for what in dict.fromkeys(what for fact in told for what in fact)
         if {fact.get(what, "0 B") for fact in told} != {"0 B"}
     ]  # no host memory anywhere
-    rows = ([breakable(fact.get(name, "–")) for name in names] for fact in told)
-    return element("section", table(names, rows, "compare"), css="scroll")
+    rows = ([svg.breakable(fact.get(name, "–")) for name in names] for fact in told)
+    return svg.element("section", svg.table(names, rows, "compare"), css="scroll")
 
 
 def _told(what: str, size: str, beside: str) -> str:
@@ -286,30 +286,32 @@ def _rest(run: Run) -> Iterable[str]:
     yield _section("Decisions", decided(run), DECIDED)
     lossy = [f"lossy: {plan.lossy}"] if plan and plan.lossy else []
     if notes := [*lossy, *(plan.notes if plan else ())]:
-        items = (element("li", escape(note)) for note in notes)
-        yield _section("Notes", element("ul", "".join(items)))
+        items = (svg.element("li", svg.escape(note)) for note in notes)
+        yield _section("Notes", svg.element("ul", "".join(items)))
     yield _section("To make it again", again(run))
 
 
 def _made(command: str) -> str:
     """The page's footer: version and command."""
     version = f"This page: jaxmem {installed('jaxmem') or '(not installed)'}"
-    return element("footer", element("p", escape(version)) + element("pre", escape(command)))
+    return svg.element(
+        "footer", svg.element("p", svg.escape(version)) + svg.element("pre", svg.escape(command))
+    )
 
 
 def _beside(one: str, other: str) -> str:
     """Two sections side by side, or the only one."""
-    return element("div", one + other, css="pair") if one and other else one + other
+    return svg.element("div", one + other, css="pair") if one and other else one + other
 
 
 def _section(title: str, content: str, text: str = "") -> str:
     """A section of the page; empty without content."""
     if not content:
         return ""
-    lead = element("p", _sentence(text), css="about") if text else ""
-    return element("section", element("h3", escape(title)) + lead + content)
+    lead = svg.element("p", _sentence(text), css="about") if text else ""
+    return svg.element("section", svg.element("h3", svg.escape(title)) + lead + content)
 
 
 def _sentence(text: str) -> str:
     """A text as HTML, without line breaks before a percent sign."""
-    return escape(text).replace(" %", "&nbsp;%")
+    return svg.escape(text).replace(" %", "&nbsp;%")

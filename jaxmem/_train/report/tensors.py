@@ -7,20 +7,10 @@ from collections.abc import Iterable, Sequence
 from jaxmem._core.actions import UNTAGGED, Action, Actions, Choice, choice_of, is_whole
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.groups import LABEL, ungrouped
+from jaxmem._result import svg
 from jaxmem._result.action_styles import LOOKS
 from jaxmem._result.plan.plan import AS_WRITTEN, Plan
 from jaxmem._result.plan.rows import Row
-from jaxmem._result.svg import (
-    box,
-    breakable,
-    element,
-    escape,
-    legend,
-    named_rows,
-    separators,
-    show_ms,
-    table,
-)
 from jaxmem._train.runs.run import Run
 
 CELLS = 48  # at most, in a tensor's strip of layers; where there are more layers they share cells
@@ -33,12 +23,12 @@ def _word(action: Action) -> str:
 
 def _chip(action: Action) -> str:
     """The square of an action: its colour, its pattern and its letter."""
-    return element("span", element("b", LOOKS[action].letter), css=f"chip a-{action.value}")
+    return svg.element("span", svg.element("b", LOOKS[action].letter), css=f"chip a-{action.value}")
 
 
 def _actions() -> str:
     """A legend of the chips."""
-    return legend((_chip(a), f"{_word(a)}: {LOOKS[a].meaning}") for a in Action)
+    return svg.legend((_chip(a), f"{_word(a)}: {LOOKS[a].meaning}") for a in Action)
 
 
 def strip_figure(plan: Plan) -> str:
@@ -53,7 +43,7 @@ def strip_figure(plan: Plan) -> str:
     most = max(row.bytes_before * row.layers for row in plan.rows) or 1
     strips = ""
     for block in blocks:
-        strips += f"<h4>block {escape(block)}</h4>" if len(blocks) > 1 else ""
+        strips += f"<h4>block {svg.escape(block)}</h4>" if len(blocks) > 1 else ""
         strips += _strip([row for row in plan.rows if row.block == block], most)
     return strips + _actions()
 
@@ -66,9 +56,9 @@ def _strip(rows: Sequence[Row], most: int) -> str:
     cells += f", {each} to a cell" if each > 1 else ""
     texts = {"name": "tensor", "cells": cells, "held": "bytes saved in all layers"}
     texts["sizes"] = "before → after"
-    heads = (element("span", text, css=css) for css, text in texts.items())
-    head = element("div", "<span></span>" + "".join(heads), css="tensor head")
-    return element("div", head + "".join(_tensor(row, most) for row in rows), css="strip")
+    heads = (svg.element("span", text, css=css) for css, text in texts.items())
+    head = svg.element("div", "<span></span>" + "".join(heads), css="tensor head")
+    return svg.element("div", head + "".join(_tensor(row, most) for row in rows), css="strip")
 
 
 def _tensor(row: Row, most: int) -> str:
@@ -79,18 +69,18 @@ def _tensor(row: Row, most: int) -> str:
     said = f"{row.tag}: {row.choice}, {each} a layer"
     # as many cells as are filled by the layers that share one, which may be fewer than CELLS
     count = -(-row.layers // -(-row.layers // CELLS))
-    cells = box(0, 100, f"a-{action.value}") + box(0, 100, f"t-{action.value}")
-    cells += separators(count) + box(0, 100, "hover", said)
-    held = box(0, 100 * before / most, "before", f"before: {show_bytes(before)}")
-    held += box(0, 100 * after / most, f"a-{action.value}", f"after: {show_bytes(after)}")
+    cells = svg.box(0, 100, f"a-{action.value}") + svg.box(0, 100, f"t-{action.value}")
+    cells += svg.separators(count) + svg.box(0, 100, "hover", said)
+    held = svg.box(0, 100 * before / most, "before", f"before: {show_bytes(before)}")
+    held += svg.box(0, 100 * after / most, f"a-{action.value}", f"after: {show_bytes(after)}")
     line = (
         _chip(action),
-        element("span", escape(row.tag), css="name", title=row.tag),
-        element("svg", cells, css="cells", role="img", aria_label=said),
-        element("svg", held, css="held", aria_hidden="true"),
-        element("span", f"{show_bytes(before)} → {show_bytes(after)}", css="sizes"),
+        svg.element("span", svg.escape(row.tag), css="name", title=row.tag),
+        svg.element("svg", cells, css="cells", role="img", aria_label=said),
+        svg.element("svg", held, css="held", aria_hidden="true"),
+        svg.element("span", f"{show_bytes(before)} → {show_bytes(after)}", css="sizes"),
     )
-    return element("div", "".join(line), css="tensor")
+    return svg.element("div", "".join(line), css="tensor")
 
 
 def curve_grid(plan: Plan) -> str:
@@ -101,7 +91,7 @@ def curve_grid(plan: Plan) -> str:
     if not any(point.actions for point in points):
         return ""
     columns = [
-        (f"{show_bytes(point.bytes)}<br>{show_ms(1e3 * point.seconds)}", point.actions)
+        (f"{show_bytes(point.bytes)}<br>{svg.show_ms(1e3 * point.seconds)}", point.actions)
         for point in points
     ]
     tensors = dict.fromkeys((ungrouped(row.block), row.tag) for row in plan.rows)
@@ -121,7 +111,7 @@ def runs_grid(runs: Sequence[Run]) -> str:
         named = [(ungrouped(row.block), row.tag) for row in plan.rows if row.tag != UNTAGGED]
         tensors |= dict.fromkeys([*named, *_tensors(plan.actions)])
     columns = [
-        (f"{breakable(name)}<br>{show_bytes(plan.compiled_bytes)}", plan.actions)
+        (f"{svg.breakable(name)}<br>{show_bytes(plan.compiled_bytes)}", plan.actions)
         for name, plan in plans
     ]
     return _grid(columns, list(tensors), "compiled", []) + _actions()
@@ -143,13 +133,13 @@ def _grid(
     heads, plans = zip(*columns)
     rows = (
         (
-            breakable(f"{block}/{tag}" if several else tag),
+            svg.breakable(f"{block}/{tag}" if several else tag),
             *(_cell(actions, block, tag) for actions in plans),
         )
         for block, tag in tensors
     )
-    inner = named_rows([corner, *heads], rows, "plans", [1 + i for i in marked])
-    return element("div", inner, css="scroll", tabindex="0")
+    inner = svg.named_rows([corner, *heads], rows, "plans", [1 + i for i in marked])
+    return svg.element("div", inner, css="scroll", tabindex="0")
 
 
 def _cell(actions: Actions, block: str, tag: str) -> str:
@@ -160,7 +150,7 @@ def _cell(actions: Actions, block: str, tag: str) -> str:
     if len({choice for _, choice in found}) == 1:
         found = [("", found[0][1])]
     return "".join(
-        element("span", _chip(choice.action), css="what", title=f"{where}{choice}")
+        svg.element("span", _chip(choice.action), css="what", title=f"{where}{choice}")
         for where, choice in found
     )
 
@@ -184,19 +174,19 @@ def why(rows: Sequence[Row]) -> str:
     for row in rows:
         action = row.choice.action
         shape = " × ".join(map(str, row.shape)) or "scalar"
-        codec = escape(row.choice.codec or "–").replace("()", "")
+        codec = svg.escape(row.choice.codec or "–").replace("()", "")
         lines.append(
             [
-                breakable(f"{row.block}/{row.tag}" if several else row.tag),
-                escape(row.kind or "–"),
-                escape((f"{row.count} of " if row.count > 1 else "") + shape),
-                escape(row.dtype),
-                element("span", _chip(action) + escape(_word(action)), css="action"),
+                svg.breakable(f"{row.block}/{row.tag}" if several else row.tag),
+                svg.escape(row.kind or "–"),
+                svg.escape((f"{row.count} of " if row.count > 1 else "") + shape),
+                svg.escape(row.dtype),
+                svg.element("span", _chip(action) + svg.escape(_word(action)), css="action"),
                 codec.replace("(", "<wbr>(").replace(",", ", "),
                 show_bytes(row.bytes_before),
                 show_bytes(row.bytes_after),
-                show_ms(row.milliseconds),
-                escape(row.why),
+                svg.show_ms(row.milliseconds),
+                svg.escape(row.why),
             ]
         )
-    return table(head, lines, "why") if rows else ""
+    return svg.table(head, lines, "why") if rows else ""

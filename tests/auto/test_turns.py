@@ -1,0 +1,153 @@
+"""Layers of a Python loop that are nearly alike, in turns: each layer is a block."""
+
+import collections
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxmem
+from tests.auto.steps import NOTHING, layers_of, update
+from tests.shared.compare import close
+from tests.shared.deviceless import result
+
+WIDTH, SIDE, LENGTH, LAYERS = 16, 8, 64, 6
+S = jax.ShapeDtypeStruct
+NAMES = ("qkv", "out", "up", "down")
+
+
+def normed(x):
+    return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6)
+
+
+def attention(x, layer, mask=None):
+    q, k, v = jnp.split(x @ layer["qkv"], 3, -1)
+    scores = q @ k.swapaxes(-1, -2)
+    if mask is not None:
+        scores = jnp.where(mask, scores, -1e9)
+    return jax.nn.softmax(scores) @ v @ layer["out"]
+
+
+def with_mlp(x, layer):
+    return x + jax.nn.gelu(normed(x) @ layer["up"]) @ layer["down"]
+
+
+def windowed(x, layer, turn):
+    """Attention in windows of an image, which are shifted in every second layer."""
+    rows, half = SIDE // 2, SIDE // 4
+    h = normed(x)
+    if turn % 2:
+        h = jnp.roll(h, (-half, -half), (1, 2))
+    h = h.reshape(-1, 2, rows, 2, rows, WIDTH).transpose(0, 1, 3, 2, 4, 5)
+    h = attention(h.reshape(-1, 4, rows * rows, WIDTH), layer)
+    h = h.reshape(-1, 2, 2, rows, rows, WIDTH).transpose(0, 1, 3, 2, 4, 5)
+    h = h.reshape(x.shape)
+    return with_mlp(x + (jnp.roll(h, (half, half), (1, 2)) if turn % 2 else h), layer)
+
+
+def local_or_global(x, layer, turn):
+    """Attention within chunks, and in every third layer over all positions."""
+    h = normed(x)
+    if turn % 3 < 2:
+        h = attention(h.reshape(-1, 8, LENGTH // 8, WIDTH), layer).reshape(x.shape)
+    else:
+        h = attention(h, layer, jnp.tril(jnp.ones((LENGTH, LENGTH), bool)))
+    return with_mlp(x + h, layer)
+
+
+def loss_of(layer, checkpoint, cast=False):
+    def loss(params, x):
+        if cast:
+            params, x = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (params, x))
+        for turn, weights in enumerate(params):
+            x = checkpoint(functools.partial(layer, turn=turn))(x, weights)
+        return (x.astype(jnp.float32) ** 2).mean()
+
+    return loss
+
+
+def training(loss):
+    return lambda params, x: update(params, jax.grad(loss)(params, x))
+
+
+def counts_of(loss, *args) -> list[int]:
+    """The number of layers of each label, in the order of the labels' first layers."""
+    return [*collections.Counter(layer.label for layer in layers_of(loss, *args)).values()]
+
+
+def parameters(layers=LAYERS):
+    sizes = {
+        "qkv": (WIDTH, 3 * WIDTH),
+        "out": (WIDTH, WIDTH),
+        "up": (WIDTH, 64),
+        "down": (64, WIDTH),
+    }
+    keys = jax.random.split(jax.random.key(0), (layers, len(NAMES)))
+    normal = lambda key, name: 0.2 * jax.random.normal(key, sizes[name], jnp.float32)
+    return [{name: normal(key, name) for key, name in zip(each, NAMES)} for each in keys]
+
+
+IMAGE = jax.random.normal(jax.random.key(1), (8, SIDE, SIDE, WIDTH), jnp.float32)
+TEXT = jax.random.normal(jax.random.key(1), (8, LENGTH, WIDTH), jnp.float32)
+TURNS = {"windows": (windowed, IMAGE, [3, 3]), "local and global": (local_or_global, TEXT, [4, 2])}
+
+
+@pytest.mark.jax_defaults
+@pytest.mark.parametrize("cast", [False, True], ids=["", "cast first"])
+@pytest.mark.parametrize("name", TURNS)
+def test_each_layer_is_a_block(name, cast):
+    layer, x, counts = TURNS[name]
+    assert counts_of(loss_of(layer, lambda f: f, cast), parameters(), x) == counts
+
+
+@pytest.mark.jax_defaults
+@pytest.mark.quick("local and global")
+@pytest.mark.parametrize("name", TURNS)
+def test_recomputing_all_takes_no_more_bytes_than_checkpoints_by_hand(name, h200):
+    """Compiled for an H200: XLA:CPU of jaxlib 0.10 undoes checkpoints in a Python loop."""
+    layer, x, _ = TURNS[name]
+    plain, by_hand = (training(loss_of(layer, of)) for of in (lambda f: f, jax.checkpoint))
+    steps = plain, by_hand, jaxmem.auto(plain, NOTHING)
+    kept, least, found = (result(h200, step, parameters(), x).temp_bytes for step in steps)
+    assert found <= least < 0.6 * kept
+    close(jax.jit(steps[-1])(parameters(), x), jax.jit(plain)(parameters(), x), 1e-5)
+
+
+@pytest.mark.jax_defaults
+def test_two_layers_are_one_block_where_the_inputs_of_all_layers_are_more_bytes():
+    def layer(x, weights, turn):
+        return with_mlp(jnp.roll(x, 1, 1) if turn % 2 else x, weights)
+
+    loss = loss_of(layer, lambda f: f)
+    assert counts_of(loss, parameters(4), TEXT) == [2, 2]
+    assert counts_of(loss, parameters(100), TEXT) == [50]
+
+
+def loss_of_couplings(checkpoint):
+    """A flow; each layer adds to a sum, which begins as a number."""
+
+    def coupled(x, weights):
+        a, b = jnp.split(x, 2, -1)
+        scale, shift = jnp.split(jax.nn.relu(a @ weights["in"]) @ weights["out"], 2, -1)
+        return jnp.concatenate([b * jnp.exp(jnp.tanh(scale)) + shift, a], -1), scale.sum(-1)
+
+    def loss(params, x):
+        total = 0.0
+        for weights in params:
+            x, one = checkpoint(coupled)(x, weights)
+            total += one
+        return ((x**2).sum(-1) - total).mean()
+
+    return loss
+
+
+@pytest.mark.jax_defaults
+def test_the_first_layer_is_a_block_though_it_adds_to_a_number(h200):
+    shapes = {"in": S((8, 128), jnp.float32), "out": S((128, 16), jnp.float32)}
+    args = [shapes] * LAYERS, S((512, 16), jnp.float32)
+    plain = loss_of_couplings(lambda f: f)
+    assert counts_of(plain, *args) == [1, LAYERS - 1]
+    by_hand = training(loss_of_couplings(jax.checkpoint))
+    found = result(h200, jaxmem.auto(training(plain), NOTHING), *args).temp_bytes
+    assert found <= result(h200, by_hand, *args).temp_bytes
