@@ -212,7 +212,7 @@ def _layers(
 ) -> tuple[list[list[tuple[int, int]]], np.ndarray]:
     """Returns the ends of the layers of Python loops and of the pieces of a program, and whether
     each node is a scan over layers. Equal layers, and equal pieces, are in one list. There are none
-    if scans have nearly all FLOPs.
+    if scans have nearly all FLOPs. Layers that are nearly alike and repeat together are single.
 
     A scan without matrix products outside of layers, such as the steps of a simulation in time, is
     a scan over layers if it has activations and a derivative, and its iterations hold more bytes
@@ -232,10 +232,10 @@ def _layers(
     # A node is in no piece if it is a block of the user, or holds blocks or a `jax.Ref`.
     stays = lambda node: bool(branches(node)) or _holds_blocks(node) or has_effects(node)
     free = ~loops & ~np.array([*map(stays, nodes)], bool)
-    parts_of = [divided(program, layers) for layers in found]
-    found = [layers for layers, parts in zip(found, parts_of) if not parts]
-    of_turns = [*itertools.chain(*parts_of)]
-    layers = [*(range(*ends) for ends in itertools.chain(*found)), *of_turns]
+    in_turns = [divided(program, layers) for layers in found]
+    found = [layers for layers, parts in zip(found, in_turns) if not parts]
+    parts = [*itertools.chain(*in_turns)]
+    layers = [*(range(*ends) for ends in itertools.chain(*found)), *parts]
     values = Values(program, ())
     repeated = max((values.inside(s.start, s.stop) for s in layers), default=beside)
     largest = max(repeated, *map(bytes_inside, itertools.compress(nodes, loops)), 0)
@@ -250,7 +250,7 @@ def _layers(
     of_pieces = [*pieces(program, beside_cheap, repeated), *cheap]
     of_pieces += checkpoints(nodes, runs(free, [*layers, *of_pieces]))
     equal: dict[tuple, list[tuple[int, int]]] = {}
-    for piece in [*of_turns, *of_pieces]:
+    for piece in sorted([*parts, *of_pieces], key=lambda piece: piece.start):
         key = (*kinds[piece.start : piece.stop], *_wiring(nodes[piece.start : piece.stop]))
         equal.setdefault(key, []).append((piece.start, piece.stop))
     return [*found, *equal.values()], loops

@@ -1,4 +1,5 @@
-"""Cuts the operations of a program that do not repeat into pieces. A piece is a layer for itself.
+"""Cuts the operations of a program that do not repeat into pieces, and layers that repeat together
+into the single layers. A piece is a layer for itself.
 
 The levels of a U-Net, the first blocks of a ResNet's stages, and the layers of a network of unequal
 widths are pieces. The values that cross the ends of a piece are saved, and the backward recomputes
