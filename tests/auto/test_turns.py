@@ -11,6 +11,7 @@ import jaxmem
 from tests.auto.steps import NOTHING, layers_of, update
 from tests.shared.compare import close
 from tests.shared.deviceless import result
+from tests.shared.foreign.unlike import loss_of_couplings
 
 WIDTH, SIDE, LENGTH, LAYERS = 16, 8, 64, 6
 S = jax.ShapeDtypeStruct
@@ -122,24 +123,6 @@ def test_two_layers_are_one_block_where_the_inputs_of_all_layers_are_more_bytes(
     loss = loss_of(layer, lambda f: f)
     assert counts_of(loss, parameters(4), TEXT) == [2, 2]
     assert counts_of(loss, parameters(100), TEXT) == [50]
-
-
-def loss_of_couplings(checkpoint):
-    """A flow; each layer adds to a sum, which begins as a number."""
-
-    def coupled(x, weights):
-        a, b = jnp.split(x, 2, -1)
-        scale, shift = jnp.split(jax.nn.relu(a @ weights["in"]) @ weights["out"], 2, -1)
-        return jnp.concatenate([b * jnp.exp(jnp.tanh(scale)) + shift, a], -1), scale.sum(-1)
-
-    def loss(params, x):
-        total = 0.0
-        for weights in params:
-            x, one = checkpoint(coupled)(x, weights)
-            total += one
-        return ((x**2).sum(-1) - total).mean()
-
-    return loss
 
 
 @pytest.mark.jax_defaults

@@ -442,7 +442,7 @@ def test_actions_of_layers_in_two_python_loops_are_planned():
     build = lambda plan: jaxmem.released_step(adam(), loss, plan=plan)
     shapes = jax.eval_shape(lambda *a: a, build(None).init(params, *args), *args)
     plan = jaxmem.plan(build, *shapes, budget="1GiB")
-    assert set(plan.actions) == {"block", "block_2"}
+    assert set(plan.actions) == {"auto", "auto_2"}
 
 
 @pytest.mark.slow

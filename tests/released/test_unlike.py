@@ -12,7 +12,7 @@ import jaxmem
 from jaxmem.errors import NoLayersError
 from jaxmem.plans import Assignment
 from tests.shared.compare import farthest
-from tests.shared.foreign.unlike import chain, unet
+from tests.shared.foreign.unlike import chain, loss_of_couplings, unet
 
 NEAR = 1e-6
 MODELS = {"a chain": chain, "a U-Net": unet}
@@ -91,3 +91,15 @@ def test_a_single_product_is_no_layer():
     loss = lambda params, x: ((x @ params) ** 2).mean()
     with pytest.raises(NoLayersError):
         jaxmem.released_step(optax.sgd(1e-2), loss).init(jnp.ones((3, 2)), jnp.ones((4, 3)))
+
+
+@pytest.mark.jax_defaults
+def test_a_plan_says_nothing_of_tags_that_the_user_did_not_write():
+    """A warning is an error here: the sum over layers has a tag, and no backward reads it."""
+    loss, shape = loss_of_couplings(lambda layer: layer), jax.ShapeDtypeStruct
+    sizes = {"in": (8, 128), "out": (128, 16)}
+    params = [{name: shape(size, jnp.float32) for name, size in sizes.items()}] * 3
+    x = shape((64, 16), jnp.float32)
+    build = lambda plan: jaxmem.released_step(jaxmem.adama(1e-3), loss, plan=plan)
+    state = jax.eval_shape(build(None).init, params, x)
+    assert set(jaxmem.plan(build, state, x, budget="1GiB").actions) == {"auto"}

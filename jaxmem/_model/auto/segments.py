@@ -173,10 +173,10 @@ class PythonLoops:
         Raises NoLayersError if no layer has trained parameters that it alone reads.
         """
         program = self.program
-        taken = is_auto(label) and bool(self._stretches)
+        taken = len(self._stretches) if is_auto(label) else 0
         layers = [(s.start, s.start + s.step) for s in self._stretches]
         beside = max(itertools.starmap(Values(program, ()).inside, layers), default=0)
-        finder = None if plan is None else Finder(plan, first=int(taken), beside=beside)
+        finder = None if plan is None else Finder(plan, first=taken, beside=beside)
         cutter, done = _Cutter(self, finder), 0
         loops: dict[str, range] = {}  # the numbers of each loop's layers, by label
         if not self._stretches:

@@ -9,6 +9,7 @@ from typing import overload
 
 import optax
 
+from jaxmem._core.groups import AUTO
 from jaxmem._optim.adama.transform import AdamA
 from jaxmem._optim.released.accumulated import Accumulated
 from jaxmem._optim.released.direct import Direct
@@ -26,7 +27,7 @@ def released_step(
     /,
     *,
     plan=None,
-    label: str = "block",
+    label: str = AUTO,
     has_aux: bool = False,
     clip: tuple[str, float] | None = None,
     axis_name: str | None = None,
@@ -59,7 +60,7 @@ def released_step(
     *,
     layers: str = "layers",
     plan=None,
-    label: str = "block",
+    label: str | None = None,
     dtype=None,
     has_aux: bool = False,
     clip: tuple[str, float] | None = None,
@@ -84,8 +85,9 @@ def released_step(
     head: the function after the layers, `head(outer, x, microbatch) -> loss`. The loss is a mean.
     layers: the key of the layers' parameters in the dict of all parameters. The layers' parameters
       are stacked, as for `jaxmem.stack`. All other parameters are called `outer`.
-    plan, label, dtype: as for `jaxmem.stack`. Under a plan whose `moments` are "int8", the step
-      stores the optimizer's moments in 8 bits, as `ReleasedStep.quantized` does.
+    plan, label, dtype: as for `jaxmem.stack`; the default of `label` is "block", and "auto" with a
+      whole loss, whose tensors get the tags of `jaxmem.auto`. Under a plan whose `moments` are
+      "int8", the step stores the optimizer's moments in 8 bits, as `ReleasedStep.quantized` does.
     has_aux: whether `block` returns (x, aux). `head` then receives the aux of all layers, stacked,
       after x. With a whole loss, whether the loss returns a pair of the loss and a tree of arrays,
       such as new statistics of a batch norm. `metrics["aux"]` is the tree; for AdamA, its arrays
@@ -157,7 +159,7 @@ def released_step(
                 " loss, released_step(tx, loss, trainable=...), or functions that close over the"
                 " frozen parameters"
             )
-        model = Model(embed, block, head, layers, plan, label, dtype, has_aux)
+        model = Model(embed, block, head, layers, plan, label or "block", dtype, has_aux)
         return ReleasedStep(optimizer, model, Clip.of(clip))
     if (layers, dtype) != ("layers", None):
         raise OptimizerError(
@@ -166,7 +168,7 @@ def released_step(
             " embed, block and head"
         )
     axis = optimizer.axis_name
-    return LossStep(tx, embed, plan, label, Clip.of(clip), has_aux, trainable, axis)
+    return LossStep(tx, embed, plan, label or AUTO, Clip.of(clip), has_aux, trainable, axis)
 
 
 def _optimizer(tx, axis_name: str | None) -> Accumulated | Direct:

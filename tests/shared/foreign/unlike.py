@@ -122,3 +122,21 @@ def chunked_loss(layers: int = 4, width: int = 16, vocabulary: int = 64):
         return jax.lax.scan(chunk, jnp.zeros((), x.dtype), x.reshape(4, -1, width))[0] / x.size
 
     return loss, (params, head), normal(next(keys), 256, width)
+
+
+def loss_of_couplings(checkpoint):
+    """A flow; each layer adds to a sum, which begins as a number."""
+
+    def coupled(x, weights):
+        a, b = jnp.split(x, 2, -1)
+        scale, shift = jnp.split(jax.nn.relu(a @ weights["in"]) @ weights["out"], 2, -1)
+        return jnp.concatenate([b * jnp.exp(jnp.tanh(scale)) + shift, a], -1), scale.sum(-1)
+
+    def loss(params, x):
+        total = 0.0
+        for weights in params:
+            x, one = checkpoint(coupled)(x, weights)
+            total += one
+        return ((x**2).sum(-1) - total).mean()
+
+    return loss
