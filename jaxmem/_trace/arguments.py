@@ -100,10 +100,9 @@ def batch_axes(traced: jax.stages.Traced, args: tuple, devices: int) -> Mapping[
 def input_shardings(executable: jax.stages.Compiled) -> Sequence[Sharding | None]:
     """The sharding of each leaf of a compiled step's arguments; None for a leaf that the step does
     not read.
-
-    The property `Compiled.input_shardings` makes the user's containers of them, and a container may
-    check in its constructor that its leaves are arrays.
     """
+    # Remove with a public name: the property `input_shardings` of JAX 0.10 to 0.12 makes the user's
+    # containers of them, and a container may check in its constructor that its leaves are arrays.
     return executable._input_shardings_flat()
 
 
