@@ -162,8 +162,8 @@ def divided(program: Program, layers: Sequence[tuple[int, int]]) -> list[range]:
     narrow = [p for p in range(low + 1, high) if crossing[p] <= crossing[low]]
     least, best = values.inside(low, high), []
     for count in range(2, min(len(narrow) + 1, MOST_PARTS) + 1):
-        at = np.linspace(low, high, count + 1)[1:-1]
-        cuts = [min(narrow, key=lambda p: abs(p - wanted)) for wanted in at]
+        equal = np.linspace(low, high, count + 1)[1:-1]
+        cuts = [min(narrow, key=lambda p: abs(p - wanted)) for wanted in equal]
         ends = [*itertools.pairwise([low, *cuts, high])]
         first, *others = (np.bincount(primitives[a:b], minlength=len(number)) for a, b in ends)
         shared = [np.minimum(first, x).sum() / np.maximum(first, x).sum() for x in others]
@@ -171,7 +171,7 @@ def divided(program: Program, layers: Sequence[tuple[int, int]]) -> list[range]:
         total = kept + max(values.inside(*each) for each in ends)
         if min(shared) > ALIKE and total < least:
             least, best = total, ends
-    return [range(a + at - low, b + at - low) for at, _ in layers for a, b in best]
+    return [range(a + start - low, b + start - low) for start, _ in layers for a, b in best]
 
 
 def cheap_pieces(program: Program, stretches: Sequence[range], largest: int) -> list[range]:

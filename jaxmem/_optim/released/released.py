@@ -159,7 +159,8 @@ def released_step(
                 " loss, released_step(tx, loss, trainable=...), or functions that close over the"
                 " frozen parameters"
             )
-        model = Model(embed, block, head, layers, plan, label or "block", dtype, has_aux)
+        label = "block" if label is None else label
+        model = Model(embed, block, head, layers, plan, label, dtype, has_aux)
         return ReleasedStep(optimizer, model, Clip.of(clip))
     if (layers, dtype) != ("layers", None):
         raise OptimizerError(
@@ -167,8 +168,8 @@ def released_step(
             " loss's own trace says which parameters are the layers', and in which dtype; or give"
             " embed, block and head"
         )
-    axis = optimizer.axis_name
-    return LossStep(tx, embed, plan, label or AUTO, Clip.of(clip), has_aux, trainable, axis)
+    axis, label = optimizer.axis_name, AUTO if label is None else label
+    return LossStep(tx, embed, plan, label, Clip.of(clip), has_aux, trainable, axis)
 
 
 def _optimizer(tx, axis_name: str | None) -> Accumulated | Direct:
