@@ -49,8 +49,8 @@ test: $(VENV)/.installed  ## the tests, without the costly and the slow ones
 test-costly: $(VENV)/.installed  ## the tests that tests/costly.txt names
 	$(PYTEST) -m "costly and not slow" $(ARGS)
 
-# QUICK=1 leaves out the costly tests of the core. REMAT3=1 leaves out tests that compare the next checkpoint with
-# today's: they turn the option on themselves, and run without REMAT3.
+# QUICK=1 leaves out the costly tests of the core. REMAT3=1 leaves out test_remat3*.py: the tests of these files
+# turn the option on themselves, to compare the next checkpoint with today's, and run in the core without REMAT3.
 test-core: $(VENV)/.installed
 	$(PYTEST) -m "core and not slow$(if $(QUICK), and not costly)" $(if $(REMAT3),--ignore-glob="*/test_remat3*.py") $(ARGS)
 
