@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from jaxmem._target.devices.gpus import GPUS
+from jaxmem._target.devices.chips import GPUS
 from jaxmem._target.devices.rates import rates_of
 from tests.shared.quoted import PAGE, ROOT, answer, quotes, result, tables
 

@@ -11,11 +11,7 @@ import jax
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.profile import Profile
 from jaxmem._core.progress import LOG
-from jaxmem._cost.blocks.policies import (
-    check_plan_is_passed_on,
-    has_policies,
-    own_checkpoints,
-)
+from jaxmem._cost.blocks.policies import check_plan_is_passed_on, has_policies, own_checkpoints
 from jaxmem._cost.profile.options import Allowed
 from jaxmem._cost.profile.profile import profile as make_profile
 from jaxmem._planner.advice import arguments_exceed

@@ -15,7 +15,7 @@ import pytest
 import jaxmem
 from jaxmem._core.database import TABLES, Database, Timing, default_path
 from jaxmem._result.memory.explanation import load
-from jaxmem._target.devices.tpus import TPUS
+from jaxmem._target.devices.chips import TPUS
 from tests.shared import children
 from tests.shared.command import Terminal, listing, run
 from tests.shared.plans import WHY, plan

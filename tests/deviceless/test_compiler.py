@@ -18,7 +18,7 @@ from jaxmem._target.deviceless import wheels
 from jaxmem._target.deviceless.compiler import Compiler
 from jaxmem._target.deviceless.process import child_environment
 from jaxmem._target.deviceless.wheels import install_command, require_wheels
-from jaxmem._target.devices.gpus import GPUS
+from jaxmem._target.devices.chips import GPUS
 from jaxmem._target.devices.target import Target
 from jaxmem.errors import StepError, TargetError
 from tests.shared import children

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxmem._target.deviceless import gpu
 from jaxmem._target.deviceless.compiler import Compiler
-from jaxmem._target.devices.gpus import GPUS
+from jaxmem._target.devices.chips import GPUS
 from jaxmem._target.devices.rates import LINK_EFFICIENCY
 from tests.shared.deviceless import result, spec
 

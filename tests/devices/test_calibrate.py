@@ -7,9 +7,8 @@ import pytest
 from jaxmem._target.devices import calibrate as _calibrate
 from jaxmem._target.devices import rates as _rates
 from jaxmem._target.devices.calibrate import calibrate
-from jaxmem._target.devices.gpus import GPUS
+from jaxmem._target.devices.chips import GPUS, TPUS
 from jaxmem._target.devices.target import Target
-from jaxmem._target.devices.tpus import TPUS
 from jaxmem.errors import TargetError
 
 RATES = {

@@ -3,8 +3,7 @@ import dataclasses
 import jax
 import pytest
 
-from jaxmem._target.devices.chips import chip_of_kind
-from jaxmem._target.devices.gpus import GPUS, target_config
+from jaxmem._target.devices.chips import GPUS, chip_of_kind, target_config
 from jaxmem._target.devices.rates import rates_of
 from jaxmem._target.devices.target import Target, host_memory_bytes
 from jaxmem.errors import TargetError

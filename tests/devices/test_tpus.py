@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmem._target.devices.chips import CHIPS, chip_of_kind
+from jaxmem._target.devices.chips import CHIPS, TPUS, chip_of_kind
 from jaxmem._target.devices.rates import LINK_EFFICIENCY, datasheet
 from jaxmem._target.devices.target import Target
 from jaxmem._target.devices.tiles import tiled_bytes
-from jaxmem._target.devices.tpus import TPUS
 from jaxmem.errors import TargetError
 from tests.shared.refused import refused
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.deviceless.gpu import devices as devices_of
-from jaxmem._target.devices.gpus import target_config
+from jaxmem._target.devices.chips import target_config
 from jaxmem._target.devices.target import Target
 from jaxmem._trace.export import export_flat
 

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxmem._target.deviceless.tpu import described
 from jaxmem._target.deviceless.tpu import devices as devices_of
-from jaxmem._target.devices.tpus import TPUS, topology_of
+from jaxmem._target.devices.chips import TPUS, topology_of
 
 
 @functools.cache

@@ -23,13 +23,7 @@ from typing import Any
 from jaxmem._core.reach import reached
 from jaxmem._cost.blocks.segments import BlockGraph, weight_of
 from jaxmem._model.tags.named import holds_tag, is_tag
-from jaxmem._trace.jaxpr import (
-    JaxprEqn,
-    Literal,
-    as_scan,
-    matmul_flops,
-    subjaxprs,
-)
+from jaxmem._trace.jaxpr import JaxprEqn, Literal, as_scan, matmul_flops, subjaxprs
 from jaxmem._trace.rewrite import flatten
 from jaxmem._trace.vary import mapped_axes
 

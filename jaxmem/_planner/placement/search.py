@@ -21,11 +21,7 @@ from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._core.progress import LOG
 from jaxmem._model.states.places import Places
 from jaxmem._planner.placement.layer import RESIDENT, LayerPolicy
-from jaxmem._planner.placement.program import (
-    PlacementProblem,
-    PlacementSolution,
-    solve_placement,
-)
+from jaxmem._planner.placement.program import PlacementProblem, PlacementSolution, solve_placement
 from jaxmem._planner.placement.steps import PlacedSteps
 from jaxmem._planner.search.compile import CompiledStep
 from jaxmem._planner.search.trial import Limits, solve_and_compile

@@ -20,14 +20,7 @@ from jaxmem._optim.released.form import check_is_pair
 from jaxmem._optim.released.loss import bound
 from jaxmem._optim.released.segments import SegmentedStep
 from jaxmem._optim.released.step import ReleasedStep, released_of
-from jaxmem._planner.placement.layer import (
-    COPIED,
-    LAYERS,
-    PLACES,
-    RESIDENT,
-    STREAMED,
-    States,
-)
+from jaxmem._planner.placement.layer import COPIED, LAYERS, PLACES, RESIDENT, STREAMED, States
 from jaxmem._planner.placement.mesh import Divided, mesh_of
 from jaxmem._planner.search.compile import CompiledStep, StepCompiler
 from jaxmem._result.plan.plan import Plan, other_model

@@ -29,7 +29,7 @@ from jax.experimental import topologies
 from jaxmem._target.buffers.peak import peak
 from jaxmem._target.compiled.compiled import read_compiled
 from jaxmem._target.compiled.dumped import compile_dumped
-from jaxmem._target.devices.gpus import Gpu, target_config
+from jaxmem._target.devices.chips import Gpu, target_config
 from jaxmem._target.devices.rates import LINK_EFFICIENCY, Rates, rates_of
 from jaxmem._target.devices.target import Target
 from jaxmem._target.hlo.links import Links

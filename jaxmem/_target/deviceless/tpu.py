@@ -25,8 +25,8 @@ from jaxmem._target.buffers.assignment import on_core
 from jaxmem._target.buffers.peak import peak
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.compiled.tpu import compile_for_tpu
+from jaxmem._target.devices.chips import Topology
 from jaxmem._target.devices.rates import LINK_EFFICIENCY, rates_of
-from jaxmem._target.devices.tpus import Topology
 from jaxmem._target.hlo.roofline import TpuRates
 
 _STOP = "jaxmem_stop"  # no operation that anyone knows

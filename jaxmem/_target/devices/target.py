@@ -6,11 +6,9 @@ import os
 import pathlib
 import re
 
-from jaxmem._target.devices.chips import CHIPS, Chip, chip_of_kind
-from jaxmem._target.devices.gpus import GPUS, Gpu
+from jaxmem._target.devices import chips
 from jaxmem._target.devices.platforms import Platform, platform_of
 from jaxmem._target.devices.rates import LINK_EFFICIENCY, Rates, link_ways, rates_of
-from jaxmem._target.devices.tpus import TPUS, Topology, Tpu, topology_of
 from jaxmem.errors import TargetError
 
 USABLE_FRACTION = 0.95
@@ -75,22 +73,23 @@ class Target:
         return platform_of(self.platform)
 
     @property
-    def chip(self) -> Chip | None:
+    def chip(self) -> chips.Chip | None:
         """The table's entry for a named device. None for `local`."""
-        return None if self.local else CHIPS[self.name]
+        return None if self.local else chips.CHIPS[self.name]
 
     @property
-    def gpu(self) -> Gpu | None:
+    def gpu(self) -> chips.Gpu | None:
         """The table's entry for a named GPU. None for other targets."""
-        return None if self.local else GPUS.get(self.name)
+        return None if self.local else chips.GPUS.get(self.name)
 
     @property
-    def topology(self) -> Topology | None:
+    def topology(self) -> chips.Topology | None:
         """The topology of a named TPU. None for other targets.
 
         A topology has the kind of chip, and the number of chips along each axis.
         """
-        return None if self.local or not self.shape else Topology(TPUS[self.name], self.shape)
+        tpu = chips.TPUS.get(self.name)
+        return chips.Topology(tpu, self.shape) if tpu and self.shape else None
 
     @property
     def compute_capability(self) -> int | None:
@@ -126,14 +125,14 @@ class Target:
         name, colon, count = target.strip().lower().partition(":")
         if name == "local" and not colon:
             return _local()
-        if name in TPUS and (count or not colon):
+        if name in chips.TPUS and (count or not colon):
             try:
-                return _named_tpu(topology_of(TPUS[name], count))
+                return _named_tpu(chips.topology_of(chips.TPUS[name], count))
             except ValueError as error:
                 raise TargetError(
                     f"`target` {target!r}: {count!r} is no topology of {name!r}; expected {error}"
                 ) from None
-        if name not in GPUS:
+        if name not in chips.GPUS:
             raise TargetError(_unknown(target, name))
         if colon and not re.fullmatch("0*[1-9][0-9]*(x0*[1-9][0-9]*)?", count):
             raise TargetError(
@@ -142,13 +141,13 @@ class Target:
                 f"as in '{name}:8', or two of them, as in '{name}:8x2' for 8 on each of 2 hosts"
             )
         each, _, hosts = count.partition("x")
-        return _named(GPUS[name], int(each or 1), int(hosts or 1))
+        return _named(chips.GPUS[name], int(each or 1), int(hosts or 1))
 
 
 _EXPECTED = (
-    f"expected 'local', one of {', '.join(GPUS)}, or one of these with ':N' for N devices of one"
-    f" host, or ':NxH' for N on each of H hosts; or one of {', '.join(TPUS)}, or one of these with"
-    " ':N' for N chips, or a topology such as ':4x4'"
+    f"expected 'local', one of {', '.join(chips.GPUS)}, or one of these with ':N' for N devices of"
+    f" one host, or ':NxH' for N on each of H hosts; or one of {', '.join(chips.TPUS)}, or one of"
+    " these with ':N' for N chips, or a topology such as ':4x4'"
 )
 
 
@@ -170,28 +169,29 @@ def _unknown(target: str, name: str) -> str:
             " JAX sees here"
         )
     # "a100" is the beginning of two names: all of them are offered, before those spelled alike.
-    longer = [known for known in CHIPS if name and known.startswith(name)]
+    longer = [known for known in chips.CHIPS if name and known.startswith(name)]
     other = _OTHER_NAMES.get(name.partition("-")[0])
-    near = [other] if other else longer or difflib.get_close_matches(name, CHIPS, n=1, cutoff=0.3)
+    similar = difflib.get_close_matches(name, chips.CHIPS, n=1, cutoff=0.3)
+    near = [other] if other else longer or similar
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     return f"`target` {target!r} is not known{hint} {_EXPECTED[0].upper()}{_EXPECTED[1:]}"
 
 
-def _named(gpu: Gpu, each: int, hosts: int) -> Target:
+def _named(gpu: chips.Gpu, each: int, hosts: int) -> Target:
     """Returns the target of `each` GPUs on each of several hosts."""
     # A ring over hosts crosses between them by the network of all devices of a host together.
     ring = gpu.peers if hosts == 1 else min(gpu.peers, gpu.network * each)
     return _of_chip(gpu, each * hosts, hosts, int(USABLE_FRACTION * gpu.memory_bytes), ring)
 
 
-def _named_tpu(topology: Topology) -> Target:
+def _named_tpu(topology: chips.Topology) -> Target:
     """Returns the target of a slice of TPUs."""
     tpu, devices, hosts = topology.tpu, topology.devices, topology.hosts
     target = _of_chip(tpu, devices, hosts, tpu.memory_bytes, topology.ring)
     return dataclasses.replace(target, shape=topology.shape)
 
 
-def _of_chip(chip: Chip, devices: int, hosts: int, usable: int, ring: float) -> Target:
+def _of_chip(chip: chips.Chip, devices: int, hosts: int, usable: int, ring: float) -> Target:
     """Returns the target of several devices of a chip.
 
     usable: bytes of one device.
@@ -237,10 +237,10 @@ def _local() -> Target:
                 f" by name: {_EXPECTED}"
             )
         # An unknown device gets modest rates. They matter little, since times are measured.
-        modest: Chip = TPUS["v2"] if device.platform == "tpu" else GPUS["a10g"]
-        chip = chip_of_kind(device.device_kind) or modest
+        modest: chips.Chip = chips.TPUS["v2"] if device.platform == "tpu" else chips.GPUS["a10g"]
+        chip = chips.chip_of_kind(device.device_kind) or modest
         rates, ways, cores = rates_of(chip), link_ways(chip), chip.cores
-        peers = LINK_EFFICIENCY * (chip.link if isinstance(chip, Tpu) else chip.peers)
+        peers = LINK_EFFICIENCY * (chip.link if isinstance(chip, chips.Tpu) else chip.peers)
         rocm = "rocm" in device.client.platform_version.lower()
         platform = device.platform if device.platform != "gpu" else "rocm" if rocm else "cuda"
     # JAX's CPU devices share one memory; a GPU's `bytes_limit` is its own. Host memory is shared by

@@ -14,15 +14,7 @@ from typing import Any
 
 from jax.sharding import NamedSharding
 
-from jaxmem._trace.jaxpr import (
-    Jaxpr,
-    Scan,
-    as_closed,
-    call_body,
-    equations,
-    per_device,
-    subjaxprs,
-)
+from jaxmem._trace.jaxpr import Jaxpr, Scan, as_closed, call_body, equations, per_device, subjaxprs
 from jaxmem._trace.liveness.division import MeshDivision, divide
 from jaxmem._trace.liveness.kernels import (
     SLICED,
