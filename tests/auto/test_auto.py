@@ -357,7 +357,9 @@ def test_gradients_are_the_models_own(layer, action):
 
 def test_one_name_of_two_tensors_is_one_decision():
     def layer(x, p):
-        return attention_layer(attention_layer(x, p), p)
+        q, k, v = (x @ p[name] for name in "qkv")
+        probs = (jax.nn.softmax(a @ b.T) for a, b in ((q, k), (k, q)))
+        return x + sum(checkpoint_name(a, "probs") @ v for a in probs)
 
     loss = functools.partial(scanned, layer=layer)
     (one,) = layers_of(loss, PARAMS, X)

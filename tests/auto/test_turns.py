@@ -1,4 +1,6 @@
-"""Layers of a Python loop that are nearly alike, in turns: each layer is a block."""
+"""Layers that are nearly alike, in turns of a Python loop or of a scan's iteration: each layer is a
+block.
+"""
 
 import collections
 import functools
@@ -8,6 +10,11 @@ import jax.numpy as jnp
 import pytest
 
 import jaxmem
+from jaxmem._core.actions import KEEP, UNTAGGED
+from jaxmem._core.groups import ungrouped
+from jaxmem._model.tags.implementation import todays_checkpoint
+from jaxmem._trace.jaxpr import matmul_flops
+from jaxmem.plans import Assignment
 from tests.auto.steps import NOTHING, layers_of, update
 from tests.shared.compare import relative
 from tests.shared.deviceless import result
@@ -68,6 +75,37 @@ def loss_of(layer, checkpoint, cast=False):
     return loss
 
 
+def scanned(layer, checkpoint, count, more=False):
+    """The loss of a scan whose iteration has `count` layers.
+
+    more: whether the layers have dropout, and the scan returns a number of each.
+    """
+
+    def turn(carry, weights):
+        x, key = carry
+        key, *keys = jax.random.split(key, count + 1) if more else [key] * (count + 1)
+        numbers = []
+        for number, own in enumerate(keys):
+            of_layer = jax.tree.map(lambda a, i=number: a[i], weights)
+            x = checkpoint(functools.partial(layer, turn=number))(x, of_layer)
+            if more:
+                x = x * jax.random.bernoulli(own, 0.9, x.shape[:1] + (1,) * (x.ndim - 1))
+                numbers.append((x**2).mean())
+        return (x, key), numbers
+
+    def loss(params, x):
+        (x, _), numbers = jax.lax.scan(turn, (x, jax.random.key(3)), params)
+        return (x**2).mean() + 0.1 * sum(map(jnp.sum, numbers))
+
+    return loss
+
+
+def stacked(turns, count):
+    """Parameters of `turns` iterations of `count` layers each."""
+    by_turn = lambda *leaves: jnp.stack(leaves).reshape(turns, count, *leaves[0].shape)
+    return jax.tree.map(by_turn, *parameters(turns * count))
+
+
 def training(loss):
     return lambda params, x: update(params, jax.grad(loss)(params, x))
 
@@ -115,6 +153,85 @@ def test_recomputing_all_takes_no_more_bytes_than_checkpoints_by_hand(name, h200
     got, want = (jax.jit(jax.grad(loss))(parameters(), x) for loss in (ours, plain))
     assert all(jnp.any(g != 0) for g in jax.tree.leaves(want))
     assert relative(got, want) < 1e-5
+
+
+ITERATIONS = 4
+SCANS = {"windows": (windowed, IMAGE, [1, 1]), "local and global": (local_or_global, TEXT, [2, 1])}
+
+
+@pytest.mark.jax_defaults
+@pytest.mark.parametrize("more", [False, True], ids=["", "with more"])
+@pytest.mark.parametrize("name", SCANS)
+def test_each_layer_of_an_iteration_is_a_block(name, more):
+    layer, x, counts = SCANS[name]
+    loss = scanned(layer, lambda f: f, sum(counts), more)
+    found = layers_of(loss, stacked(ITERATIONS, sum(counts)), x)
+    # The keys of all layers, and the number of the last one, make the layers unequal.
+    want = [1] * sum(counts) if more else counts
+    assert [*collections.Counter(layer.label for layer in found).values()] == want
+    assert {layer.turns for layer in found} == {ITERATIONS}
+
+
+@pytest.mark.jax_defaults
+def test_an_iteration_is_one_block_where_the_inputs_of_all_layers_are_more_bytes():
+    loss = scanned(local_or_global, lambda f: f, 2)
+    assert len(layers_of(loss, stacked(2, 2), TEXT)) == 2
+    assert len(layers_of(loss, stacked(200, 2), TEXT)) == 1
+
+
+@pytest.mark.jax_defaults
+def test_recomputing_all_layers_of_iterations_takes_no_more_bytes_than_checkpoints_by_hand(h200):
+    plain, by_hand = (scanned(local_or_global, of, 3) for of in (lambda f: f, jax.checkpoint))
+    ours = jaxmem.auto(plain, NOTHING)
+    bytes_of = lambda loss: result(h200, training(loss), stacked(ITERATIONS, 3), TEXT).temp_bytes
+    assert bytes_of(ours) <= bytes_of(by_hand)
+
+
+KEPT = {UNTAGGED: KEEP}
+GROUPS = {"auto[0:1]": {}, "auto[1:4]": KEPT, "auto_2[0:3]": KEPT, "auto_2[3:4]": {}}
+
+
+@pytest.mark.jax_defaults
+@pytest.mark.parametrize("actions", [None, GROUPS], ids=["recomputed", "groups"])
+def test_layers_of_iterations_have_the_gradients_of_the_loss(actions):
+    loss = scanned(local_or_global, lambda f: f, 3, more=actions is None)
+    ours = jaxmem.auto(loss, Assignment(actions) if actions else NOTHING)
+    args = stacked(ITERATIONS, 3), TEXT
+    got, want = (jax.jit(jax.grad(of))(*args) for of in (ours, loss))
+    assert all(jnp.any(g != 0) for g in jax.tree.leaves(want))
+    assert relative(got, want) < 1e-5
+
+
+@pytest.mark.jax_defaults
+def test_a_group_of_iterations_recomputes_the_layers_of_its_label_alone():
+    loss, params = scanned(local_or_global, lambda f: f, 3), stacked(ITERATIONS, 3)
+
+    def products(actions) -> int:
+        step = training(jaxmem.auto(loss, Assignment(actions)))
+        with todays_checkpoint():
+            return sum(matmul_flops(eqn)[1] for eqn in jax.make_jaxpr(step)(params, TEXT).eqns)
+
+    kept = products({"auto": KEPT, "auto_2": KEPT})
+    # The last of a layer's six products is not repeated.
+    assert products({"auto": {}, "auto_2": KEPT}) - kept == 5 * 2 * ITERATIONS
+    assert products(GROUPS) - kept == 5 * (2 * 1 + 1)
+
+
+@pytest.mark.jax_defaults
+def test_a_plan_decides_layers_of_iterations_within_the_bytes_of_checkpoints_by_hand():
+    args = stacked(ITERATIONS, 3), TEXT
+    plain, by_hand = (
+        training(scanned(local_or_global, f, 3)) for f in (lambda f: f, jax.checkpoint)
+    )
+    memory = jax.jit(by_hand, donate_argnums=0).lower(*args).compile().memory_analysis()
+    # The outputs alias the donated parameters.
+    budget = memory.temp_size_in_bytes + memory.argument_size_in_bytes
+    plan = jaxmem.plan(jaxmem.auto(plain), *args, budget=budget, actions=jaxmem.plans.LOSSLESS)
+    assert plan.compiled_bytes <= budget
+    assert {ungrouped(label) for label in plan.actions} == {"auto", "auto_2"}
+    assert plan.predicted_bytes == pytest.approx(plan.compiled_bytes, rel=0.1)
+    want = jax.jit(plain)(*args)
+    assert relative(plan.step(*args), want) < 1e-5
 
 
 @pytest.mark.jax_defaults

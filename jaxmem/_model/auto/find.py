@@ -8,7 +8,7 @@ pieces (`pieces.py`), if it has enough of the FLOPs.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import jax
@@ -31,30 +31,17 @@ from jaxmem._model.auto.pieces import (
     turns_of,
     with_views,
 )
+from jaxmem._model.auto.repeats import between, equal_stretches, kinds_of, repeats
 from jaxmem._model.layer.block import Layer, layer_of, layers_of
-from jaxmem._model.layer.graph import (
-    LayerGraph,
-    flops,
-    has_effects,
-    is_inexact,
-    through,
-    views_of,
-)
+from jaxmem._model.layer.graph import LayerGraph, flops, has_effects, is_inexact, through, views_of
 from jaxmem._model.tags.named import is_block
 from jaxmem._model.tags.policy import groups_of
-from jaxmem._trace.jaxpr import ClosedJaxpr, Literal, as_closed, as_scan, inside, line_of, text_of
+from jaxmem._trace.jaxpr import ClosedJaxpr, as_closed, as_scan, inside, line_of
 from jaxmem._trace.primitives import VIEWS
 from jaxmem._trace.rewrite import Node, Program, branches, program_of, standing_for, with_branches
 
 WITHIN = 0.6  # of an iteration's FLOPs: an inner loop with more FLOPs is the loop over layers
-SHORTEST = 4  # operations: a shorter stretch that repeats is not a layer
 SHOWN = 3  # loops in an error
-# Equal layers differ in these parameters: they say where a layer's share is stored, or are
-# addresses.
-_ADDRESSES = {
-    "start_indices", "limit_indices", "name", "sharding", "jvp_jaxpr_fun",
-    "fwd_jaxpr_thunk", "bwd", "debug_info",
-}  # fmt: skip
 
 
 class Finder:
@@ -117,6 +104,8 @@ class Finder:
         if holds_layers_within(program):
             blocks = self.with_blocks(program)
             return with_bodies(node, {range(turns): lambda *inputs: blocks.run(inputs)})
+        if parts := divided(program, [(0, len(program.nodes))], turns):
+            return with_bodies(node, self._of_parts(program, parts, activations, turns))
         found = layer_of(program, activations, self._label())
         layer = dataclasses.replace(found, line=line_of(node.eqn), turns=turns)
         self.found.append(layer)
@@ -135,24 +124,17 @@ class Finder:
 
         views: the casts and views of the program's inputs.
         """
-        label, parts = self._label(), [part(program, low, high) for low, high in layers]
         apart = any(end != start for (_, end), (start, _) in itertools.pairwise(layers))
         if are_pieces := apart or len(layers) == 1:
-            parts = [with_views(piece, views) for piece in parts]
-            activations = [activations_of(program, piece) for piece in parts]
+            alike = self._alike(program, layers, views, lambda x: activations_of(program, x))
         else:
-            activations = between(program, layers)
-        alike = layers_of(parts, activations, label)
-        lines = [line_of(program.nodes[low].eqn) for low, _ in layers]
-        self.found += [dataclasses.replace(x, line=line) for x, line in zip(alike, lines)]
-        groups, found = groups_of(self.plan, label, len(layers), spans=not are_pieces), {}
-        of_views = {v for node in views for v in node.outputs} if are_pieces else set[int]()
+            taken = iter(between(program, layers))
+            alike, views = self._alike(program, layers, [], lambda _: next(taken)), []
+        groups = groups_of(self.plan, alike[0].label, len(layers), spans=not are_pieces)
+        found = {}
         for number, ((low, high), layer) in enumerate(zip(layers, alike)):
-            blocks = layer.blocks(groups, prevent_cse=True)
-            block = next(b for group, b in blocks.items() if number in group)
-            nodes = program.nodes[low:high]
-            kept = [n for n in nodes if not of_views.isdisjoint(n.outputs)]
-            found[low] = high, [*kept, _segment(nodes[-1], layer.program, block)]
+            block = layer.block_of(number, groups)
+            found[low] = high, _replaced(program, range(low, high), views, layer, block)
         for group, policy in groups.items():
             for first in group[: len(group) - len(group) % policy.span : policy.span]:
                 of_span = layers[first : first + policy.span]
@@ -160,6 +142,56 @@ class Finder:
                     blocks = [node for low, _ in of_span for node in found[low][1]]
                     low, high = of_span[0][0], of_span[-1][1]
                     found[low] = high, [_span(part(program, low, high), blocks)]
+        return found
+
+    def _of_parts(
+        self, program: Program, parts: Sequence[range], carried: Sequence[int], turns: int
+    ) -> dict[range, Callable[..., list]]:
+        """Makes blocks of the layers of a scan's iteration, if it has several. Returns the bodies
+        of the scan: one for each range of iterations in which no layer's decisions change.
+
+        program: one of `turns` iterations, which the parts cover. The scan carries the activations
+          `carried`.
+        """
+        views = views_of(program, {*program.inputs}.difference(carried))
+        given = {*program.inputs, *program.constants}.difference(carried)
+        activations = lambda x: [v for v in x.inputs if v not in given and is_inexact(x.avals[v])]
+        found = {}
+        for layers in equal_stretches(program, kinds_of(program), parts):
+            alike = self._alike(program, layers, views, activations, turns)
+            groups = groups_of(self.plan, alike[0].label, turns)
+            found |= {ends: (layer, groups) for ends, layer in zip(layers, alike)}
+        starts = sorted({group.start for _, groups in found.values() for group in groups})
+
+        def body(number: int) -> Callable[..., list]:
+            nodes = []
+            for ends, (layer, groups) in sorted(found.items(), key=lambda item: item[0]):
+                # It is under a barrier, so that the backward recomputes one layer at a time.
+                block = layer.block_of(number, groups)
+                nodes += _replaced(program, range(*ends), views, layer, block)
+            return lambda *inputs: dataclasses.replace(program, nodes=(*nodes,)).run(inputs)
+
+        return {range(*ends): body(ends[0]) for ends in itertools.pairwise([*starts, turns])}
+
+    def _alike(
+        self,
+        program: Program,
+        layers: Sequence[tuple[int, int]],
+        views: Sequence[Node],
+        activations: Callable[[Program], list[int]],
+        turns: int = 1,
+    ) -> list[Layer]:
+        """Returns equal layers of a program under a new label, each with the casts and views that
+        it reads.
+
+        activations: returns the activations of a layer.
+        turns: how often the program runs.
+        """
+        parts = [with_views(part(program, low, high), views) for low, high in layers]
+        alike = layers_of(parts, [*map(activations, parts)], self._label())
+        lines = [line_of(program.nodes[low].eqn) for low, _ in layers]
+        found = [dataclasses.replace(x, line=line, turns=turns) for x, line in zip(alike, lines)]
+        self.found += found
         return found
 
     def _run(self, closed, operands) -> list:
@@ -172,6 +204,22 @@ class Finder:
         results = self.with_blocks(read(closed)).run(operands)
         self.labels = max(highest, self.labels)
         return results
+
+
+def _replaced(
+    program: Program,
+    nodes: range,
+    views: Sequence[Node],
+    layer: Layer,
+    block: Callable[..., list],
+) -> list[Node]:
+    """Returns the nodes that replace some nodes of a program: the casts and views among them, and
+    the layer as one node, which runs `block`.
+    """
+    of_views = {v for node in views for v in node.outputs}
+    replaced = program.nodes[nodes.start : nodes.stop]
+    kept = [n for n in replaced if not of_views.isdisjoint(n.outputs)]
+    return [*kept, _segment(replaced[-1], layer.program, block)]
 
 
 def _segment(last: Node, program: Program, call: Callable) -> Node:
@@ -224,7 +272,7 @@ def _layers(
     work = np.array([flops(node) for node in nodes])
     loops = np.array([*map(is_loop, nodes)], bool)
     of_scans = work[~loops].sum() < SHARE * work.sum()
-    kinds = _kinds(program, np.flatnonzero(loops).tolist())  # a scan is in no layer
+    kinds = kinds_of(program, np.flatnonzero(loops).tolist())  # a scan is in no layer
     stretches = [] if of_scans else repeats(program, kinds=kinds)
     found = [[(low, low + s.step) for low in s] for s in stretches]
     if loops.any() and sum(work[a:b].sum() for s in found for a, b in s) < SHARE * work.sum():
@@ -249,21 +297,7 @@ def _layers(
     beside_cheap = [] if of_scans else runs(free, [*layers, *cheap])
     of_pieces = [*pieces(program, beside_cheap, repeated), *cheap]
     of_pieces += checkpoints(nodes, runs(free, [*layers, *of_pieces]))
-    equal: dict[tuple, list[tuple[int, int]]] = {}
-    for piece in sorted([*parts, *of_pieces], key=lambda piece: piece.start):
-        key = (*kinds[piece.start : piece.stop], *_wiring(nodes[piece.start : piece.stop]))
-        equal.setdefault(key, []).append((piece.start, piece.stop))
-    return [*found, *equal.values()], loops
-
-
-def _wiring(nodes: Sequence[Node]) -> list[int]:
-    """Returns a number for each value that nodes read and make, in the order of the first uses."""
-    numbers: dict[int, int] = {}
-    return [
-        numbers.setdefault(v, len(numbers)) if isinstance(v, int) else -1
-        for node in nodes
-        for v in (*node.inputs, *node.outputs)
-    ]
+    return [*found, *equal_stretches(program, kinds, [*parts, *of_pieces])], loops
 
 
 def is_loop(node: Node) -> bool:
@@ -384,104 +418,6 @@ def _body(step: Callable, whole: Sequence, carry: int) -> Callable:
         return tuple(results[:carry]), tuple(results[carry:])
 
     return body
-
-
-def repeats(
-    program: Program, shortest: int = SHORTEST, kinds: np.ndarray | None = None
-) -> list[range]:
-    """Returns the repeated stretches with matrix products, in order. A stretch is the range of the
-    first nodes of its layers; the step of the range is the number of nodes of a layer, at least
-    `shortest`. The stretch with most FLOPs is found first, then stretches before and after it.
-
-    kinds: a number for each node, equal for equal operations; None for `_kinds`.
-    """
-    kinds = _kinds(program) if kinds is None else kinds
-    work = np.array([flops(node) for node in program.nodes])
-    crossing = Values(program, ()).crossing(0, len(program.nodes))
-
-    def within(low: int, high: int) -> list[range]:
-        found = _longest(kinds[low:high], work[low:high], shortest)
-        if found is None:
-            return []
-        start, period, length = found
-        cut = _cut(low + start, period, length, work, crossing)
-        return [*within(low, cut.start), cut, *within(cut.stop, high)]
-
-    return within(0, len(program.nodes))
-
-
-def _kinds(program: Program, apart: Collection[int] = ()) -> np.ndarray:
-    """Returns a number for each node. Equal operations on equal shapes have equal numbers.
-
-    apart: positions of nodes that are unlike all others.
-    """
-    known: dict[tuple, int] = {}
-    key = lambda i: (i,) if i in apart else _kind(program, program.nodes[i])
-    return np.array([known.setdefault(key(i), len(known)) for i in range(len(program.nodes))], int)
-
-
-def _kind(program: Program, node: Node) -> tuple:
-    """Returns a key of a node: equal for equal operations on equal shapes."""
-    if has_effects(node):
-        return (id(node),)  # unlike all other nodes, so that it is in no layer
-    aval = lambda v: v.aval if isinstance(v, Literal) else program.avals[v]
-    shapes = [(aval(v).str_short(), isinstance(v, Literal)) for v in node.inputs]
-    results = [aval(v).str_short() for v in node.outputs]
-    params = sorted((k, text_of(v)) for k, v in node.eqn.params.items() if k not in _ADDRESSES)
-    return node.primitive, str(shapes), str(results), str(params)
-
-
-def _longest(kinds: np.ndarray, work: np.ndarray, shortest: int) -> tuple[int, int, int] | None:
-    """Returns (start, period, length) of the periodic stretch with most FLOPs. If several have
-    equally many FLOPs, it is the stretch with the shortest period.
-    """
-    total = np.concatenate([[0.0], np.cumsum(work)])
-    best, found = 0.0, None
-    for period in range(shortest, len(kinds) // 2 + 1):
-        equal = np.concatenate([[0], kinds[:-period] == kinds[period:], [0]]).astype(np.int8)
-        edges = np.flatnonzero(np.diff(equal))
-        for start, stop in zip(edges[::2], edges[1::2]):
-            count = (stop - start) // period + 1
-            covered = total[start + count * period] - total[start]
-            if count > 1 and covered > best * (1 + 1e-9) and total[start + period] > total[start]:
-                best, found = covered, (int(start), period, int(stop - start) + period)
-    return found
-
-
-def _cut(start: int, period: int, length: int, work, crossing) -> range:
-    """Cuts a stretch into layers where the fewest bytes cross, among the cuts that leave out the
-    fewest FLOPs.
-    """
-
-    def layers(offset: int) -> range:
-        first, count = start + offset, (length - offset) // period
-        return range(first, first + count * period, period)
-
-    def rank(cut: range) -> tuple:
-        bytes_across = crossing[cut.start] + crossing[cut.start + period]
-        return -round(float(work[cut.start : cut.stop].sum() / max(work.sum(), 1)), 3), bytes_across
-
-    offsets = range(min(period, length - 2 * period + 1))
-    return min(map(layers, offsets), key=rank)
-
-
-def between(program: Program, layers: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Returns for each layer its activations: the values that it takes from the previous layer.
-
-    They are found in the second layer, and have the same positions in the other layers.
-    """
-    nodes = program.nodes
-    (start, stop), (second, end) = layers[:2]
-    before = {v for node in nodes[start:stop] for v in node.outputs}
-    graph = LayerGraph(program, ())
-    read = [
-        (i, j)
-        for i, node in enumerate(nodes[second:end])
-        for j, v in enumerate(node.inputs)
-        if isinstance(v, int) and v in before and graph.inexact(v)
-    ]
-    taken = ([nodes[low + i].inputs[j] for i, j in read] for low, _ in layers)
-    return [list(dict.fromkeys(v for v in each if isinstance(v, int))) for each in taken]
 
 
 def loops_named(program: Program, why: Callable[[Node], str]) -> str:

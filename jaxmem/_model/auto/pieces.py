@@ -24,6 +24,7 @@ from jaxmem._trace.vary import axes_of, varying
 MOST_CUTS = 400  # positions at which one stretch may be cut
 MOST_PARTS = 16  # of a layer that repeats
 ALIKE = 0.6  # of the primitives of two parts: parts with more in common are nearly alike
+SLACK = 0.01  # of the bytes across the ends of layers: keys and counters of later parts
 SIZES = 24  # sizes of the largest piece that are tried
 SHARE = 0.1  # of a program's FLOPs, or bytes: pieces with less of both get no decisions
 
@@ -147,19 +148,24 @@ def pieces(program: Program, stretches: Sequence[range], repeated: int = 0) -> l
     return found if 2 * inside > repeated and (of_work or of_bytes) else []
 
 
-def divided(program: Program, layers: Sequence[tuple[int, int]]) -> list[range]:
+def divided(program: Program, layers: Sequence[tuple[int, int]], turns: int = 1) -> list[range]:
     """Returns the parts of layers, in order, if each layer that repeats is several layers that are
     nearly alike, such as local and global attention in turns; none for other layers.
 
     No more bytes cross the ends of the parts than cross the ends of layers. The parts have about
     equally many operations, and most primitives in common. Of such parts, those with the fewest
     bytes are returned: one part is recomputed at a time, and the values across their ends are kept.
+
+    layers: the ends of the layers; those of the whole program, if it is an iteration of a scan.
+    turns: the number of iterations.
     """
     nodes, values = program.nodes, Values(program, views_of(program, program.inputs))
-    crossing, (low, high) = values.crossing(0, len(nodes)), layers[1]
+    crossing, (low, high) = values.crossing(0, len(nodes)), layers[:2][-1]
+    across = crossing[low or high]  # what a scan carries crosses the end of an iteration
     number = {p: i for i, p in enumerate(sorted({n.primitive for n in nodes}))}
     primitives = np.array([number[n.primitive] for n in nodes])
-    narrow = [p for p in range(low + 1, high) if crossing[p] <= crossing[low]]
+    few = crossing <= (1 + SLACK) * across
+    narrow = [p for p in range(low + 1, high) if few[p] and not few[p - 1]]
     least, best = values.inside(low, high), []
     for count in range(2, min(len(narrow) + 1, MOST_PARTS) + 1):
         equal = np.linspace(low, high, count + 1)[1:-1]
@@ -167,7 +173,7 @@ def divided(program: Program, layers: Sequence[tuple[int, int]]) -> list[range]:
         ends = [*itertools.pairwise([low, *cuts, high])]
         first, *others = (np.bincount(primitives[a:b], minlength=len(number)) for a, b in ends)
         shared = [np.minimum(first, x).sum() / np.maximum(first, x).sum() for x in others]
-        kept = len(layers) * len(cuts) * crossing[low]
+        kept = turns * len(layers) * len(cuts) * across
         total = kept + max(values.inside(*each) for each in ends)
         if min(shared) > ALIKE and total < least:
             least, best = total, ends

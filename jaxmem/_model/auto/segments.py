@@ -1,7 +1,7 @@
 """Cuts a loss whose layers are a Python loop, or are unlike each other, into segments, which are
 differentiated one by one.
 
-The layers of a Python loop are stretches of the loss's trace that repeat (`find.repeats`). Each
+The layers of a Python loop are stretches of the loss's trace that repeat (`repeats.py`). Each
 layer is a segment, and so is each stretch before, between and after layers. A released step runs
 the segments forward in order and backward in reverse order, and uses the gradient of a parameter
 as soon as the first segment that reads the parameter has run backward.
@@ -27,9 +27,10 @@ from typing import Any
 
 from jaxmem._core.groups import AUTO, is_auto
 from jaxmem._model.auto.divide import holds_loop
-from jaxmem._model.auto.find import SHORTEST, Finder, between, read, repeats
+from jaxmem._model.auto.find import Finder, read
 from jaxmem._model.auto.pieces import Values, part, with_views
-from jaxmem._model.layer.block import Layer, layers_of
+from jaxmem._model.auto.repeats import SHORTEST, between, repeats
+from jaxmem._model.layer.block import layers_of
 from jaxmem._model.layer.graph import flops, is_inexact, views_of
 from jaxmem._model.tags.policy import groups_of
 from jaxmem._trace.jaxpr import ClosedJaxpr, as_scan, line_of, nbytes
@@ -191,24 +192,15 @@ class PythonLoops:
             loops[own] = range(cutter.layers, cutter.layers + len(parts))
             if plan is not None:
                 layers = layers_of(parts, between(program, bounds), own, cutter.still)
-                calls = _blocks(layers, plan)
+                groups = groups_of(plan, own, len(layers))
+                blocks = (layer.block_of(i, groups) for i, layer in enumerate(layers))
+                calls = [lambda arrays, block=block: block(*arrays) for block in blocks]
             for stretch, call in zip(parts, calls):
                 cutter.layer(stretch, call)
             done = bounds[-1][1]
         cutter.between(done, len(program.nodes))
         place = _place(program.nodes[self._stretches[0].start : self._stretches[0].stop])
         return cutter.loss(place, loops)
-
-
-def _blocks(layers: Sequence[Layer], plan) -> list[Callable[[Sequence], list]]:
-    """Returns each layer as a function of its inputs, under the policy of its group."""
-    groups = groups_of(plan, layers[0].label, len(layers))
-    found = []
-    for i, layer in enumerate(layers):
-        blocks = layer.blocks(groups, prevent_cse=True)
-        block = next(block for group, block in blocks.items() if i in group)
-        found.append(lambda arrays, block=block: block(*arrays))
-    return found
 
 
 def _products(

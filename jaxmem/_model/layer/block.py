@@ -62,6 +62,11 @@ class Layer:
             return dict.fromkeys(groups, lambda *arguments: self.plain.run(arguments))
         return {group: self.block(policy, prevent_cse) for group, policy in groups.items()}
 
+    def block_of(self, number: int, groups: Mapping[range, Policy]) -> Callable[..., list]:
+        """Returns layer `number` as a function of its inputs, under the policy of its group."""
+        blocks = self.blocks(groups, prevent_cse=True)
+        return next(block for group, block in blocks.items() if number in group)
+
     @property
     def tagged(self) -> Callable[..., list]:
         """The layer as a function of its inputs, with a tag on each candidate."""
