@@ -201,11 +201,12 @@ def infeasible(search: Search, unnamed: str = "", hint: str = "") -> BudgetError
     hint: text that is added to the end of the sentence.
     """
     least, target = search.smallest_trial, search.compiler.backend.target
+    budget = search.limits.budget
     sizes = Bytes.of(least.total, search.static, least.cost.saved_bytes)
     parts = dict(zip(ADVICE, dataclasses.astuple(sizes)))
     holder = max(parts, key=lambda k: parts[k])
     message = (
-        f"plan: `budget` is {show_bytes(search.limits.budget)}, and the least that compiled is"
+        f"plan: `budget` is {show_bytes(budget)} ({budget} bytes), and the least that compiled is"
         f" {show_bytes(least.total)} ({least.total} bytes){_each(target)} for target"
         f" {str(target)!r}, of {len(search.trials) + len(search.in_spans)} assignments: "
         + ", ".join(f"{show_bytes(v)} {k}" for k, v in parts.items())
@@ -217,8 +218,7 @@ def infeasible(search: Search, unnamed: str = "", hint: str = "") -> BudgetError
     message += "".join(f"; {sentence}" for sentence in held_by_schedule(search, least))
     if least.host_bytes:
         message += f"; host memory needed: {show_bytes(least.host_bytes)}"
-    needed = search.limits.budget_for(least.total)
-    return BudgetError(message + hint, least_bytes=least.total, least_budget=needed)
+    return BudgetError(message + hint, least.total, search.limits.budget_for(least.total))
 
 
 def infeasible_placement(search: PlacementSearch) -> BudgetError:

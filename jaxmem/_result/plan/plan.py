@@ -145,6 +145,14 @@ class Plan:
             )
         return self._step
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields for pickle: without the executable, as in a file of the plan."""
+        return vars(self) | dict.fromkeys(("_step", "_split", "_create"))
+
+    def __deepcopy__(self, _) -> "Plan":
+        """The plan itself, which is never changed: an executable cannot be copied."""
+        return self
+
     @property
     def is_compiled(self) -> bool:
         """Whether the plan has an executable, because it was made or verified on this device."""
