@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxmem._cli.entry import load_entry
 from jaxmem._cli.output import check_outputs, deliver, show_result
-from jaxmem._cli.tables import show_plan
+from jaxmem._cli.plans import show_plan
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.files import write_json

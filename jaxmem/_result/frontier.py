@@ -5,8 +5,8 @@ import os
 from typing import Any
 
 from jaxmem._core.bytes import parse_budget, show_bytes
-from jaxmem._core.columns import aligned
 from jaxmem._core.files import read_json, write_json
+from jaxmem._core.lists import aligned
 from jaxmem._core.reader import Broken, Count, Name, Reader, named
 from jaxmem._result.plan.file import SCHEMA, plan_of, without_schema
 from jaxmem._result.plan.plan import Plan

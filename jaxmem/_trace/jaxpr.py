@@ -24,7 +24,7 @@ from jax.extend.core import jaxpr_as_fun as as_function
 from jax.interpreters import partial_eval
 from jax.ref import AbstractRef
 
-from jaxmem._core.apart import merged, separated
+from jaxmem._core.lists import merged, separated
 from jaxmem._trace.primitives import CALLS
 from jaxmem._trace.vary import mapped_axes
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jaxmem._core.apart import separated
+from jaxmem._core.lists import separated
 from jaxmem._trace.filtered import is_module, traced_leaves
 from jaxmem._trace.settings import settings
 

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from jaxmem._core.reach import reached
+from jaxmem._core.lists import reached
 from jaxmem._cost.blocks.segments import BlockGraph, weight_of
 from jaxmem._model.tags.named import holds_tag, is_tag
 from jaxmem._trace.jaxpr import JaxprEqn, Literal, as_scan, matmul_flops, subjaxprs

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxmem._core.apart import merged, separated
+from jaxmem._core.lists import merged, separated
 from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._trace.filtered import Tree, is_array
 from jaxmem._trace.jaxpr import ClosedJaxpr

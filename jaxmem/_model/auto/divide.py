@@ -24,8 +24,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._core.apart import merged, separated
 from jaxmem._core.groups import is_auto
+from jaxmem._core.lists import merged, separated
 from jaxmem._model.auto.find import Finder, is_loop, loops_named, read, turn
 from jaxmem._model.layer.block import layer_of
 from jaxmem._model.layer.graph import LayerGraph, flops, through

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.columns import aligned
+from jaxmem._core.lists import aligned
 from jaxmem._model.auto.step import planned_step
 from jaxmem._model.layer.block import Layer
 from jaxmem._model.layer.graph import LayerGraph

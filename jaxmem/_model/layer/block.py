@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxmem._core.reach import reached
+from jaxmem._core.lists import reached
 from jaxmem._model.codecs.registry import EXACT
 from jaxmem._model.layer.candidates import MOST_CANDIDATES, Candidate, candidates, named
 from jaxmem._model.layer.graph import LayerGraph, is_complex, is_costly, is_inexact

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._core.apart import merged, separated
+from jaxmem._core.lists import merged, separated
 from jaxmem._model.states.layout import parts_of
 from jaxmem._trace.jaxpr import lift
 from jaxmem.errors import StackError

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxmem._core.apart import merged, separated
+from jaxmem._core.lists import merged, separated
 from jaxmem._model.states.store import counted, fetch, put
 from jaxmem._model.tags.operations import wide
 

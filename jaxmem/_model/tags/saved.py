@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._core.apart import merged, separated
+from jaxmem._core.lists import merged, separated
 from jaxmem._model.codecs.registry import EXACT
 from jaxmem._model.tags.implementation import is_hijax
 from jaxmem._model.tags.tag import tag

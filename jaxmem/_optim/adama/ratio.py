@@ -20,7 +20,7 @@ training.
 import jax
 import jax.numpy as jnp
 
-from jaxmem._core.apart import merged, separated
+from jaxmem._core.lists import merged, separated
 from jaxmem._optim.adama import rows
 
 LEAN = 20

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem._core.apart import merged, separated
+from jaxmem._core.lists import merged, separated
 from jaxmem._model.loop.arguments import is_floating
 from jaxmem._model.loop.loops import fetched_first
 from jaxmem._model.loop.pullback import pulled

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from jaxmem._core.apart import merged, separated
+from jaxmem._core.lists import merged, separated
 from jaxmem._model.states import layout
 from jaxmem._model.states.layout import is_stacks, joined_shapes, length, masters_of, parts_of
 from jaxmem._model.states.layout import like as as_layers

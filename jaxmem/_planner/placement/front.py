@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from jaxmem._core.actions import KEEP, UNTAGGED, Choice
-from jaxmem._core.apart import thinned
+from jaxmem._core.lists import thinned
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._planner.placement.layer import LayerPolicy
 from jaxmem._planner.placement.program import NO_OTHERS

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from jaxmem._core.actions import RECOMPUTE, Actions
 from jaxmem._core.groups import is_auto
+from jaxmem._core.lists import reached
 from jaxmem._core.profile import BlockClass, Equation, Profile
-from jaxmem._core.reach import reached
 from jaxmem._planner.solve.cost import BlockCost, evaluate, option_of
 
 

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 from jaxmem._core.bytes import show_bytes
 from jaxmem._core.files import read_json
 from jaxmem._core.reader import Broken, Reader, named, one_of
-from jaxmem._result.memory.chart import KEY, chart
-from jaxmem._result.memory.live import KINDS, Live
+from jaxmem._result.memory.live import KEY, KINDS, Live, chart
 from jaxmem._result.memory.moved import Moved
 from jaxmem._result.memory.moved import table as moved_table
 

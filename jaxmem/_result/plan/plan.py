@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from jaxmem._core import assignment
 from jaxmem._core.actions import EVERYTHING_KEPT, Actions, Choice
 from jaxmem._core.bytes import show_bytes
-from jaxmem._core.columns import aligned
 from jaxmem._core.files import write_json, write_whole
 from jaxmem._core.groups import keeps_everything, ranges
+from jaxmem._core.lists import aligned
 from jaxmem._core.reader import Count, Name, one_of
 from jaxmem._model.states.places import DIVIDED, DIVIDED_WORDS, Places
 from jaxmem._result.plan import file, html, maxtext

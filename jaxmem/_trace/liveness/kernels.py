@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxmem._core.reach import reached
+from jaxmem._core.lists import reached
 from jaxmem._trace.arguments import on_host
 from jaxmem._trace.jaxpr import Scan, as_loop
 from jaxmem._trace.primitives import IN_PLACE, POINTWISE, POINTWISE_DEAR, REDUCTIONS, REMAT, RENAMED

@@ -8,7 +8,7 @@ memory. Its order is close to the program's own order if the latter is good.
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from jaxmem._core.reach import reached
+from jaxmem._core.lists import reached
 from jaxmem._trace.arguments import on_host
 from jaxmem._trace.liveness.kernels import Body, device_bytes
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxmem._core.apart import thinned
+from jaxmem._core.lists import thinned
 from jaxmem._result import svg
 from jaxmem._train.rectifier.counts import Outliers
 from jaxmem._train.runs.run import Run
