@@ -31,7 +31,7 @@ from jaxmem._model.auto.pieces import (
     turns_of,
     with_views,
 )
-from jaxmem._model.auto.repeats import between, equal_stretches, kinds_of, repeats
+from jaxmem._model.auto.repeats import Ends, between, equal_stretches, kinds_of, repeats
 from jaxmem._model.layer.block import Layer, layer_of, layers_of
 from jaxmem._model.layer.graph import LayerGraph, flops, has_effects, is_inexact, through, views_of
 from jaxmem._model.tags.named import is_block
@@ -114,7 +114,7 @@ class Finder:
         return with_bodies(node, layer.blocks(groups, prevent_cse=False), spans)
 
     def _unrolled(
-        self, program: Program, layers: Sequence[tuple[int, int]], views: list[Node]
+        self, program: Program, layers: Ends, views: list[Node]
     ) -> dict[int, tuple[int, list[Node]]]:
         """Makes blocks of equal layers, which share decisions. Returns for the first node of each
         the end of the layer, and the nodes that replace it.
@@ -174,12 +174,7 @@ class Finder:
         return {range(*ends): body(ends[0]) for ends in itertools.pairwise([*starts, turns])}
 
     def _alike(
-        self,
-        program: Program,
-        layers: Sequence[tuple[int, int]],
-        views: Sequence[Node],
-        activations: Callable[[Program], list[int]],
-        turns: int = 1,
+        self, program: Program, layers: Ends, views: Sequence[Node], activations: Callable, turns=1
     ) -> list[Layer]:
         """Returns equal layers of a program under a new label, each with the casts and views that
         it reads.
@@ -255,9 +250,7 @@ def _holds_blocks(node: Node) -> bool:
     return any(map(is_block, inside(node.eqn)))
 
 
-def _layers(
-    program: Program, graph: LayerGraph, beside: int
-) -> tuple[list[list[tuple[int, int]]], np.ndarray]:
+def _layers(program: Program, graph: LayerGraph, beside: int) -> tuple[list[Ends], np.ndarray]:
     """Returns the ends of the layers of Python loops and of the pieces of a program, and whether
     each node is a scan over layers. Equal layers, and equal pieces, are in one list. There are none
     if scans have nearly all FLOPs. Layers that are nearly alike and repeat together are single.

@@ -11,6 +11,7 @@ from jaxmem._model.layer.graph import LayerGraph, flops, has_effects
 from jaxmem._trace.jaxpr import Literal, text_of
 from jaxmem._trace.rewrite import Node, Program
 
+Ends = list[tuple[int, int]]  # the first node of each layer, and the node after its last one
 SHORTEST = 4  # operations: a shorter stretch that repeats is not a layer
 # Equal layers differ in these parameters: they say where a layer's share is stored, or are
 # addresses.
@@ -99,7 +100,7 @@ def _cut(start: int, period: int, length: int, work, crossing) -> range:
     return min(map(layers, offsets), key=rank)
 
 
-def between(program: Program, layers: Sequence[tuple[int, int]]) -> list[list[int]]:
+def between(program: Program, layers: Ends) -> list[list[int]]:
     """Returns for each layer its activations: the values that it takes from the previous layer.
 
     They are found in the second layer, and have the same positions in the other layers.
@@ -118,14 +119,12 @@ def between(program: Program, layers: Sequence[tuple[int, int]]) -> list[list[in
     return [list(dict.fromkeys(v for v in each if isinstance(v, int))) for each in taken]
 
 
-def equal_stretches(
-    program: Program, kinds: np.ndarray, stretches: Iterable[range]
-) -> list[list[tuple[int, int]]]:
+def equal_stretches(program: Program, kinds: np.ndarray, stretches: Iterable[range]) -> list[Ends]:
     """Returns the ends of stretches of a program, equal stretches in one list, in order.
 
     kinds: as for `repeats`.
     """
-    equal: dict[tuple, list[tuple[int, int]]] = {}
+    equal: dict[tuple, Ends] = {}
     for s in sorted(stretches, key=lambda stretch: stretch.start):
         key = (*kinds[s.start : s.stop], *_wiring(program.nodes[s.start : s.stop]))
         equal.setdefault(key, []).append((s.start, s.stop))
