@@ -19,6 +19,7 @@ from tests.auto.steps import NOTHING, layers_of, update
 from tests.shared.compare import relative
 from tests.shared.deviceless import result
 from tests.shared.foreign.unlike import loss_of_couplings
+from tests.shared.programs import nbytes
 
 WIDTH, SIDE, LENGTH, LAYERS = 16, 8, 64, 6
 S = jax.ShapeDtypeStruct
@@ -253,3 +254,27 @@ def test_the_first_layer_is_a_block_though_it_adds_to_a_number(h200):
     by_hand = training(loss_of_couplings(jax.checkpoint))
     found = result(h200, jaxmem.auto(training(plain), NOTHING), *args).temp_bytes
     assert found <= result(h200, by_hand, *args).temp_bytes
+
+
+@pytest.mark.jax_defaults
+def test_the_end_of_an_iteration_with_a_loop_inside_is_recomputed_too():
+    """The loop has most FLOPs of an iteration, and a layer follows it."""
+
+    def loss_of_pattern(of_layers, of_end):
+        def turn(x, weights):
+            layers, last = weights
+            of_layer = of_layers(functools.partial(local_or_global, turn=0))
+            x, _ = jax.lax.scan(lambda x, own: (of_layer(x, own), None), x, layers)
+            x = of_layers(lambda x, own: x + attention(normed(x), own))(x, last)
+            return of_end(with_mlp)(x, last), None
+
+        return lambda params, x: (jax.lax.scan(turn, x, params)[0] ** 2).mean()
+
+    args = (stacked(ITERATIONS, 3), jax.tree.map(lambda a: a[:, 0], stacked(ITERATIONS, 1))), TEXT
+    keep = lambda f: f
+    plain, but_for_end = (loss_of_pattern(of, keep) for of in (keep, jax.checkpoint))
+    by_hand = loss_of_pattern(jax.checkpoint, jax.checkpoint)
+    bytes_of = lambda loss: nbytes(jax.jit(training(loss)).lower(*args).compile())
+    ours, end = jaxmem.auto(plain, NOTHING), bytes_of(but_for_end) - bytes_of(by_hand)
+    assert end > 0
+    assert bytes_of(ours) < bytes_of(but_for_end) - 0.9 * end

@@ -60,13 +60,15 @@ class Finder:
         self.labels = first
         self._started: dict[int, int] = {}
 
-    def with_blocks(self, program: Program) -> Program:
+    def with_blocks(self, program: Program, turns: int = 1) -> Program:
         """Returns `program` with its layers as blocks: the iterations of scans, the layers of
         Python loops, and pieces of what does not repeat; and the layers inside conditionals and
         `shard_map`s outside these.
+
+        turns: the number of iterations of the loop that the program is an iteration of, or 1.
         """
         graph, views = LayerGraph(program, ()), views_of(program, program.inputs)
-        found, loops = _layers(program, graph, self.beside)
+        found, loops = _layers(program, graph, self.beside, turns)
         equal = {low: layers for layers in found for low, _ in layers}
         nodes: list[Node] = []
         blocks: dict[int, tuple[int, list[Node]]] = {}
@@ -102,7 +104,7 @@ class Finder:
         program, activations = turn(node, graph)
         turns = node.eqn.params["length"]
         if holds_layers_within(program):
-            blocks = self.with_blocks(program)
+            blocks = self.with_blocks(program, turns)
             return with_bodies(node, {range(turns): lambda *inputs: blocks.run(inputs)})
         if parts := divided(program, [(0, len(program.nodes))], turns):
             return with_bodies(node, self._of_parts(program, parts, activations, turns))
@@ -166,7 +168,7 @@ class Finder:
         def body(number: int) -> Callable[..., list]:
             nodes = []
             for ends, (layer, groups) in sorted(found.items(), key=lambda item: item[0]):
-                # It is under a barrier, so that the backward recomputes one layer at a time.
+                # The block is under a barrier, so that the backward recomputes one layer at a time.
                 block = layer.block_of(number, groups)
                 nodes += _replaced(program, range(*ends), views, layer, block)
             return lambda *inputs: dataclasses.replace(program, nodes=(*nodes,)).run(inputs)
@@ -250,7 +252,9 @@ def _holds_blocks(node: Node) -> bool:
     return any(map(is_block, inside(node.eqn)))
 
 
-def _layers(program: Program, graph: LayerGraph, beside: int) -> tuple[list[Ends], np.ndarray]:
+def _layers(
+    program: Program, graph: LayerGraph, beside: int, turns: int
+) -> tuple[list[Ends], np.ndarray]:
     """Returns the ends of the layers of Python loops and of the pieces of a program, and whether
     each node is a scan over layers. Equal layers, and equal pieces, are in one list. There are none
     if scans have nearly all FLOPs. Layers that are nearly alike and repeat together are single.
@@ -260,6 +264,7 @@ def _layers(program: Program, graph: LayerGraph, beside: int) -> tuple[list[Ends
     than a layer.
 
     beside: as for `Finder`.
+    turns: as for `pieces`.
     """
     nodes = program.nodes
     work = np.array([flops(node) for node in nodes])
@@ -288,7 +293,7 @@ def _layers(program: Program, graph: LayerGraph, beside: int) -> tuple[list[Ends
     free &= ~loops
     cheap = cheap_pieces(program, runs(free, layers), largest)
     beside_cheap = [] if of_scans else runs(free, [*layers, *cheap])
-    of_pieces = [*pieces(program, beside_cheap, repeated), *cheap]
+    of_pieces = [*pieces(program, beside_cheap, repeated, turns), *cheap]
     of_pieces += checkpoints(nodes, runs(free, [*layers, *of_pieces]))
     return [*found, *equal_stretches(program, kinds, [*parts, *of_pieces])], loops
 

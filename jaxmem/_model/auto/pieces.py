@@ -78,8 +78,10 @@ class Cuts:
     has_product: whether a matrix product is between them. A piece has one.
     """
 
-    def __init__(self, values: Values, work: np.ndarray, stretch: range):
-        """work: the FLOPs of the program's nodes."""
+    def __init__(self, values: Values, work: np.ndarray, stretch: range, turns: int = 1):
+        """work: the FLOPs of the program's nodes.
+        turns: the number of iterations of the loop that the program is an iteration of, or 1.
+        """
         low, high = stretch.start, stretch.stop
         crossing = values.crossing(low, high)
         found = np.union1d(np.flatnonzero(np.diff(crossing) < 0), np.flatnonzero(work[low:high]))
@@ -98,7 +100,7 @@ class Cuts:
         self.across = before[j, count] - before[i, count] - self.inside
         products = np.concatenate([[0], np.cumsum(work > 0)])[self.positions]
         self.has_product = products[j] > products[i]
-        if high == len(work):
+        if high == len(work) and turns == 1:
             self.across[:, -1] = 0  # the end of the program
 
     def best(self, largest: float) -> tuple[float, list[range]]:
@@ -119,29 +121,33 @@ class Cuts:
         return float(least[-1]), [range(*ends) for ends in itertools.pairwise(cuts)]
 
 
-def pieces(program: Program, stretches: Sequence[range], repeated: int = 0) -> list[range]:
+def pieces(
+    program: Program, stretches: Sequence[range], repeated: int = 0, turns: int = 1
+) -> list[range]:
     """Returns the pieces of a program, in order. None are returned if they have less than `SHARE`
     of its FLOPs, and less of the bytes of its values; or fewer bytes inside than a layer that
     repeats.
 
     The end of the program is no piece: the backward begins with it, and would compute it at once
-    again.
+    again. The end of a loop's iteration may be a piece: other iterations run before the backward.
 
     stretches: the nodes that pieces may have.
     repeated: the most bytes inside a layer that repeats, of this program or beside it. One of them
       is recomputed at a time, as a piece is.
+    turns: the number of iterations of the loop that the program is an iteration of, or 1.
     """
     values = Values(program, views_of(program, program.inputs))
     work = np.array([flops(node) for node in program.nodes])
-    tables = [Cuts(values, work, s) for s in stretches if work[s.start : s.stop].any()]
+    tables = [Cuts(values, work, s, turns) for s in stretches if work[s.start : s.stop].any()]
     sizes = [t.inside[t.has_product & (t.inside > 0)] for t in tables]
     if not any(len(s) for s in sizes):
         return []
     every = np.concatenate(sizes)
     tried = [max(size, repeated) for size in np.geomspace(every.min(), every.max(), SIZES)]
-    bytes_of = lambda size: size + sum(t.best(size)[0] for t in tables)
+    bytes_of = lambda size: size + turns * sum(t.best(size)[0] for t in tables)
     size = min(tried, key=bytes_of)
-    found = [piece for t in tables for piece in t.best(size)[1] if piece.stop < len(work)]
+    last = len(work) - (turns == 1)  # the largest end of a piece
+    found = [piece for t in tables for piece in t.best(size)[1] if piece.stop <= last]
     of_work = sum(work[p.start : p.stop].sum() for p in found) >= SHARE * work.sum()
     inside = sum(values.inside(p.start, p.stop) for p in found)
     of_bytes = inside >= SHARE * values.bytes.sum()
