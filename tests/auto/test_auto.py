@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem._core.actions import KEEP, OFFLOAD
@@ -367,6 +368,38 @@ def test_one_name_of_two_tensors_is_one_decision():
     rest = dict.fromkeys((c.name for c in one.candidates if c.name != "probs"), KEEP)
     kept, made = (Assignment({"auto": rest | more}) for more in ({"probs": KEEP}, {}))
     assert products(loss, made, PARAMS, X) == products(loss, kept, PARAMS, X) + 2
+
+
+def masked(scores):
+    return jax.nn.softmax(jnp.where(jnp.tril(jnp.ones(scores.shape[1:], bool)), scores, -1e9))
+
+
+def masked_by_a_rule(scores):
+    """The same, with a derivative rule of its own."""
+    rule = jax.custom_vjp(masked)
+    rule.defvjp(
+        lambda s: (masked(s),) * 2, lambda y, g: (y * (g - (g * y).sum(-1, keepdims=True)),)
+    )
+    return rule(scores)
+
+
+@pytest.mark.parametrize("attention", [masked, masked_by_a_rule])
+def test_a_mask_on_an_explicit_mesh_has_the_sharding_of_the_scores(attention):
+    """The batch is sharded, and the layers' types say so."""
+
+    def layer(x, p):
+        scores = jnp.einsum("bsd,btd->bst", x @ p["q"], x @ p["k"])
+        return x + attention(scores) @ (x @ p["v"])
+
+    loss = functools.partial(scanned, layer=layer)
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(normal(9, 4, 8, WIDTH), jax.NamedSharding(mesh, P("data")))
+        params = jax.device_put(PARAMS, jax.NamedSharding(mesh, P()))
+        want = jax.jit(jax.grad(loss))(params, x)
+        got = jax.jit(jax.grad(jaxmem.auto(loss, Assignment.nothing())))(params, x)
+    close(got, want)
+    assert min(np.abs(b).max() for b in jax.tree.leaves(want)) > 0
 
 
 def test_layers_of_a_loop_may_name_one_tensor_otherwise():

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxmem._core.lists import reached
 from jaxmem._model.codecs.registry import EXACT
 from jaxmem._model.layer.candidates import MOST_CANDIDATES, Candidate, candidates, named
-from jaxmem._model.layer.graph import LayerGraph, is_complex, is_costly, is_inexact
+from jaxmem._model.layer.graph import LayerGraph, is_complex, is_costly, is_inexact, shape_of
 from jaxmem._model.layer.rules import DerivativeRule, with_rules
 from jaxmem._model.layer.softmax import Softmax, with_softmaxes
 from jaxmem._model.tags.operations import (
@@ -276,7 +276,7 @@ def _read_by_the_derivative(graph: LayerGraph) -> set[int]:
     """
     program = graph.program
     types = [program.avals[v] for v in program.inputs]
-    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in types]
+    avals = [*map(shape_of, types)]
     given = zip(program.inputs, avals)
     inexact = [i for i, (v, a) in enumerate(given) if is_inexact(a) and v not in graph.frozen]
     every = [
