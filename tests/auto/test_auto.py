@@ -375,7 +375,7 @@ def masked(scores):
 
 
 def masked_by_a_rule(scores):
-    """The same, with a derivative rule of its own."""
+    """`masked` with a derivative rule."""
     rule = jax.custom_vjp(masked)
     rule.defvjp(
         lambda s: (masked(s),) * 2, lambda y, g: (y * (g - (g * y).sum(-1, keepdims=True)),)

@@ -111,6 +111,19 @@ def training(loss):
     return lambda params, x: update(params, jax.grad(loss)(params, x))
 
 
+def takes_no_more_bytes(h200, made, *args):
+    """Asserts that recomputing all takes no more bytes than checkpoints by hand, and returns the
+    loss with blocks and the plain loss.
+
+    made: returns the loss for a checkpoint of each layer.
+    """
+    plain = made(lambda f: f)
+    ours = jaxmem.auto(plain, NOTHING)
+    bytes_of = lambda loss: result(h200, training(loss), *args).temp_bytes
+    assert bytes_of(ours) <= bytes_of(made(jax.checkpoint))
+    return ours, plain
+
+
 def counts_of(loss, *args) -> list[int]:
     """The number of layers of each label, in the order of the labels' first layers."""
     return [*collections.Counter(layer.label for layer in layers_of(loss, *args)).values()]
@@ -147,10 +160,7 @@ def test_each_layer_is_a_block(name, cast):
 def test_recomputing_all_takes_no_more_bytes_than_checkpoints_by_hand(name, h200):
     """Compiled for an H200: XLA:CPU of jaxlib 0.10 undoes checkpoints in a Python loop."""
     layer, x, _ = TURNS[name]
-    plain, by_hand = (loss_of(layer, of) for of in (lambda f: f, jax.checkpoint))
-    ours = jaxmem.auto(plain, NOTHING)
-    bytes_of = lambda loss: result(h200, training(loss), parameters(), x).temp_bytes
-    assert bytes_of(ours) <= bytes_of(by_hand)
+    ours, plain = takes_no_more_bytes(h200, functools.partial(loss_of, layer), parameters(), x)
     got, want = (jax.jit(jax.grad(loss))(parameters(), x) for loss in (ours, plain))
     assert all(jnp.any(g != 0) for g in jax.tree.leaves(want))
     assert relative(got, want) < 1e-5
@@ -182,10 +192,8 @@ def test_an_iteration_is_one_block_where_the_inputs_of_all_layers_are_more_bytes
 
 @pytest.mark.jax_defaults
 def test_recomputing_all_layers_of_iterations_takes_no_more_bytes_than_checkpoints_by_hand(h200):
-    plain, by_hand = (scanned(local_or_global, of, 3) for of in (lambda f: f, jax.checkpoint))
-    ours = jaxmem.auto(plain, NOTHING)
-    bytes_of = lambda loss: result(h200, training(loss), stacked(ITERATIONS, 3), TEXT).temp_bytes
-    assert bytes_of(ours) <= bytes_of(by_hand)
+    made = lambda checkpoint: scanned(local_or_global, checkpoint, 3)
+    takes_no_more_bytes(h200, made, stacked(ITERATIONS, 3), TEXT)
 
 
 KEPT = {UNTAGGED: KEEP}

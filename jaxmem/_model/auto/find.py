@@ -127,11 +127,12 @@ class Finder:
         views: the casts and views of the program's inputs.
         """
         apart = any(end != start for (_, end), (start, _) in itertools.pairwise(layers))
-        if are_pieces := apart or len(layers) == 1:
-            alike = self._alike(program, layers, views, lambda x: activations_of(program, x))
-        else:
-            taken = iter(between(program, layers))
-            alike, views = self._alike(program, layers, [], lambda _: next(taken)), []
+        are_pieces = apart or len(layers) == 1
+        views = views if are_pieces else []
+        parts = [with_views(part(program, low, high), views) for low, high in layers]
+        of_pieces = (activations_of(program, piece) for piece in parts)
+        activations = [*of_pieces] if are_pieces else between(program, layers)
+        alike = self._alike(program, layers, parts, activations)
         groups = groups_of(self.plan, alike[0].label, len(layers), spans=not are_pieces)
         found = {}
         for number, ((low, high), layer) in enumerate(zip(layers, alike)):
@@ -157,10 +158,12 @@ class Finder:
         """
         views = views_of(program, {*program.inputs}.difference(carried))
         given = {*program.inputs, *program.constants}.difference(carried)
-        activations = lambda x: [v for v in x.inputs if v not in given and is_inexact(x.avals[v])]
+        activation = lambda v: v not in given and is_inexact(program.avals[v])
         found = {}
         for layers in equal_stretches(program, kinds_of(program), parts):
-            alike = self._alike(program, layers, views, activations, turns)
+            own = [with_views(part(program, low, high), views) for low, high in layers]
+            activations = [[*filter(activation, piece.inputs)] for piece in own]
+            alike = self._alike(program, layers, own, activations, turns)
             groups = groups_of(self.plan, alike[0].label, turns)
             found |= {ends: (layer, groups) for ends, layer in zip(layers, alike)}
         starts = sorted({group.start for _, groups in found.values() for group in groups})
@@ -176,16 +179,19 @@ class Finder:
         return {range(*ends): body(ends[0]) for ends in itertools.pairwise([*starts, turns])}
 
     def _alike(
-        self, program: Program, layers: Ends, views: Sequence[Node], activations: Callable, turns=1
+        self,
+        program: Program,
+        layers: Ends,
+        parts: Sequence[Program],
+        activations: Sequence[Sequence[int]],
+        turns: int = 1,
     ) -> list[Layer]:
-        """Returns equal layers of a program under a new label, each with the casts and views that
-        it reads.
+        """Returns equal layers of a program under a new label.
 
-        activations: returns the activations of a layer.
-        turns: how often the program runs.
+        parts, activations: each layer as a program, and the activations of each layer.
+        turns: the number of iterations of the loop that the program is an iteration of, or 1.
         """
-        parts = [with_views(part(program, low, high), views) for low, high in layers]
-        alike = layers_of(parts, [*map(activations, parts)], self._label())
+        alike = layers_of(parts, activations, self._label())
         lines = [line_of(program.nodes[low].eqn) for low, _ in layers]
         found = [dataclasses.replace(x, line=line, turns=turns) for x, line in zip(alike, lines)]
         self.found += found

@@ -162,7 +162,7 @@ def divided(program: Program, layers: Sequence[tuple[int, int]], turns: int = 1)
     equally many operations, and most primitives in common. Of such parts, those with the fewest
     bytes are returned: one part is recomputed at a time, and the values across their ends are kept.
 
-    layers: the ends of the layers; those of the whole program, if it is an iteration of a scan.
+    layers: the ends of the layers. An iteration of a scan is one layer, the whole program.
     turns: the number of iterations.
     """
     nodes, values = program.nodes, Values(program, views_of(program, program.inputs))
