@@ -53,8 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Calls the command's function, which has the command's name. The module that holds it is
-    imported here, so that commands which need no JAX import none.
+    """Calls the command's function, which has the command's name, and returns the exit code: 0 if
+    the function returns none. The module that holds the function is imported here, so that commands
+    which need no JAX import none.
     """
     match args.command:
         case "plan" | "verify" | "estimate" | "explain":
@@ -63,7 +64,7 @@ def _run(args: argparse.Namespace) -> int:
             from jaxmem._cli import plans as commands
         case _:
             from jaxmem._cli import machine as commands
-    return getattr(commands, args.command)(args)
+    return getattr(commands, args.command)(args) or 0
 
 
 def _tell(error: BaseException, args: argparse.Namespace) -> int:

@@ -15,10 +15,9 @@ from jaxmem._target.devices.chips import CHIPS
 from jaxmem._target.devices.target import Target
 
 
-def targets(args: argparse.Namespace) -> int:
+def targets(args: argparse.Namespace) -> None:
     found = [Target.parse(name) for name in CHIPS]
     show_result(args, [dataclasses.asdict(t) for t in found], lambda: _table(found))
-    return 0
 
 
 def _table(found: Sequence[Target]) -> None:
@@ -38,11 +37,10 @@ def _table(found: Sequence[Target]) -> None:
     )
 
 
-def calibrate(args: argparse.Namespace) -> int:
+def calibrate(args: argparse.Namespace) -> None:
     source = str(pathlib.Path(args.folder, "ceilings.json"))
     check_outputs({"--out": args.out}, {source: "what the check measured"})
     print(write_rates(args.folder, args.out))
-    return 0
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -60,13 +58,12 @@ def doctor(args: argparse.Namespace) -> int:
     return 1 if any(c.level == "bad" for c in checks) else 0
 
 
-def cache(args: argparse.Namespace) -> int:
+def cache(args: argparse.Namespace) -> None:
     if args.clear:
         path, freed = database.default_path(), database.clear()
         data = {"path": str(path), "freed_bytes": freed}
         show_result(args, data, f"{path}: {show_bytes(freed)} freed")
-        return 0
+        return
     path, (size, rows), fault = database.default_path(), database.usage(), database.check()
     data = {"path": str(path), "bytes": size, "rows": rows, "fault": fault}
     show_result(args, data, f"{path}: {fault or f'{show_bytes(size)}, {database.counted(rows)}'}")
-    return 0

@@ -21,20 +21,18 @@ _NUMBERS = ("before", "after", "ms")
 _NARROW = 100  # columns; a narrower table has no kind, and the codec is under the action
 
 
-def show(args: argparse.Namespace) -> int:
+def show(args: argparse.Namespace) -> None:
     found = load_result(args.plan)
     table = lambda: print(found) if isinstance(found, Frontier) else show_plan(found)
     show_result(args, found.to_json(), table)
-    return 0
 
 
-def diff(args: argparse.Namespace) -> int:
+def diff(args: argparse.Namespace) -> None:
     found = difference(Plan.load(args.first), Plan.load(args.second))
     show_result(args, found.to_json(), lambda: say(str(found), hang="  "))
-    return 0
 
 
-def report(args: argparse.Namespace) -> int:
+def report(args: argparse.Namespace) -> None:
     first = pathlib.Path(args.runs[0])
     default = (first if first.is_dir() else first.parent) / "report.html"
     out = default if args.out is None else pathlib.Path(args.out)
@@ -50,7 +48,6 @@ def report(args: argparse.Namespace) -> int:
     else:
         report_frontier(frontier, out)
     print(out)
-    return 0
 
 
 def _frontier(runs: list[str]) -> Frontier | None:

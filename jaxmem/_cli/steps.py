@@ -39,7 +39,7 @@ from jaxmem._train.report.report import report_frontier
 from jaxmem.errors import JaxmemError
 
 
-def plan(args: argparse.Namespace) -> int:
+def plan(args: argparse.Namespace) -> None:
     # Files, codecs and numbers are checked before the user's code runs, which may take long.
     outputs = {"--out": args.out, "--report": args.report}
     check_outputs(outputs, {_code(args): "the step's own code"})
@@ -57,7 +57,6 @@ def plan(args: argparse.Namespace) -> int:
     table = lambda: show_plan(made) if isinstance(made, Plan) else print(made)
     writes = [("--out", args.out, made.save), ("--report", args.report, page)]
     deliver(lambda: show_result(args, made.to_json(), table), writes)
-    return 0
 
 
 def _planned(args: argparse.Namespace, asked: dict[str, Any]) -> tuple[Plan, Callable]:
@@ -120,7 +119,7 @@ def _explained(
         return None
 
 
-def verify(args: argparse.Namespace) -> int:
+def verify(args: argparse.Namespace) -> None:
     # the two arguments in the other order
     if not pathlib.Path(args.plan).exists() and pathlib.Path(args.step).is_file():
         raise JaxmemError(
@@ -140,10 +139,9 @@ def verify(args: argparse.Namespace) -> int:
         f" made it compiled to {show_bytes(loaded.compiled_bytes)}"
     )
     show_result(args, figures, text)
-    return 0
 
 
-def estimate(args: argparse.Namespace) -> int:
+def estimate(args: argparse.Namespace) -> None:
     policy = Assignment(read_assignment(args.policy))
     with _step(args) as (build, arguments):
         found = make_estimate(build, policy, *arguments, target=args.target)
@@ -157,10 +155,9 @@ def estimate(args: argparse.Namespace) -> int:
         f" ({PIECE_SOURCES[found.time_source]})"
     )
     show_result(args, dataclasses.asdict(found), text)
-    return 0
 
 
-def explain(args: argparse.Namespace) -> int:
+def explain(args: argparse.Namespace) -> None:
     if args.beside and args.plan is None:
         raise JaxmemError("--beside: everything kept stands beside a plan; name one by --plan FILE")
     chosen = None if args.plan is None else Plan.load(args.plan)
@@ -179,7 +176,6 @@ def explain(args: argparse.Namespace) -> int:
     text = "\n\n".join([*map(layer_text, layers), str(found)])
     write = ("--out", args.out, lambda path: write_json(path, data))
     deliver(lambda: show_result(args, data, text), [write])
-    return 0
 
 
 def _code(args: argparse.Namespace) -> str:
