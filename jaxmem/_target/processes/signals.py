@@ -3,7 +3,8 @@
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 SIGNALS = signal.SIGTERM, signal.SIGINT
 
@@ -26,28 +27,37 @@ class StopRequest:
 
 
 @contextlib.contextmanager
+def _handled(numbers: Sequence[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """While the statement runs, `handler` is called for these signals. Outside of the main thread
+    signals are as they were, and so is a signal that the process was started to ignore, as shells
+    do with SIGINT in the background.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heard}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextlib.contextmanager
 def held() -> Iterator[StopRequest]:
     """While the statement runs a signal is noted, so that it may end the run between two steps. A
-    second one ends it where it is. Outside of the main thread signals are as they were, and so is
-    one that the process was started to ignore, as shells do with SIGINT in the background.
+    second one ends it where it is.
     """
     asked = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
 
     def note(number: int, _) -> None:
         if asked.number is not None:
             raise Interrupted("a second signal came before the run had ended", number)
         asked.number = number
 
-    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, note) for number in heard}
-    try:
+    with _handled(SIGNALS, note):
         yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -55,16 +65,9 @@ def raised() -> Iterator[None]:
     """While the statement runs, SIGTERM raises Interrupted, as SIGINT raises KeyboardInterrupt, so
     that locks are released and files are finished.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:
-        yield
-        return
 
     def interrupt(number: int, _) -> None:
         raise Interrupted("the process was asked to end", number)
 
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
+    with _handled([signal.SIGTERM], interrupt):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
