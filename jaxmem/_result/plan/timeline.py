@@ -217,11 +217,8 @@ class Timeline:
 
     def numbered(self) -> list[tuple[int, PlacedLayers]]:
         """Returns pairs of the number of a group's first layer, counted from 0, and the group."""
-        starts, start = [], 0
-        for group in self.groups:
-            starts.append((start, group))
-            start += group.count
-        return starts
+        starts = itertools.accumulate((group.count for group in self.groups), initial=0)
+        return list(zip(starts, self.groups))
 
     def by_place(self) -> list[tuple[str, int, int, int, int]]:
         """Returns the ranges of layers whose states are stored in one place.
