@@ -195,14 +195,11 @@ class PlacementSolution:
         """The ranges of layers with one policy, in order: the first layer, the layer after the
         last, and the index of the policy.
         """
-        ranges: list[tuple[int, int, int]] = []
-        start = 0
-        for group, n in self.counts.items():
-            if ranges and ranges[-1][2] == group.policy:
-                ranges[-1] = (ranges[-1][0], start + n, group.policy)
-            else:
-                ranges.append((start, start + n, group.policy))
-            start += n
+        ranges, start = [], 0
+        for policy, run in itertools.groupby(self.counts.items(), lambda item: item[0].policy):
+            stop = start + sum(n for _, n in run)
+            ranges.append((start, stop, policy))
+            start = stop
         return ranges
 
 
