@@ -208,7 +208,7 @@ class PlacedSteps:
         self.compiles += 1
         self.seconds += time.perf_counter() - start
         actions = {label: dict(choices) for label, choices in assignment.actions.items()}
-        return CompiledStep(actions, compiled, places)
+        return CompiledStep(actions, compiled)
 
 
 def placed_steps(plan: Plan, build, args: tuple, backend: Backend, what: str) -> PlacedSteps:

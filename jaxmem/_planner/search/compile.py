@@ -27,7 +27,6 @@ import jax
 from jaxmem._core.actions import AS_WRITTEN, Actions, stored
 from jaxmem._core.assignment import Assignment, Decisions
 from jaxmem._core.groups import keeps_everything, ungrouped
-from jaxmem._model.states.places import Places
 from jaxmem._model.tags.derive import RecomputedStep
 from jaxmem._model.tags.implementation import next_options, todays_checkpoint
 from jaxmem._target.compile.protocol import Backend
@@ -46,12 +45,10 @@ class CompiledStep:
 
     actions: the actions under which the step was compiled.
     compiled: the numbers of the compiled program: bytes, FLOPs, and the seconds of the compile.
-    places: where the step's model states are stored; None if no plan places them.
     """
 
     actions: Actions
     compiled: Compiled
-    places: Places | None = None
 
     @property
     def total(self) -> int:
