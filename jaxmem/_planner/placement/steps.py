@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from jaxmem._core.assignment import FLOAT, INT8, Assignment, in_8_bits
+from jaxmem._core.lists import separated
 from jaxmem._model.states.places import HOST, Places
 from jaxmem._optim.adama.eight_bits import is_quantized
 from jaxmem._optim.released.bound import BoundStep
@@ -257,14 +258,10 @@ def _shape(a, here) -> jax.ShapeDtypeStruct:
 
 def _bytes(args: tuple) -> tuple[int, int]:
     """Bytes of shapes on one device, and in the host memory of this device."""
-    device = host = 0
-    for a in jax.tree.leaves(args):
-        kind = getattr(getattr(a, "sharding", None), "memory_kind", None)
-        if kind == HOST:
-            host += shard_bytes(a)
-        else:
-            device += shard_bytes(a)
-    return device, host
+    arrays = jax.tree.leaves(args)
+    kinds = (getattr(getattr(a, "sharding", None), "memory_kind", None) for a in arrays)
+    host, device = separated(arrays, [kind == HOST for kind in kinds])
+    return sum(map(shard_bytes, device)), sum(map(shard_bytes, host))
 
 
 def _is_placed_as(state, shapes) -> bool:
