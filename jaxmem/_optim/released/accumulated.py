@@ -27,7 +27,7 @@ alone, which costs models of several layers nothing. The update then reads the s
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -283,23 +283,14 @@ class Accumulated:
             moments, loss, held = backward(model, folds, own, moments, part, key_of(i), whole, held)
             return (moments, held), loss
 
-        # All microbatches but the last only fold, and read the parameters from outside their loop.
-        before, last = (jax.tree.map(lambda a, s=s: a[s], microbatches) for s in (slice(-1), -1))
-        carry = moments, fetched_first(model.with_frozen(read_of(gathered[model.layers])))
-        if not rule.single:
-            carry, losses = jax.lax.scan(one, carry, before)
-        (outer, layers), held = carry
-        with_params = [m | {"params": p} for m, p in zip(layers, parts_of(params[model.layers]))]
-        carry = (outer, with_params), held
-        if rule.single:
-            ((outer, layers), _), loss = one(carry, last, update)
-            losses = stacked_values([loss])
-        else:
-            and_update = lambda carried, last: one(carried[0], last, update)
-            of_last = jax.tree.map(lambda a: a[-1], losses)
-            ((outer, layers), _), loss = once(and_update, (carry, of_last), last)
-            losses = stacked_values([loss], losses)
+        def with_params(carry):
+            (outer, layers), held = carry
+            stacks = parts_of(params[model.layers])
+            return (outer, [m | {"params": p} for m, p in zip(layers, stacks)]), held
 
+        carry = moments, fetched_first(model.with_frozen(read_of(gathered[model.layers])))
+        last = lambda carry, numbered: one(carry, numbered, update)
+        ((outer, layers), _), losses = last_apart(one, last, with_params, carry, microbatches)
         stacks = as_layers(params[model.layers], [m["params"] for m in layers])
         moments = {k: model.joined(params, (outer, layers), k) for k in entries(old.moments)}
         # One call updates all arrays: if a scalar divides only one array, XLA multiplies by the
@@ -344,16 +335,31 @@ def microbatches(batch, n: int, devices: int = 1):
     return jax.tree.map_with_path(one, batch)
 
 
-def stacked_values(values: Sequence, before=None):
-    """Stacks trees of arrays along a new leading axis. `before` has such stacks, to which the new
-    ones are appended; None for none.
+def last_apart(
+    one: Callable, update: Callable, with_params: Callable, carry, numbered
+) -> tuple[Any, Any]:
+    """Runs the microbatches of a minibatch, the last one in a program of its own. Returns the carry
+    and the losses of all microbatches.
+
+    one: `one(carry, microbatch)` folds a microbatch, and returns the carry and the loss. All
+      microbatches but the last only fold, and read the parameters from outside their loop.
+    update: `one` for the last microbatch, which also updates the parameters in its carry.
+    with_params: adds the parameters to the carry of `one`.
+    numbered: a pair of the microbatches' numbers and the batch's arrays, each with a leading axis
+      of microbatches.
     """
-    stacks = jax.tree.map(lambda *each: jnp.stack(each), *values)
-    join = lambda a, b: jnp.concatenate([a, b])
-    return stacks if before is None else jax.tree.map(join, before, stacks)
+    before, last = (jax.tree.map(lambda a, s=s: a[s], numbered) for s in (slice(-1), -1))
+    if len(numbered[0]) == 1:
+        carry, loss = update(with_params(carry), last)
+        return carry, jax.tree.map(lambda a: a[None], loss)
+    carry, losses = jax.lax.scan(one, carry, before)
+    of_last = jax.tree.map(lambda a: a[-1], losses)
+    and_update = lambda carried, last: update(carried[0], last)
+    carry, loss = _once(and_update, (with_params(carry), of_last), last)
+    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b[None]]), losses, loss)
 
 
-def once(body: Callable, carry, given):
+def _once(body: Callable, carry, given):
     """Runs `body(carry, given)` in a loop of one iteration that XLA does not inline, since XLA does
     not know the number of iterations.
 

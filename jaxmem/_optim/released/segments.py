@@ -25,7 +25,7 @@ from jaxmem._model.states.store import brought, returned
 from jaxmem._optim.adama.eight_bits import QuantizedState, is_coded, quantized, recoded_as
 from jaxmem._optim.adama.transform import AdamA
 from jaxmem._optim.released import placement
-from jaxmem._optim.released.accumulated import MOVED, microbatches, once, stacked_values
+from jaxmem._optim.released.accumulated import MOVED, last_apart, microbatches
 from jaxmem._optim.released.bound import BoundStep
 from jaxmem._optim.released.direct import Update, mixing_error, proved
 from jaxmem._optim.released.fold import TALLIES, Accumulation, Fold, entries, squared
@@ -395,7 +395,6 @@ class SegmentedStep(BoundStep):
             return self._backward(folds(i, last=False), leaves, states, part, divided)
 
         numbered = first + jnp.arange(n, dtype=jnp.int32), microbatches(batch, n)
-        before, final = (jax.tree.map(lambda a, s=s: a[s], numbered) for s in (slice(-1), -1))
 
         def updating_one(states, indexed):
             i, part = indexed
@@ -404,18 +403,11 @@ class SegmentedStep(BoundStep):
             own = jax.tree.leaves(self._params(states, leaves))
             return self._backward(folds(i, last=True), own, states, part, divided)
 
-        losses = None
-        if n > 1:
-            states, losses = jax.lax.scan(one, states, before)
-        with_params = zip(states, self.components)
-        states = [s | {"params": [leaves[i] for i in c]} for s, c in with_params]
-        if n > 1:
-            of_last = jax.tree.map(lambda a: a[-1], losses)
-            and_update = lambda carried, last: updating_one(carried[0], last)
-            states, loss = once(and_update, (states, of_last), final)
-        else:
-            states, loss = updating_one(states, final)
-        losses = stacked_values([loss], losses)
+        def with_params(states):
+            pairs = zip(states, self.components)
+            return [s | {"params": [leaves[i] for i in c]} for s, c in pairs]
+
+        states, losses = last_apart(one, updating_one, with_params, states, numbered)
         made = {k: self._joined(states, k) for k in moments}
         made |= {"count": optax.safe_increment(old.count), "folded": jnp.zeros_like(old.folded)}
         new = self._params(states, leaves), old._replace(**made)
