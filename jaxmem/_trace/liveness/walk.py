@@ -8,7 +8,7 @@ The result is an estimate, and no bound: XLA fuses by a cost model, and has sche
 import dataclasses
 import functools
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -158,9 +158,7 @@ class _Walk:
         body = self._programs.kernels(flat)
         # Results take the memory of donated arguments of their shape, as JAX pairs them.
         kind = lambda v: (flat.avals[v].shape, flat.avals[v].dtype)
-        free = defaultdict(int)
-        for i in donated:
-            free[kind(flat.inputs[i])] += 1
+        free = Counter(kind(flat.inputs[i]) for i in donated)
         held = set()
         for v in flat.outputs:
             if isinstance(v, int) and free[kind(v)] > 0:
@@ -205,10 +203,8 @@ class _Walk:
           buffer if it is made after the last read of the input.
         order_of: the order of the kernels.
         """
-        last: dict[int, int] = {}
         order = self._positions(body, order_of, _Sizes(body, None, 1).of)
-        for k, i in enumerate(order):
-            last |= dict.fromkeys(body.kernels[i].reads, k)
+        last = {v: k for k, i in enumerate(order) for v in body.kernels[i].reads}
         found = {o for o in carried if o in body.inputs}
         for k, i in enumerate(order):
             kernel = body.kernels[i]
@@ -231,9 +227,7 @@ class _Walk:
         size = sizes.of
         positions = self._positions(body, order, size)
         gathered = sizes.gathered([body.kernels[i] for i in positions])
-        last: dict[int, int] = {}
-        for k, i in enumerate(positions):
-            last |= dict.fromkeys(body.kernels[i].reads, k)
+        last = {v: k for k, i in enumerate(positions) for v in body.kernels[i].reads}
         last |= dict.fromkeys((o for o in body.outputs if o is not None), len(positions))
         ends = defaultdict(list)
         for v, k in last.items():
