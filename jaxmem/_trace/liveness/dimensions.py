@@ -6,6 +6,7 @@ do. The alternative, to relate nothing, would end the division at every kernel t
 know.
 """
 
+import itertools
 from collections.abc import Iterable
 
 from jaxmem._trace.jaxpr import Literal
@@ -34,11 +35,8 @@ def _alike(params, given, made) -> list[Names]:
     such as a barrier, relate each result to one operand.
     """
     if len(given) == len(made) > 1:
-        names = 0
-        found: list[Names] = []
-        for shape in given:
-            found.append([names + d for d in range(len(shape))])
-            names += len(shape)
+        numbers = itertools.count()
+        found: list[Names] = [[next(numbers) for _ in shape] for shape in given]
         same = zip(found, given, made)
         results: list[Names] = [[*a] if s == t else [None] * len(t) for a, s, t in same]
         return [*found, *results]
