@@ -170,7 +170,7 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
         # read it.
         variables = lambda eqn: [v for v in eqn.invars if not isinstance(v, Literal)]
         defined = {o: i for i, e in enumerate(jaxpr.eqns) for o in e.outvars}
-        first_use: dict[Var, int] = {}
+        first_use = {v: i for i, e in reversed([*enumerate(jaxpr.eqns)]) for v in variables(e)}
         again = _repeated(jaxpr, defined)
         block_uses = Counter(
             v
@@ -179,9 +179,6 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
             for v in set(variables(e))
         )
         position: dict[int, int] = {}  # of an equation's instance in `instances`
-        for i, eqn in enumerate(jaxpr.eqns):
-            for v in variables(eqn):
-                first_use.setdefault(v, i)
         for i, eqn in enumerate(jaxpr.eqns):
             # A slice is a view of its operand, for indices of any origin.
             viewed = eqn.invars[:1] if eqn.primitive.name == "dynamic_slice" else eqn.invars
