@@ -1,6 +1,6 @@
 """The curve of least step time against bytes, for budgets other than the plan's budget."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from jaxmem._core.actions import Actions, choice_of
 from jaxmem._core.profile import Profile
@@ -35,12 +35,18 @@ def curve(
     # bytes. Its point has the compiled bytes.
     kept = problem.profile.everything_kept
     points.append(Point(everything_bytes, seconds(everything(problem.profile)), kept))
-    # A point is left out if another point has fewer bytes and fewer seconds.
-    front: list[Point] = []
+    return front(points)
+
+
+def front(points: Iterable[Point]) -> tuple[Point, ...]:
+    """Returns the points by rising bytes and falling seconds. A point is left out if another point
+    has fewer bytes and fewer seconds.
+    """
+    found: list[Point] = []
     for p in sorted(points, key=lambda p: (p.bytes, p.seconds)):
-        if not front or p.seconds < front[-1].seconds:
-            front.append(p)
-    return tuple(front)
+        if not found or p.seconds < found[-1].seconds:
+            found.append(p)
+    return tuple(found)
 
 
 def whole_actions(profile: Profile, actions: Actions) -> Actions:

@@ -9,7 +9,7 @@ from jaxmem._core.actions import KEEP, UNTAGGED
 from jaxmem._core.assignment import Assignment
 from jaxmem._core.groups import as_decided
 from jaxmem._model.states.places import DEVICE, HOST
-from jaxmem._planner.outcome.pareto import whole_actions
+from jaxmem._planner.outcome.pareto import front, whole_actions
 from jaxmem._planner.outcome.searched import option_notes
 from jaxmem._planner.outcome.table import rows
 from jaxmem._planner.placement.front import layer_policy
@@ -124,14 +124,10 @@ def _curve(search: PlacementSearch, outside: float) -> tuple[Point, ...]:
         return ()
     low, high = least.device_bytes + search.error, most.device_bytes
     rooms = [low + (high - low) * i // (POINTS - 1) for i in range(POINTS)]
-    solutions: list[PlacementSolution] = []
-    for room in rooms:
-        one = solved(room)
-        if one is not None and (not solutions or one.seconds < solutions[-1].seconds):
-            solutions.append(one)
+    solutions = [one for one in map(solved, rooms) if one is not None]
     # The error of estimates may exceed the bytes of the least solution, hence the maximum.
     size = lambda s: max(0, s.device_bytes)
-    return tuple(Point(size(s), s.seconds + outside, search.actions(s)) for s in solutions)
+    return front(Point(size(s), s.seconds + outside, search.actions(s)) for s in solutions)
 
 
 def timeline_of(problem: PlacementProblem, found: PlacementSolution, outside: float) -> Timeline:
