@@ -27,9 +27,7 @@ def held_twice(traced: jax.stages.Traced, args: tuple = ()) -> dict[str, int]:
     results = collections.Counter(map(kind, traced.jaxpr.out_avals))
     infos = jax.tree.leaves_with_path(traced.args_info)
     arguments = list(zip(infos, traced.jaxpr.in_avals, strict=True))
-    for (_, info), aval in arguments:
-        if info.donated:
-            results[kind(aval)] -= 1
+    results.subtract(kind(aval) for (_, info), aval in arguments if info.donated)
     found: collections.Counter[str] = collections.Counter()
     for ((path, info), aval), parts in zip(arguments, divisors(traced, args)):
         if not info.donated and results[kind(aval)] > 0:
