@@ -14,7 +14,7 @@ from jax.extend.core import Primitive
 import jaxmem
 from jaxmem._core.actions import UNTAGGED
 from jaxmem._model.auto.find import read
-from jaxmem._model.auto.pieces import Cuts, Values, pieces
+from jaxmem._model.auto.pieces import Cuts, Values, cut_positions, pieces
 from jaxmem._model.layer.graph import flops, views_of
 from jaxmem._trace.rewrite import Program
 from jaxmem.plans import Assignment
@@ -80,7 +80,8 @@ def test_no_cuts_have_fewer_bytes_across(widths, skips, share):
     program = program_of_widths(widths, skips)
     nodes = program.nodes
     work = np.array([flops(node) for node in nodes])
-    cuts = Cuts(Values(program, views_of(program, program.inputs)), work, range(len(nodes)))
+    values = Values(program, views_of(program, program.inputs))
+    cuts = Cuts(values, work, cut_positions(values, work, range(len(nodes))))
     positions = cuts.positions.tolist()
     middle = positions[1:-1]
     every = [

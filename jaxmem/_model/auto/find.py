@@ -20,7 +20,6 @@ from jaxmem._model.auto.pieces import (
     SHARE,
     Values,
     activations_of,
-    bytes_inside,
     cheap_pieces,
     checkpoints,
     divided,
@@ -106,7 +105,7 @@ class Finder:
         if holds_layers_within(program):
             blocks = self.with_blocks(program, turns)
             return with_bodies(node, {range(turns): lambda *inputs: blocks.run(inputs)})
-        if parts := divided(program, [(0, len(program.nodes))], turns):
+        if parts := divided(program, [(0, len(program.nodes))], activations, turns):
             return with_bodies(node, self._of_parts(program, parts, activations, turns))
         found = layer_of(program, activations, self._label())
         layer = dataclasses.replace(found, line=line_of(node.eqn), turns=turns)
@@ -263,7 +262,7 @@ def _layers(
 ) -> tuple[list[Ends], np.ndarray]:
     """Returns the ends of the layers of Python loops and of the pieces of a program, and whether
     each node is a scan over layers. Equal layers, and equal pieces, are in one list. There are none
-    if scans have nearly all FLOPs. Layers that are nearly alike and repeat together are single.
+    if scans have nearly all FLOPs. Layers in turns that repeat together are single.
 
     A scan without matrix products outside of layers, such as the steps of a simulation in time, is
     a scan over layers if it has activations and a derivative, and its iterations hold more bytes
@@ -290,11 +289,11 @@ def _layers(
     layers = [*(range(*ends) for ends in itertools.chain(*found)), *parts]
     values = Values(program, ())
     repeated = max((values.inside(s.start, s.stop) for s in layers), default=beside)
-    largest = max(repeated, *map(bytes_inside, itertools.compress(nodes, loops)), 0)
-    least = max(largest, SHARE * values.bytes.sum())
+    of_loops = (values.within[at] // turns_of(nodes[at]) for at in np.flatnonzero(loops))
+    largest = max(repeated, *of_loops, 0)
+    least = max(largest, SHARE * values.total())
     for at in itertools.chain(*runs(free, layers)):
-        held = turns_of(nodes[at]) * bytes_inside(nodes[at]) if turns_of(nodes[at]) > 1 else 0
-        if held > least and turn(nodes[at], graph)[1]:
+        if turns_of(nodes[at]) > 1 and values.within[at] > least and turn(nodes[at], graph)[1]:
             loops[at] = freed_bytes(part(program, at, at + 1)) > 0
     free &= ~loops
     cheap = cheap_pieces(program, runs(free, layers), largest)

@@ -10,13 +10,14 @@ piece).
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
 
 from jaxmem._model.layer.graph import aval_bytes, flops, is_inexact, shape_of, views_of
-from jaxmem._trace.jaxpr import as_closed
+from jaxmem._trace.jaxpr import as_closed, inside
 from jaxmem._trace.primitives import COSTLY
 from jaxmem._trace.rewrite import Node, Program, leading_to, program_of
 from jaxmem._trace.vary import axes_of, varying
@@ -24,17 +25,22 @@ from jaxmem._trace.vary import axes_of, varying
 MOST_CUTS = 400  # positions at which one stretch may be cut
 MOST_PARTS = 16  # of a layer that repeats
 ALIKE = 0.6  # of the primitives of two parts: parts with more in common are nearly alike
+ENDS = 1  # inside a layer of attention and an MLP
+GAIN = 0.8  # of the bytes of parts that are alike, or of the whole layer
+NEARLY = 1.1  # times the fewest bytes: fewer parts are better
 SLACK = 0.01  # of the bytes across the ends of layers: keys and counters of later parts
 SIZES = 24  # sizes of the largest piece that are tried
 SHARE = 0.1  # of a program's FLOPs, or bytes: pieces with less of both get no decisions
 
 
 class Values:
-    """The values that a program's nodes make.
+    """The values that a program's nodes make, and the values within each node together.
 
     made: the position of the node that makes each value.
-    read: the position of the last node that reads it; the number of nodes for an output.
+    read: the position of the last node that reads it; the number of nodes for an output; the node
+      itself for the values within it.
     bytes: its bytes.
+    within: the bytes of the values within each node.
     """
 
     def __init__(self, program: Program, views: Iterable[Node]):
@@ -49,7 +55,13 @@ class Values:
             for v in node.outputs
             if v in last and v not in without
         ]
+        self.within = [*map(_bytes_within, nodes)]
+        rows += [(i, i, held) for i, held in enumerate(self.within) if held]
         self.made, self.read, self.bytes = np.array(rows, int).reshape(-1, 3).T
+
+    def total(self) -> int:
+        """Returns the bytes of the values, without those within nodes."""
+        return int(self.bytes[self.made < self.read].sum())
 
     def inside(self, low: int, high: int) -> int:
         """Returns the bytes of the values that nodes `low` to `high` make, and nothing after them
@@ -71,26 +83,20 @@ class Values:
 class Cuts:
     """The ways to cut a stretch of a program.
 
-    positions: where it may be cut: its ends, the positions after matrix products, and the positions
-      where fewer bytes cross than before.
+    positions: where it may be cut, with its ends.
     across: `across[i, j]` are the bytes that are made between cuts i and j and cross cut j.
     inside: `inside[i, j]` are the bytes that are made between them and do not cross cut j.
     has_product: whether a matrix product is between them. A piece has one.
     """
 
-    def __init__(self, values: Values, work: np.ndarray, stretch: range, turns: int = 1):
+    def __init__(self, values: Values, work: np.ndarray, positions: Sequence[int], turns: int = 1):
         """work: the FLOPs of the program's nodes.
         turns: the number of iterations of the loop that the program is an iteration of, or 1.
         """
-        low, high = stretch.start, stretch.stop
-        crossing = values.crossing(low, high)
-        found = np.union1d(np.flatnonzero(np.diff(crossing) < 0), np.flatnonzero(work[low:high]))
-        found = found[found < high - low - 1] + 1
-        found = np.sort(found[np.argsort(crossing[found], kind="stable")][:MOST_CUTS])
-        self.positions = low + np.concatenate([[0], found, [high - low]]).astype(int)
+        self.positions, high = np.asarray(positions), positions[-1]
         count = len(self.positions)
         # By the cut before a value is made, and the first cut after it is read.
-        own = (values.made >= low) & (values.made < high)
+        own = (values.made >= positions[0]) & (values.made < high)
         place = lambda at: np.searchsorted(self.positions, at[own], side="right")
         table = np.zeros((count + 1, count + 1))
         np.add.at(table, (place(values.made), place(values.read)), values.bytes[own])
@@ -121,6 +127,18 @@ class Cuts:
         return float(least[-1]), [range(*ends) for ends in itertools.pairwise(cuts)]
 
 
+def cut_positions(values: Values, work: np.ndarray, stretch: range) -> list[int]:
+    """Returns where a stretch may be cut: its ends, the positions after matrix products, and the
+    positions where fewer bytes cross than before.
+    """
+    low, high = stretch.start, stretch.stop
+    crossing = values.crossing(low, high)
+    found = np.union1d(np.flatnonzero(np.diff(crossing) < 0), np.flatnonzero(work[low:high]))
+    found = found[found < high - low - 1] + 1
+    found = np.sort(found[np.argsort(crossing[found], kind="stable")][:MOST_CUTS])
+    return [low, *(low + found).tolist(), high]
+
+
 def pieces(
     program: Program, stretches: Sequence[range], repeated: int = 0, turns: int = 1
 ) -> list[range]:
@@ -138,7 +156,8 @@ def pieces(
     """
     values = Values(program, views_of(program, program.inputs))
     work = np.array([flops(node) for node in program.nodes])
-    tables = [Cuts(values, work, s, turns) for s in stretches if work[s.start : s.stop].any()]
+    with_products = (s for s in stretches if work[s.start : s.stop].any())
+    tables = [Cuts(values, work, cut_positions(values, work, s), turns) for s in with_products]
     sizes = [t.inside[t.has_product & (t.inside > 0)] for t in tables]
     if not any(len(s) for s in sizes):
         return []
@@ -150,40 +169,84 @@ def pieces(
     found = [piece for t in tables for piece in t.best(size)[1] if piece.stop <= last]
     of_work = sum(work[p.start : p.stop].sum() for p in found) >= SHARE * work.sum()
     inside = sum(values.inside(p.start, p.stop) for p in found)
-    of_bytes = inside >= SHARE * values.bytes.sum()
+    of_bytes = inside >= SHARE * values.total()
     return found if 2 * inside > repeated and (of_work or of_bytes) else []
 
 
-def divided(program: Program, layers: Sequence[tuple[int, int]], turns: int = 1) -> list[range]:
-    """Returns the parts of layers, in order, if each layer that repeats is several layers that are
-    nearly alike, such as local and global attention in turns; none for other layers.
+def divided(
+    program: Program,
+    layers: Sequence[tuple[int, int]],
+    carried: Sequence[int] = (),
+    turns: int = 1,
+) -> list[range]:
+    """Returns the parts of layers, in order, if each layer that repeats is several layers in turns,
+    such as local and global attention, or a state-space layer and attention; none for other layers.
 
-    No more bytes cross the ends of the parts than cross the ends of layers. The parts have about
-    equally many operations, and most primitives in common. Of such parts, those with the fewest
-    bytes are returned: one part is recomputed at a time, and the values across their ends are kept.
+    No more bytes cross the ends of the parts than cross the ends of layers, and each part has
+    matrix products. One part is recomputed at a time, and the values across their ends are kept. So
+    the largest part is divided as long as fewer bytes are kept and recomputed then: into parts that
+    are nearly alike; or else into any parts, if it has more such ends than a layer of attention and
+    an MLP has.
 
     layers: the ends of the layers. An iteration of a scan is one layer, the whole program.
+    carried: the activations that the scan carries.
     turns: the number of iterations.
     """
     nodes, values = program.nodes, Values(program, views_of(program, program.inputs))
     crossing, (low, high) = values.crossing(0, len(nodes)), layers[:2][-1]
+    for v in carried:
+        read = max((i for i, node in enumerate(nodes) if v in node.reads), default=0)
+        crossing[: read + 1] += aval_bytes(program.avals[v])
     across = crossing[low or high]  # what a scan carries crosses the end of an iteration
-    number = {p: i for i, p in enumerate(sorted({n.primitive for n in nodes}))}
-    primitives = np.array([number[n.primitive] for n in nodes])
-    few = crossing <= (1 + SLACK) * across
-    narrow = [p for p in range(low + 1, high) if few[p] and not few[p - 1]]
-    least, best = values.inside(low, high), []
-    for count in range(2, min(len(narrow) + 1, MOST_PARTS) + 1):
+    few, work = crossing <= (1 + SLACK) * across, np.array([flops(node) for node in nodes])
+    ends = [low]
+    for p in range(low + 1, high):
+        narrow = few[p] and (not few[p - 1] or values.within[p - 1])
+        if narrow and work[ends[-1] : p].any() and work[p:high].any():
+            ends.append(p)
+    ends = [low, *sorted(sorted(ends[1:], key=crossing.__getitem__)[: 2 * MOST_PARTS]), high]
+
+    bytes_in = lambda part: values.inside(part.start, part.stop)
+    kept = turns * len(layers) * across
+    bytes_of = lambda parts: kept * (len(parts) - 1) + max(map(bytes_in, parts))
+
+    def finer(parts: list[range]) -> list[range]:
+        """Returns the parts with the largest of them divided, or the parts as they are."""
+        at = max(range(len(parts)), key=lambda i: bytes_in(parts[i]))
+        own = [end for end in ends if parts[at].start <= end <= parts[at].stop]
+        with_own = lambda found: [*parts[:at], *found, *parts[at + 1 :]]
+        best = min([parts, *map(with_own, _alike(nodes, own))], key=bytes_of)
+        if best is not parts or len(own) - 2 <= ENDS:
+            return best
+        cuts = Cuts(values, work, own, turns)
+        every = [with_own(cuts.best(s)[1]) for s in np.unique(cuts.inside[cuts.has_product])]
+        least = min(map(bytes_of, every))
+        best = min((found for found in every if bytes_of(found) <= NEARLY * least), key=len)
+        return best if bytes_of(best) < GAIN * bytes_of(parts) else parts
+
+    best: list[range] = []
+    found = [range(low, high)]
+    while best != found:
+        best, found = found, finer(found)
+    best = best if len(best) > 1 else []
+    return [range(p.start + by, p.stop + by) for by in (s - low for s, _ in layers) for p in best]
+
+
+def _alike(nodes: Sequence[Node], ends: Sequence[int]) -> Iterator[list[range]]:
+    """Yields parts of a layer that have about equally many operations, and most primitives in
+    common, those within loops and conditionals included.
+
+    ends: the start of the layer, the ends at which it may be cut, and its end.
+    """
+    names = lambda node: [node.primitive, *(e.primitive.name for e in inside(node.eqn))]
+    low, *within, high = ends
+    for count in range(2, min(len(within) + 1, MOST_PARTS) + 1):
         equal = np.linspace(low, high, count + 1)[1:-1]
-        cuts = [min(narrow, key=lambda p: abs(p - wanted)) for wanted in equal]
-        ends = [*itertools.pairwise([low, *cuts, high])]
-        first, *others = (np.bincount(primitives[a:b], minlength=len(number)) for a, b in ends)
-        shared = [np.minimum(first, x).sum() / np.maximum(first, x).sum() for x in others]
-        kept = turns * len(layers) * len(cuts) * across
-        total = kept + max(values.inside(*each) for each in ends)
-        if min(shared) > ALIKE and total < least:
-            least, best = total, ends
-    return [range(a + start - low, b + start - low) for start, _ in layers for a, b in best]
+        cuts = [min(within, key=lambda end: abs(end - wanted)) for wanted in equal]
+        parts = [range(*part) for part in itertools.pairwise([low, *cuts, high])]
+        first, *others = (Counter(n for at in part for n in names(nodes[at])) for part in parts)
+        if all((first & x).total() > ALIKE * (first | x).total() for x in others):
+            yield parts
 
 
 def cheap_pieces(program: Program, stretches: Sequence[range], largest: int) -> list[range]:
@@ -200,14 +263,15 @@ def cheap_pieces(program: Program, stretches: Sequence[range], largest: int) -> 
     nodes, values = program.nodes, Values(program, views_of(program, program.inputs))
     work = np.array([flops(node) for node in nodes])
     cheap = [w == 0 and node.primitive not in COSTLY for node, w in zip(nodes, work)]
-    least = max(largest, SHARE * values.bytes.sum())
+    least = max(largest, SHARE * values.total())
     given, found = {*program.inputs}, []
     for stretch in stretches:
         for is_cheap, run in itertools.groupby(stretch, cheap.__getitem__):
             first, *_ = positions = [*run]
             if not is_cheap or values.inside(first, positions[-1] + 1) <= least:
                 continue
-            cuts = Cuts(values, work, range(first, positions[-1] + 1))
+            of_run = range(first, positions[-1] + 1)
+            cuts = Cuts(values, work, cut_positions(values, work, of_run))
             freed = np.triu(cuts.inside - cuts.across, 1)
             low, high = cuts.positions[[*np.unravel_index(freed.argmax(), freed.shape)]].tolist()
             piece = part(program, low, high)
@@ -262,13 +326,14 @@ def turns_of(node: Node) -> int:
     return node.eqn.params["length"] if node.primitive == "scan" else 0
 
 
-def bytes_inside(loop: Node) -> int:
-    """Returns the bytes of the values inside an iteration of a scan, and of all iterations of scans
-    in it.
+def _bytes_within(node: Node) -> int:
+    """Returns the bytes of the values inside all iterations of a scan, or inside the branches of a
+    conditional; 0 for any other node.
     """
-    body = program_of(as_closed(loop.eqn.params["jaxpr"]), lambda _: False)
-    of_scans = sum(turns_of(n) * bytes_inside(n) for n in body.nodes if turns_of(n))
-    return Values(body, ()).inside(0, len(body.nodes)) + of_scans
+    params, turns = node.eqn.params, turns_of(node)
+    inner = [as_closed(params["jaxpr"])] if turns else params.get("branches", ())
+    bodies = [program_of(closed, lambda _: False) for closed in inner]
+    return max(turns, 1) * sum(Values(body, ()).inside(0, len(body.nodes)) for body in bodies)
 
 
 def part(program: Program, low: int, high: int) -> Program:
