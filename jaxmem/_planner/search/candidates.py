@@ -172,6 +172,11 @@ def is_among(actions: Actions, others: Sequence[Trial | ActionSolution | Compile
     return any(alike(actions, other.actions) for other in others)
 
 
+def distinct(solutions: Sequence[ActionSolution]) -> list[ActionSolution]:
+    """The solutions without duplicates."""
+    return [s for i, s in enumerate(solutions) if not is_among(s.actions, solutions[:i])]
+
+
 def alike(actions: Actions, others: Actions) -> bool:
     """Whether two assignments are equal; an absent tag is recomputed."""
     return stored(actions) == stored(others)

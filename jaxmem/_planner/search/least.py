@@ -13,7 +13,7 @@ budget was then refused, and was met minutes later with other measured times.
 from collections.abc import Sequence
 
 from jaxmem._core.actions import Actions
-from jaxmem._planner.search.candidates import is_among
+from jaxmem._planner.search.candidates import distinct
 from jaxmem._planner.search.factors import Factors, rescaled
 from jaxmem._planner.search.local_search import local_search
 from jaxmem._planner.search.state import Search
@@ -69,5 +69,4 @@ def _timeless(search: Search) -> ActionProblem:
 
 def _each(search: Search, many: Sequence[Actions]) -> list[ActionSolution]:
     """Assignments with their prices, without duplicates."""
-    solutions = [ActionSolution.of(ActionProblem(search.profile), actions) for actions in many]
-    return [s for i, s in enumerate(solutions) if not is_among(s.actions, solutions[:i])]
+    return distinct([ActionSolution.of(ActionProblem(search.profile), actions) for actions in many])

@@ -212,13 +212,9 @@ def _exceeds_by_far(search: Search, total: int) -> bool:
 
 def _fresh(search: Search, picks: list[ActionSolution]) -> list[ActionSolution]:
     """The solutions that were neither compiled nor refused by XLA, without duplicates."""
-    fresh: list[ActionSolution] = []
-    for pick in picks:
-        known = [t.actions for t in search.trials] + search.refused
-        known += [other.actions for other in fresh]
-        if not any(candidates.alike(pick.actions, actions) for actions in known):
-            fresh.append(pick)
-    return fresh
+    known = [t.actions for t in search.trials] + search.refused
+    is_new = lambda pick: not any(candidates.alike(pick.actions, actions) for actions in known)
+    return candidates.distinct(list(filter(is_new, picks)))
 
 
 def _proven_least(search: Search) -> Trial | None:
