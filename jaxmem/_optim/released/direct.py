@@ -32,7 +32,7 @@ from jaxmem._optim.adama.eight_bits import QuantizedState, is_coded, quantized, 
 from jaxmem._optim.released.backward import backward
 from jaxmem._optim.released.fold import Clip, Fold
 from jaxmem._optim.released.form import check_stacks
-from jaxmem._optim.released.gather import whole_layer, whole_outside
+from jaxmem._optim.released.gather import of_layers, whole_layer, whole_outside
 from jaxmem._optim.released.model import Model, metrics_of, one_microbatch
 from jaxmem._trace.alone import Alone
 from jaxmem._trace.settings import settings
@@ -64,8 +64,7 @@ class Components:
             proved(tx, jax.tree.map(lambda a: [a, a], one))  # a prefix: masks still fit
         alone = proved(tx, one)
         owned = lambda chosen: [s for s, owner in enumerate(alone.owners) if owner in chosen]
-        paths = [path for path, _ in jax.tree.leaves_with_path(one)]
-        is_layers = [path[0] == jax.tree_util.DictKey(model.layers) for path in paths]
+        is_layers = of_layers(model.layers, one)
         layer = [i for i, within in enumerate(is_layers) if within]
         outside = [([i], owned([i])) for i, within in enumerate(is_layers) if not within]
         return Components(alone, outside, (layer, owned(layer)))
