@@ -25,9 +25,9 @@ from jaxmem._trace.vary import axes_of, varying
 MOST_CUTS = 400  # positions at which one stretch may be cut
 MOST_PARTS = 16  # of a layer that repeats
 ALIKE = 0.6  # of the primitives of two parts: parts with more in common are nearly alike
-ENDS = 1  # inside a layer of attention and an MLP
-GAIN = 0.8  # of the bytes of parts that are alike, or of the whole layer
-NEARLY = 1.1  # times the fewest bytes: fewer parts are better
+ENDS = 1  # of parts, inside a layer of attention and an MLP
+GAIN = 0.8  # of the bytes before a division at any ends: the division must save more
+NEARLY = 1.1  # times the fewest bytes: the fewest parts with at most these bytes are taken
 SLACK = 0.01  # of the bytes across the ends of layers: keys and counters of later parts
 SIZES = 24  # sizes of the largest piece that are tried
 SHARE = 0.1  # of a program's FLOPs, or bytes: pieces with less of both get no decisions
@@ -183,10 +183,10 @@ def divided(
     such as local and global attention, or a state-space layer and attention; none for other layers.
 
     No more bytes cross the ends of the parts than cross the ends of layers, and each part has
-    matrix products. One part is recomputed at a time, and the values across their ends are kept. So
-    the largest part is divided as long as fewer bytes are kept and recomputed then: into parts that
-    are nearly alike; or else into any parts, if it has more such ends than a layer of attention and
-    an MLP has.
+    matrix products. The backward recomputes one part at a time, and the values across the ends of
+    parts are kept. So the largest part is divided as long as the division reduces the bytes of both
+    together. A part is divided into parts that are nearly alike. If no such parts are found, it is
+    divided at any of its ends, unless it has `ENDS` ends or fewer, as attention and an MLP have.
 
     layers: the ends of the layers. An iteration of a scan is one layer, the whole program.
     carried: the activations that the scan carries.
