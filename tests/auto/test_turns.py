@@ -224,7 +224,6 @@ def test_an_iteration_is_one_block_where_the_inputs_of_all_layers_are_more_bytes
 
 
 @pytest.mark.jax_defaults
-@pytest.mark.quick("state space and attention")
 @pytest.mark.parametrize("name", [name for name in SCANS if name != "windows"])
 def test_recomputing_all_layers_of_iterations_takes_no_more_bytes_than_checkpoints_by_hand(
     name, h200
