@@ -66,12 +66,14 @@ def local_or_global(x, layer, turn):
 
 
 def state_space(x, layer):
-    """A linear recurrence of eight states for each channel, without an MLP."""
-    decay, values, gate = jnp.split(normed(x) @ layer["qkv"], 3, -1)
+    """A linear recurrence of eight states for each channel, with a gate and without an MLP."""
+    h = normed(x)
+    decay, values, mixed = jnp.split(h @ layer["qkv"], 3, -1)
+    gate = mixed + jax.nn.silu(h @ layer["up"]) @ layer["down"]
     rates = jax.nn.sigmoid(decay[..., None] * jnp.arange(1, 9) / 8)
     combine = lambda left, right: (left[0] * right[0], right[0] * left[1] + right[1])
     _, states = jax.lax.associative_scan(combine, (rates, rates * values[..., None]), axis=1)
-    return x + (states.sum(-1) * jax.nn.silu(gate)) @ layer["out"]
+    return x + (states.sum(-1) * gate) @ layer["out"]
 
 
 def state_space_or_attention(x, layer, turn):
