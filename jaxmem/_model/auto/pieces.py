@@ -224,10 +224,9 @@ def divided(
         best = min((found for found in every if bytes_of(found) <= NEARLY * least), key=len)
         return best if bytes_of(best) < GAIN * bytes_of(parts) else parts
 
-    best: list[range] = []
-    found = [range(low, high)]
-    while best != found:
-        best, found = found, finer(found)
+    best = [range(low, high)]
+    while (found := finer(best)) != best:
+        best = found
     best = best if len(best) > 1 else []
     return [range(p.start + by, p.stop + by) for by in (s - low for s, _ in layers) for p in best]
 
