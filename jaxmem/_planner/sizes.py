@@ -228,21 +228,19 @@ def within(count: int, bytes_of: Callable[[int], float], room: float) -> int:
     """The last of `count` indices whose bytes are at most `room`; -1 if there is no such index.
     Bytes must grow with the index.
     """
-    low, high, iteration = -1, 0, 0
+    low, high, iteration = -1, count, 0
     at = functools.cache(bytes_of)
-    while high < count and at(high) <= room:
-        low, high = high, max(high + 1, FURTHER * (high + 1) - 1)
-        if high >= count > low + 1:
-            high = count - 1
-    while high - low > 1 and high < count:
+    while high - low > 1:
         middle = (low + high) // 2
+        if high == count:  # no index is known whose bytes exceed the room
+            middle = min(max(low + 1, FURTHER * (low + 1) - 1), count - 1)
         # Bytes are nearly proportional to the size, so interpolate. Every third iteration halves
         # the interval, so that the loop ends soon if bytes are not proportional.
-        if low >= 0 and iteration % 3 < 2:
+        elif iteration % 3 < 2:
             share = (room - at(low)) / (at(high) - at(low))
             middle = min(max(low + int(share * (high - low)), low + 1), high - 1)
+        iteration += high < count
         low, high = (middle, high) if at(middle) <= room else (low, middle)
-        iteration += 1
     return low
 
 
