@@ -250,14 +250,9 @@ def solve_placement(problem: PlacementProblem, goal: str = "time") -> PlacementS
     lp += seconds + device * (TIE * UNIT) if goal == "time" else device + seconds * TIE
     if not solved(lp):
         return None
-    rounded = {g: round(v.varValue or 0) for g, v in n.items()}
-    counts = {g: c for g, c in _ordered(problem, rounded).items() if c}
+    # The order of the layers: by place, and for each place by rising device bytes.
+    key = lambda g: (PLACES.index(g.place), problem.policies[g.policy].device_bytes)
+    counts = {g: c for g in sorted(groups, key=key) if (c := round(n[g].varValue or 0))}
     memory = HOST if (outer.varValue or 0) > 0.5 else DEVICE
     others = next(one for t, one in zip(takes, problem.others) if (t.varValue or 0) > 0.5)
     return PlacementSolution.of(problem, counts, memory, others, time.perf_counter() - start)
-
-
-def _ordered(problem: PlacementProblem, counts: Mapping[LayerGroup, int]) -> dict[LayerGroup, int]:
-    """Groups in the order of the layers: by place, and for each place by rising device bytes."""
-    key = lambda g: (PLACES.index(g.place), problem.policies[g.policy].device_bytes)
-    return {g: counts[g] for g in sorted(counts, key=key)}
