@@ -189,14 +189,11 @@ def _scanned(node: Node, operands, wanted: set[int], measure: Callable, found: F
     stacks = outputs[scan.carry :]
     returned = [o for o, w in zip(body.outputs, (*carry, *stacks)) if w]
     sliced = [x if v in of else None for x, v in zip(operands[end:], body.inputs[end:])]
-    marks: list = []
+    run, marks = _with_marks(body, returned, measure)
 
     def turn(carried, slices):
-        entering, here = _filled(carry, carried), []
-        arguments = [*operands[:consts], *entering, *slices]
-        made = _outputs(body, returned, arguments, measure, here)
-        marks[:] = [key for key, _ in here]
-        return made[: sum(carry)], (made[sum(carry) :], [x for _, x in here])
+        made, own = run(*operands[:consts], *_filled(carry, carried), *slices)
+        return made[: sum(carry)], (made[sum(carry) :], own)
 
     last, (stacked, measured) = jax.lax.scan(
         turn,
@@ -212,7 +209,8 @@ def _scanned(node: Node, operands, wanted: set[int], measure: Callable, found: F
 def _branched(node: Node, operands, wanted: set[int], measure: Callable, found: Found) -> Sequence:
     """A conditional. The marks of branches that do not run are NaN."""
     index, *arguments = operands
-    pairs = [_branch(flatten(closed), measure) for closed in node.eqn.params["branches"]]
+    programs = map(flatten, node.eqn.params["branches"])
+    pairs = [_with_marks(program, program.outputs, measure) for program in programs]
     shapes = [jax.eval_shape(branch, *arguments)[1] for branch, _ in pairs]
 
     def filled(number: int) -> Callable:
@@ -229,15 +227,15 @@ def _branched(node: Node, operands, wanted: set[int], measure: Callable, found: 
     return results
 
 
-def _branch(program: Program, measure: Callable) -> tuple[Callable, list]:
-    """A branch as a function that also returns its marks, and a list that receives the keys of the
-    marks when the function is traced.
+def _with_marks(program: Program, wanted: Sequence, measure: Callable) -> tuple[Callable, list]:
+    """A function of a program's arguments that returns the wanted outputs and the measured marks,
+    and a list that receives the keys of the marks when the function is traced.
     """
     keys: list = []
 
     def call(*arguments):
         here: Found = []
-        results = _outputs(program, program.outputs, arguments, measure, here)
+        results = _outputs(program, wanted, arguments, measure, here)
         keys[:] = [key for key, _ in here]
         return results, [x for _, x in here]
 
