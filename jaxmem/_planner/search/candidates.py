@@ -6,7 +6,7 @@ are compiled, and leaves out those that were compiled before.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from jaxmem._core.actions import KEEP, Actions, stored
 from jaxmem._core.profile import BlockClass, Profile
@@ -112,17 +112,14 @@ def _descended(
     return local_search(starts, search.problem(search.model()), expected, room)
 
 
-def recalled(
-    search: Search, problem: ActionProblem, seconds: Callable[[Trial], float], gain: float = 0.0
-) -> list[ActionSolution]:
+def recalled(search: Search, problem: ActionProblem, gain: float = 0.0) -> list[ActionSolution]:
     """Returns the fastest plan that an earlier search compiled to bytes within this budget, if no
     trial of this search is as fast yet. If a lossy codec must gain more than other actions, the
     fastest lossless plan is also returned, if no lossless trial of this search is as fast yet.
 
-    seconds: returns the seconds by which trials are ranked.
     gain: the share of the seconds of this search's fastest trial that the plan must gain.
     """
-    limits, here = search.limits, search.fitting_on_device
+    limits, here, seconds = search.limits, search.fitting_on_device, search.step_time.risk_adjusted
     earlier = [
         t for t in search.recalled if limits.allow(t) and not is_among(t.actions, search.trials)
     ]

@@ -26,7 +26,7 @@ from jaxmem._core.groups import divided, divisible, group_label, ungrouped
 from jaxmem._core.profile import BlockClass, Profile
 from jaxmem._planner.search.estimates import MOST_ESTIMATES
 from jaxmem._planner.search.state import Search
-from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime
+from jaxmem._planner.search.step_time import LEAST_GAIN
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.additive import Additive
 from jaxmem._planner.solve.problem import ActionProblem, in_groups, keys_of
@@ -177,7 +177,7 @@ def _peak(working: Working, groups: Groups, profile: Profile, solution: ActionSo
     return max([peak(lasts, 0), *of_first])
 
 
-def divide(search: Search, best: Trial, step_time: StepTime) -> tuple[Trial, Division | None]:
+def divide(search: Search, best: Trial) -> tuple[Trial, Division | None]:
     """Returns the best plan with separate actions for two groups of layers, with its division, if
     the plan is faster than `best` by `LEAST_GAIN` and compiles within the limits; else `best` and
     None.
@@ -186,22 +186,20 @@ def divide(search: Search, best: Trial, step_time: StepTime) -> tuple[Trial, Div
     profile has only bytes, and its seconds may be wrong. If the times of whole steps show that a
     plan with such layers is slower than `best`, a plan without such layers is searched.
     """
-    divided, division, slower = _divide(search, best, step_time, whole=True)
+    divided, division, slower = _divide(search, best, whole=True)
     if division is None and slower:
-        divided, division, _ = _divide(search, best, step_time, whole=False)
+        divided, division, _ = _divide(search, best, whole=False)
     return divided, division
 
 
-def _divide(
-    search: Search, best: Trial, step_time: StepTime, whole: bool
-) -> tuple[Trial, Division | None, bool]:
+def _divide(search: Search, best: Trial, whole: bool) -> tuple[Trial, Division | None, bool]:
     """The best plan with two groups of layers, and its division. The third result is True if a plan
     whose last group is under no checkpoint fits, and is slower than `best` by the times of whole
     steps.
 
     whole: whether the last group may be under no checkpoint.
     """
-    limits = search.limits
+    limits, step_time = search.limits, search.step_time
     # The most seconds of a divided plan that is worth a compile.
     worth = best.cost.risk_adjusted_seconds - LEAST_GAIN * search.profile.step_seconds
     chosen, short, seen, slower = None, 0, [], False

@@ -27,7 +27,7 @@ from jaxmem._planner.search.divide import divide
 from jaxmem._planner.search.least import least, near_least
 from jaxmem._planner.search.spans import compile_in_spans, faster_in_spans, problem_in_spans
 from jaxmem._planner.search.state import Search, warn_of_refusal
-from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime, worth_its_loss
+from jaxmem._planner.search.step_time import LEAST_GAIN, worth_its_loss
 from jaxmem._planner.search.trial import Trial, solve_and_compile
 from jaxmem._planner.search.whole_steps import refine_by_whole_steps
 from jaxmem._planner.solve.problem import ActionProblem
@@ -94,8 +94,7 @@ def look_for_lossless(search: Search) -> None:
     decide whether a lossless plan fits.
     """
     limits = search.limits
-    step_time = search.step_time
-    best = min(search.fitting, key=step_time.risk_adjusted, default=None)
+    best = min(search.fitting, key=search.step_time.risk_adjusted, default=None)
     if best is None or not best.cost.is_lossy:
         return
     exact = search.without_loss()
@@ -151,7 +150,7 @@ def compile_unlimited(search: Search) -> None:
     # `refine_by_whole_steps` compiles no plan that an earlier search compiled. Without this compile
     # it would miss the fastest plan that it found then, and the second search for a plan would
     # return a slower plan than the first.
-    picks += candidates.recalled(search, problem, search.step_time.risk_adjusted, LEAST_GAIN)
+    picks += candidates.recalled(search, problem, LEAST_GAIN)
     search.compile_solutions(_fresh(search, picks))
 
 
@@ -175,7 +174,7 @@ def _next_solutions(search: Search, least_seconds: float) -> list[ActionSolution
     within, model = search.fitting_on_device, search.model()
     # Faster plans that an earlier search compiled within the limits are compiled before the search
     # ends. Otherwise, a search with more history could return a slower plan than one with less.
-    earlier = candidates.recalled(search, search.problem(model), search.step_time.risk_adjusted)
+    earlier = candidates.recalled(search, search.problem(model))
     # A plan that fills the budget, or that is as fast as a plan without a limit, ends the search. A
     # plan from local search has an unknown gap, and does not end the search by filling the budget.
     done = any(
@@ -257,7 +256,7 @@ def _ranked(search: Search, more: int) -> list[tuple[Trial, ActionProblem | None
     if not search.fitting:
         spanned = _fitting_in_spans(search)
         if spanned:
-            best = _worth_its_loss(search, step_time, spanned[0], spanned)
+            best = _worth_its_loss(search, spanned[0], spanned)
             ranked = [of_spans(best), *(of_spans(t) for t in spanned if t is not best)]
     else:
         fits = limits.allow(search.baseline)
@@ -270,15 +269,15 @@ def _ranked(search: Search, more: int) -> list[tuple[Trial, ActionProblem | None
         rough = search.profile.time_source == "roofline"
         if fits and (rough or step_time.risk_adjusted(best) > (1 - LEAST_GAIN) * step_time.base):
             best = search.baseline
-        best = _worth_its_loss(search, step_time, best, likely or search.fitting)
+        best = _worth_its_loss(search, best, likely or search.fitting)
         alone = fits or more > 0
-        divided, division = (best, None) if alone else divide(search, best, step_time)
-        if _worth_its_loss(search, step_time, divided, [best]) is best:
+        divided, division = (best, None) if alone else divide(search, best)
+        if _worth_its_loss(search, divided, [best]) is best:
             divided, division = best, None
         problem = None if division is None else division.problem
         ranked = [(divided, problem), (best, None)][divided is best :]
         spanned = None if alone else faster_in_spans(search, divided, step_time)
-        if spanned is not None and _worth_its_loss(search, step_time, spanned, [best]) is spanned:
+        if spanned is not None and _worth_its_loss(search, spanned, [best]) is spanned:
             ranked = [of_spans(spanned), *ranked]
     if (as_written := search.checkpoints_fit) is not None:
         worth = (1 - LEAST_GAIN) * step_time.of(as_written)
@@ -286,20 +285,18 @@ def _ranked(search: Search, more: int) -> list[tuple[Trial, ActionProblem | None
             each
             for each in ranked
             if step_time.risk_adjusted(each[0]) <= worth
-            and _worth_its_loss(search, step_time, each[0], [as_written]) is not as_written
+            and _worth_its_loss(search, each[0], [as_written]) is not as_written
         ]
         ranked = [*faster, (as_written, None), *(each for each in ranked if each not in faster)]
     return ranked
 
 
-def _worth_its_loss(
-    search: Search, step_time: StepTime, best: Trial, others: Sequence[Trial]
-) -> Trial:
+def _worth_its_loss(search: Search, best: Trial, others: Sequence[Trial]) -> Trial:
     """`best`, or if it is lossy and gains less than a user notices, the fastest lossless trial of
     `others`.
     """
     if not (search.codecs_by_default and best.cost.is_lossy):
         return best
     exact = sorted((t for t in others if not t.cost.is_lossy), key=lambda t: t.total)
-    noticed = lambda other: step_time.noticed(best.cost, other.cost)
-    return worth_its_loss(best, exact, step_time.of, noticed)
+    noticed = lambda other: search.step_time.noticed(best.cost, other.cost)
+    return worth_its_loss(best, exact, search.step_time.of, noticed)
