@@ -293,12 +293,10 @@ def _apart(folder: pathlib.Path) -> pathlib.Path:
         name, number = f"{UNFINISHED}{time.strftime('%Y%m%d-%H%M%S')}", 1
         while True:
             path = folder / (name if number == 1 else f"{name}-{number}")
-            try:
+            with contextlib.suppress(FileExistsError):
                 path.mkdir()
-            except FileExistsError:
-                number += 1
-            else:
                 return path
+            number += 1
 
 
 @contextlib.contextmanager
