@@ -111,18 +111,14 @@ class Record:
         row = {"step": int(step)} | {name: float(value) for name, value in numbers.items()}
         row["step"] = int(step)  # also where a metric has that name
         if self.writes:
-            self._append(row)
+            with told(self.folder):
+                if self._rows is None:
+                    self._rows = (self.path / METRICS).open("a", encoding="utf-8")
+                self._rows.write(lines_of([row]))
+                self._rows.flush()
+                if self._events is not None:
+                    self._events.write(row)
         self.steps += 1
-
-    def _append(self, row: Mapping[str, Any]) -> None:
-        """Writes a row of metrics at the end of its file, and to TensorBoard."""
-        with told(self.folder):
-            if self._rows is None:
-                self._rows = (self.path / METRICS).open("a", encoding="utf-8")
-            self._rows.write(lines_of([row]))
-            self._rows.flush()
-            if self._events is not None:
-                self._events.write(row)
 
     def plan(self, plan: Plan) -> None:
         """Writes the plan of the run to plan.json."""
