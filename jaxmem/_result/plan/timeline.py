@@ -78,6 +78,13 @@ class Pass:
             | {"compute": self.of(WORK), "stored": self.lanes.get("stored", 0.0), "waited": late}
         )
 
+    def start(self, lane: Lane) -> float:
+        """Seconds of the pass before a lane starts: the work, and the lanes before this one that do
+        not overlap with the work; zero for a lane that overlaps.
+        """
+        late = itertools.takewhile(lambda other: other is not lane, LANES)
+        return 0.0 if lane.beside else self.work + sum(self.of(x) for x in late if not x.beside)
+
     def of(self, lane: Lane) -> float:
         """Returns the seconds of `lane` in the pass."""
         return self.lanes.get(lane.key, 0.0)
@@ -305,14 +312,11 @@ def _lanes(one: Pass, longest: float) -> Iterator[str]:
     """A line for each busy lane: a bar over the time in which it is busy, and its milliseconds."""
     scale = COLUMNS / longest if longest else 0.0
     waits, name = one.exposed_by(), 1 + max(len(lane.name) for lane in LANES)
-    late = one.work  # the end of the work and of all lanes that overlap with it
     for lane in LANES:
         seconds = one.of(lane)
         if not seconds and lane is not WORK:
             continue
-        start = 0.0 if lane.beside else late
-        late += 0.0 if lane.beside else seconds
-        begin, end = round(scale * start), round(scale * (start + seconds))
+        begin, end = (round(scale * (one.start(lane) + extra)) for extra in (0.0, seconds))
         # A lane with any time has a mark.
         bar = " " * min(begin, COLUMNS - 1) + "█" * max(end - begin, 1 if seconds else 0)
         wait = f", {_ms(waits[lane])} exposed" if lane in waits else ""

@@ -144,18 +144,11 @@ def _lane(lane: Lane, i: int, groups: Sequence[_Placed], words: Sequence[str], s
         *_, one = group
         if not one.of(lane):
             continue
-        begin = 0.0 if lane.beside else _before(lane, one)
         title = f"{text}: {lane.name} {1e3 * one.of(lane):,.3f} ms a layer"
         colour = i % len(_COLOURS)
-        at = _bars(group, begin, one.of(lane), scale)
+        at = _bars(group, one.start(lane), one.of(lane), scale)
         drawn.append(boxes(at, f"lane s{colour}", title, _COLOURS[colour]))
     return "".join(drawn)
-
-
-def _before(lane: Lane, one: Pass) -> float:
-    """Seconds of a pass before a lane starts that does not overlap with the pass's work."""
-    late = [other for other in LANES if not other.beside]
-    return one.work + sum(one.of(other) for other in late[: late.index(lane)])
 
 
 def _edges(edges: Iterable[float]) -> str:
