@@ -35,15 +35,19 @@ def divided(profile: Profile, block: BlockClass, at: int) -> Profile:
     return dataclasses.replace(profile, blocks=as_decided(profile.blocks, labels))
 
 
-def spannable(profile: Profile) -> list[BlockClass]:
-    """The blocks whose layers a plan may run in spans, in the order of `divisible`."""
-    return [b for b in divisible(profile) if b.rerun_seconds is not None]
+def spannable(profile: Profile) -> list[list[BlockClass]]:
+    """The loops whose layers a plan may run in spans, each as the blocks that take turns in it. The
+    order is the order of `divisible`.
+    """
+    able = [b for b in divisible(profile) if b.rerun_seconds is not None]
+    loops = ([b, *(x for x in profile.blocks if x.loop == b.name)] for b in able if not b.loop)
+    return [loop for loop in loops if all(b in able for b in loop)]
 
 
-def in_spans(profile: Profile, block: BlockClass, span: int) -> Profile:
-    """The same step with the layers of `block` in spans of `span` layers."""
-    label = group_label(block.name, 0, block.divisible, span)
-    return dataclasses.replace(profile, blocks=as_decided(profile.blocks, [label]))
+def in_spans(profile: Profile, loop: Iterable[BlockClass], span: int) -> Profile:
+    """The same step with the blocks of a loop in spans of `span` layers."""
+    labels = [group_label(b.name, 0, b.divisible, span) for b in loop]
+    return dataclasses.replace(profile, blocks=as_decided(profile.blocks, labels))
 
 
 def as_decided(blocks: Iterable[BlockClass], labels: Iterable[str]) -> tuple[BlockClass, ...]:
@@ -58,7 +62,8 @@ def _part(block: BlockClass, start: int, stop: int, span: int = 1) -> BlockClass
     are divided in proportion to the layers.
 
     In spans, the tensors of the layers of one span are alive at the same time. The layers after the
-    last whole span are saved as without spans, and do not run forward again.
+    last whole span are saved as without spans, and do not run forward again. If several blocks take
+    turns in a loop, the inputs of a span are the inputs of the block that begins the iterations.
     """
     count = stop - start
     runs, layers = (n * count // block.divisible for n in (block.runs, block.layers))
@@ -69,10 +74,11 @@ def _part(block: BlockClass, start: int, stop: int, span: int = 1) -> BlockClass
         return part
     spans = count // span
     again = runs * spans * span / count
+    inputs = () if block.loop else block.inputs
     return dataclasses.replace(
         part,
-        layers=span,
-        span_bytes=spans * sum(block.values[v] for v in block.inputs),
+        layers=layers * span // count,
+        span_bytes=spans * sum(block.values[v] for v in inputs),
         span_seconds=again * (block.rerun_seconds or 0.0),
     )
 

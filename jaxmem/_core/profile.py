@@ -107,6 +107,9 @@ class BlockClass:
     backwards: int = 1
     # seconds of the whole forward of a layer, if a plan may run the layers in spans; None if not
     rerun_seconds: float | None = None
+    # the label of the block that begins the iterations of this block's loop, if several blocks take
+    # turns in the loop and this one does not begin; such blocks run in spans together
+    loop: str = ""
     # of layers in spans: the bytes of the inputs of all spans, and the seconds of a step in which
     # the backward runs the spans forward again
     span_bytes: int = 0

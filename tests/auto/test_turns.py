@@ -11,7 +11,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.actions import KEEP, UNTAGGED
-from jaxmem._core.groups import ungrouped
+from jaxmem._core.groups import span_of, ungrouped
 from jaxmem._model.tags.implementation import todays_checkpoint
 from jaxmem._trace.jaxpr import matmul_flops
 from jaxmem.plans import Assignment
@@ -256,8 +256,11 @@ KEPT = {UNTAGGED: KEEP}
 GROUPS = {"auto[0:1]": {}, "auto[1:4]": KEPT, "auto_2[0:3]": KEPT, "auto_2[3:4]": {}}
 
 
+SPANS = {f"{label}[{numbers}]": {} for label in ("auto", "auto_2") for numbers in ("0:1", "1:4:2")}
+
+
 @pytest.mark.jax_defaults
-@pytest.mark.parametrize("actions", [None, GROUPS], ids=["recomputed", "groups"])
+@pytest.mark.parametrize("actions", [None, GROUPS, SPANS], ids=["recomputed", "groups", "spans"])
 def test_layers_of_iterations_have_the_gradients_of_the_loss(actions):
     loss = scanned(local_or_global, lambda f: f, 3, more=actions is None)
     ours = jaxmem.auto(loss, Assignment(actions) if actions else NOTHING)
@@ -267,19 +270,53 @@ def test_layers_of_iterations_have_the_gradients_of_the_loss(actions):
     assert relative(got, want) < 1e-5
 
 
+def products(actions) -> int:
+    """The number of matrix products in a step of `ITERATIONS` iterations of three layers."""
+    step = training(jaxmem.auto(scanned(local_or_global, lambda f: f, 3), Assignment(actions)))
+    with todays_checkpoint():
+        traced = jax.make_jaxpr(step)(stacked(ITERATIONS, 3), TEXT)
+    return sum(matmul_flops(eqn)[1] for eqn in traced.eqns)
+
+
 @pytest.mark.jax_defaults
 def test_a_group_of_iterations_recomputes_the_layers_of_its_label_alone():
-    loss, params = scanned(local_or_global, lambda f: f, 3), stacked(ITERATIONS, 3)
-
-    def products(actions) -> int:
-        step = training(jaxmem.auto(loss, Assignment(actions)))
-        with todays_checkpoint():
-            return sum(matmul_flops(eqn)[1] for eqn in jax.make_jaxpr(step)(params, TEXT).eqns)
-
     kept = products({"auto": KEPT, "auto_2": KEPT})
     # The last of a layer's six products is not repeated.
     assert products({"auto": {}, "auto_2": KEPT}) - kept == 5 * 2 * ITERATIONS
     assert products(GROUPS) - kept == 5 * (2 * 1 + 1)
+
+
+@pytest.mark.jax_defaults
+@pytest.mark.parametrize(("span", "again"), [(2, 4), (3, 3)])
+def test_the_layers_of_a_span_of_iterations_run_forward_once_more(span, again):
+    """In spans of three of four iterations, the last iteration is in no span."""
+    in_spans = {f"{label}[0:{ITERATIONS}:{span}]": {} for label in ("auto", "auto_2")}
+    assert products(in_spans) - products({"auto": {}, "auto_2": {}}) == 6 * 3 * again
+
+
+@pytest.mark.jax_defaults
+@pytest.mark.parametrize("other", ["auto_2", "auto_2[0:4:3]", "auto_2[0:2]"])
+def test_blocks_that_take_turns_are_in_the_same_spans(other):
+    actions = {"auto[0:4:2]": {}, other: {}}
+    if other == "auto_2[0:2]":
+        actions["auto_2[2:4]"] = {}
+    with pytest.raises(jaxmem.errors.TagError, match=r"auto\[0:4:2\], auto_2.* take turns"):
+        products(actions)
+
+
+@pytest.mark.jax_defaults
+def test_iterations_in_spans_meet_a_budget_below_the_least_of_saved_layers():
+    step = training(scanned(local_or_global, lambda f: f, 3))
+    args, auto = (stacked(36, 3), TEXT), jaxmem.auto(step)
+    least = jaxmem.plans.price(auto, NOTHING, *args).compiled_bytes
+    plan = jaxmem.plan(auto, *args, budget=int(0.85 * least), actions=jaxmem.plans.LOSSLESS)
+    assert plan.compiled_bytes <= 0.85 * least
+    assert plan.predicted_bytes == pytest.approx(plan.compiled_bytes, rel=0.15)
+    first, second = plan.actions
+    assert (ungrouped(first), ungrouped(second)) == ("auto_2", "auto")
+    assert span_of(first) == span_of(second) > 1
+    want = jax.jit(step)(*args)
+    assert relative(plan.step(*args), want) < 1e-5
 
 
 @pytest.mark.jax_defaults

@@ -282,7 +282,7 @@ def test_the_price_in_spans_is_counted_by_hand(data):
     if made.blocks[0].divisible < 3:
         return
     span = data.draw(st.integers(2, made.blocks[0].divisible - 1))
-    spanned = in_spans(made, made.blocks[0], span)
+    spanned = in_spans(made, made.blocks, span)
     (label,) = (b.name for b in spanned.blocks)
     assert label == f"block[0:{made.blocks[0].divisible}:{span}]"
     for saved, host, seconds, assignment in by_hand(made, span):
@@ -290,6 +290,38 @@ def test_the_price_in_spans_is_counted_by_hand(data):
         assert (cost.saved_bytes, cost.host_bytes) == (saved, host)
         priced = cost.risk_adjusted_seconds + (PRICE - 1) * cost.recompute_seconds
         assert priced == pytest.approx(seconds)
+
+
+@few
+@given(st.data())
+def test_blocks_that_take_turns_run_in_the_same_spans(data):
+    """The inputs of a span are those of the block that begins the iterations. A block may have
+    several layers in an iteration.
+    """
+    (first,), layers = (made := data.draw(spanned_stacks())).blocks, data.draw(st.integers(1, 3))
+    assume(first.divisible > 2)
+    second = dataclasses.replace(
+        first, name="other", loop="block", layers=layers * first.layers, runs=layers * first.runs
+    )
+    (loop,) = spannable(profile(first, second))
+    span = data.draw(st.integers(2, first.divisible - 1))
+    spanned = in_spans(profile(first, second), loop, span)
+    labels = [f"{name}[0:{first.divisible}:{span}]" for name in ("block", "other")]
+    assert [block.name for block in spanned.blocks] == labels
+    inputs = first.divisible // span * first.values[first.inputs[0]]
+    for saved, _, seconds, assignment in by_hand(made, span):
+        tags = nested(assignment, made)["block"]
+        cost = evaluate(spanned, dict.fromkeys(labels, tags))
+        assert cost.saved_bytes == saved + layers * (saved - inputs)
+        priced = cost.risk_adjusted_seconds + (PRICE - 1) * cost.recompute_seconds
+        assert priced == pytest.approx((1 + layers) * seconds)
+
+
+def test_a_loop_with_a_block_that_runs_in_no_spans_has_none():
+    first, other = (chain(name=n, layers=6, runs=6, divisible=6) for n in ("block", "other"))
+    able = dataclasses.replace(first, rerun_seconds=0.5)
+    assert spannable(profile(able, other)) == [[able]]
+    assert spannable(profile(able, dataclasses.replace(other, loop="block"))) == []
 
 
 @pytest.mark.parametrize("saved", [0, 1, 3, 10, 30])

@@ -71,7 +71,8 @@ class Instance:
     divisible: the number of layers in the group that a plan may divide; 0 if it may not.
     backwards: how often the backward runs for each forward.
     stacks: the stacked arrays of saved tensors that the equation reads; empty outside loops.
-    spans: whether a plan may run these layers in spans.
+    loop: as for `Policy`.
+    body: the id of the innermost jaxpr that holds the equation.
     forward_flops: FLOPs of the matrix products of the block's forward pass. The backward pass of
       the block repeats only a part of it: no derivative needs the block's last product. 0 if
       several forward passes of the label differ.
@@ -88,7 +89,8 @@ class Instance:
     runs: int
     sharded: bool
     divisible: int
-    spans: bool
+    loop: str
+    body: int
     backwards: int = 1
     stacks: frozenset[Var] = frozenset()
     forward_flops: float = 0.0
@@ -262,10 +264,15 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
     walk(jaxpr, dict.fromkeys(jaxpr.invars, "free"), (), False, {})
     alike = {label: max(found) for label, found in flops.items() if len(found) == 1}
 
+    products = lambda i: sum(matmul_flops(e.eqn)[0] for e in i.flat.nodes[: i.boundary])
+    work = [(i.body, products(i)) for i in instances]
+    of_body = {body: sum(n for other, n in work if other == body) for body, _ in work}
+
     def whole(i: Instance) -> Instance:
         tags = set().union(*(names_in(e.eqn) for e in i.flat.nodes[: i.boundary]))
         loops = (f for n, found, f in opened if n == i.layers and tags <= found)
-        found = alike.get(i.label) or max(loops, default=0.0)
+        share = products(i) / of_body[i.body] if of_body[i.body] else 1.0
+        found = alike.get(i.label) or max(loops, default=0.0) * share
         return dataclasses.replace(i, forward_flops=found)
 
     return Blocks([*map(whole, instances)], names, saved_names(jaxpr), plain_labels)
@@ -353,7 +360,8 @@ def _instance(eqn, kinds, known, frames, sharded) -> Instance | None:
         runs=runs,
         sharded=sharded,
         divisible=policy.layers,
-        spans=policy.spans,
+        loop=policy.loop,
+        body=id(frames[-1][0]),
     )
 
 

@@ -63,6 +63,7 @@ def block_class(block: Opened, index: int, allowed: Allowed, jobs: Jobs) -> Bloc
         shards=shards,
         backwards=instance.backwards,
         rerun_seconds=_rerun(graph, index, shards),
+        loop=instance.loop if instance.loop != block.label else "",
     )
 
 
@@ -171,10 +172,10 @@ def _rerun(graph: BlockGraph, index: int, shards: int) -> Untimed | None:
     product. The whole forward takes longer in proportion to the FLOPs.
     """
     one, several = graph.instance, graph.instances
-    in_one_loop = len(several) == 1 and one.loops == 1 and one.layers == one.divisible
+    in_one_loop = {(i.body, i.loops, i.layers) for i in several} == {(one.body, 1, one.divisible)}
     # The layers of a Python loop are one instance each.
     unrolled = len(several) == one.divisible and all((i.loops, i.layers) == (0, 1) for i in several)
-    if not all(i.spans for i in several) or not (in_one_loop or unrolled):
+    if not all(i.loop for i in several) or not (in_one_loop or unrolled):
         return None
     needed = sum(matmul_flops(e.eqn)[0] for e in graph.equations)
     share = max(1.0, one.forward_flops / needed) if needed else 1.0

@@ -34,10 +34,11 @@ from jaxmem._model.auto.repeats import Ends, between, equal_stretches, kinds_of,
 from jaxmem._model.layer.block import Layer, layer_of, layers_of
 from jaxmem._model.layer.graph import LayerGraph, flops, has_effects, is_inexact, through, views_of
 from jaxmem._model.tags.named import is_block
-from jaxmem._model.tags.policy import groups_of
+from jaxmem._model.tags.policy import Policy, groups_of
 from jaxmem._trace.jaxpr import ClosedJaxpr, as_closed, as_scan, inside, line_of
 from jaxmem._trace.primitives import VIEWS
 from jaxmem._trace.rewrite import Node, Program, branches, program_of, standing_for, with_branches
+from jaxmem.errors import TagError
 
 WITHIN = 0.6  # of an iteration's FLOPs: an inner loop with more FLOPs is the loop over layers
 SHOWN = 3  # loops in an error
@@ -106,13 +107,12 @@ class Finder:
             blocks = self.with_blocks(program, turns)
             return with_bodies(node, {range(turns): lambda *inputs: blocks.run(inputs)})
         if parts := divided(program, [(0, len(program.nodes))], activations, turns):
-            return with_bodies(node, self._of_parts(program, parts, activations, turns))
+            return with_bodies(node, *self._of_parts(program, parts, activations, turns))
         found = layer_of(program, activations, self._label())
         layer = dataclasses.replace(found, line=line_of(node.eqn), turns=turns)
         self.found.append(layer)
-        groups = groups_of(self.plan, layer.label, turns, spans=True)
-        spans = {group: policy.span for group, policy in groups.items()}
-        return with_bodies(node, layer.blocks(groups, prevent_cse=False), spans)
+        groups = groups_of(self.plan, layer.label, turns, layer.label)
+        return with_bodies(node, layer.blocks(groups, prevent_cse=False), _spans_of(groups))
 
     def _unrolled(
         self, program: Program, layers: Ends, views: list[Node]
@@ -132,7 +132,8 @@ class Finder:
         of_pieces = (activations_of(program, piece) for piece in parts)
         activations = [*of_pieces] if are_pieces else between(program, layers)
         alike = self._alike(program, layers, parts, activations)
-        groups = groups_of(self.plan, alike[0].label, len(layers), spans=not are_pieces)
+        label = alike[0].label
+        groups = groups_of(self.plan, label, len(layers), "" if are_pieces else label)
         found = {}
         for number, ((low, high), layer) in enumerate(zip(layers, alike)):
             block = layer.block_of(number, groups)
@@ -148,9 +149,10 @@ class Finder:
 
     def _of_parts(
         self, program: Program, parts: Sequence[range], carried: Sequence[int], turns: int
-    ) -> dict[range, Callable[..., list]]:
+    ) -> tuple[dict[range, Callable[..., list]], dict[range, int]]:
         """Makes blocks of the layers of a scan's iteration, if it has several. Returns the bodies
-        of the scan: one for each range of iterations in which no layer's decisions change.
+        of the scan: one for each range of iterations in which no layer's decisions change; and the
+        number of iterations of a span, for each range.
 
         program: one of `turns` iterations, which the parts cover. The scan carries the activations
           `carried`.
@@ -158,14 +160,15 @@ class Finder:
         views = views_of(program, {*program.inputs}.difference(carried))
         given = {*program.inputs, *program.constants}.difference(carried)
         activation = lambda v: v not in given and is_inexact(program.avals[v])
-        found = {}
+        found, loop = {}, auto_label(self.labels + 1)
         for layers in equal_stretches(program, kinds_of(program), parts):
             own = [with_views(part(program, low, high), views) for low, high in layers]
             activations = [[*filter(activation, piece.inputs)] for piece in own]
             alike = self._alike(program, layers, own, activations, turns)
-            groups = groups_of(self.plan, alike[0].label, turns)
+            groups = groups_of(self.plan, alike[0].label, turns, loop)
             found |= {ends: (layer, groups) for ends, layer in zip(layers, alike)}
         starts = sorted({group.start for _, groups in found.values() for group in groups})
+        spans = _spans_of(*(groups for _, groups in found.values()))
 
         def body(number: int) -> Callable[..., list]:
             nodes = []
@@ -175,7 +178,7 @@ class Finder:
                 nodes += _replaced(program, range(*ends), views, layer, block)
             return lambda *inputs: dataclasses.replace(program, nodes=(*nodes,)).run(inputs)
 
-        return {range(*ends): body(ends[0]) for ends in itertools.pairwise([*starts, turns])}
+        return {range(*e): body(e[0]) for e in itertools.pairwise([*starts, turns])}, spans
 
     def _alike(
         self,
@@ -222,6 +225,25 @@ def _replaced(
     replaced = program.nodes[nodes.start : nodes.stop]
     kept = [n for n in replaced if not of_views.isdisjoint(n.outputs)]
     return [*kept, _segment(replaced[-1], layer.program, block)]
+
+
+def _spans_of(*blocks: Mapping[range, Policy]) -> dict[range, int]:
+    """Returns the number of iterations of a span, for each group of a loop's iterations.
+
+    blocks: the groups of each block of an iteration.
+
+    Raises TagError if some blocks are in other spans than the others.
+    """
+    several = [{group: policy.span for group, policy in groups.items()} for groups in blocks]
+    differ = any(found != several[0] for found in several)
+    if differ and any(span > 1 for found in several for span in found.values()):
+        labels = dict.fromkeys(policy.block for groups in blocks for policy in groups.values())
+        raise TagError(
+            f"auto: `plan` decides {', '.join(labels)}, which take turns in one loop, and a span"
+            " has whole iterations; expected equal groups and spans for all blocks of the loop,"
+            " such as auto[0:8:2] and auto_2[0:8:2]"
+        )
+    return several[0]
 
 
 def _segment(last: Node, program: Program, call: Callable) -> Node:

@@ -186,7 +186,7 @@ def loops_over(
     """
     lengths = check(params, x)
     spans = len(lengths) == 1 and not streams((params, states, frozen))
-    groups = groups_of(plan, label, sum(lengths), spans)
+    groups = groups_of(plan, label, sum(lengths), label if spans else "")
     runs = runs_of(groups, lengths, buffers_of(params))
     without = 0 if frozen is None else len(jax.tree.leaves(frozen[0]))
     split = ParameterSplit.of(with_frozen(masters_of(params), frozen)[0], dtype, without)

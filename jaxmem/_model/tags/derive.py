@@ -69,7 +69,7 @@ class RecomputedStep:
         own = self._policies
         if not self._derivable or any(plan.groups(p.block) for p in own):
             return None
-        decided = {p: policy_for(plan, p.block, layers=p.layers, spans=p.spans) for p in own}
+        decided = {p: policy_for(plan, p.block, layers=p.layers, loop=p.loop) for p in own}
         if any(new.choices is None for new in decided.values()):
             return None
         return on_open(self._program, lambda jaxpr: self._derived(jaxpr, decided))

@@ -46,7 +46,8 @@ class Policy:
       keeps everything.
     layers: number of layers, if a plan may divide them into groups, as with `jaxmem.stack` and
       `jaxmem.auto`; 0 if it may not.
-    spans: whether the loop over the layers can run layers in spans.
+    loop: the label of the block that begins the iterations of the loop over the layers, if the loop
+      can run layers in spans; "" if it cannot.
     """
 
     def __init__(
@@ -54,9 +55,9 @@ class Policy:
         block: str,
         choices: tuple[tuple[str, Choice], ...] | None = None,
         layers: int = 0,
-        spans: bool = False,
+        loop: str = "",
     ):
-        self.block, self.choices, self.layers, self.spans = block, choices, layers, spans
+        self.block, self.choices, self.layers, self.loop = block, choices, layers, loop
         actions = {choice.action for _, choice in choices or ()}
         if any(action.encodes or action.offloads for action in actions):
             let_names_be_encoded()  # steps are read in traces with today's checkpoint
@@ -191,23 +192,23 @@ def decisions(plan) -> Decisions:
     return plan
 
 
-def policy_for(decided: Decisions, label: str, *, layers: int = 0, spans: bool = False) -> Policy:
+def policy_for(decided: Decisions, label: str, *, layers: int = 0, loop: str = "") -> Policy:
     """Returns the policy of the block, or of the group of layers, with this label."""
     of_own = getattr(decided, "policy_for", None)  # an object for a trace may not be a plan
     if of_own is not None:
         return of_own(label, layers)
     choices = decided.choices_for(label)
     if is_whole(choices):  # one form, since partial evaluation caches on the policy
-        return Policy(label, None, layers, spans)
+        return Policy(label, None, layers, loop)
     chosen = ((tag, Choice(c.action, c.codec)) for tag, c in choices.items())
-    return Policy(label, tuple(sorted(chosen)), layers, spans)
+    return Policy(label, tuple(sorted(chosen)), layers, loop)
 
 
-def groups_of(plan, block: str, layers: int, spans: bool = False) -> dict[range, Policy]:
+def groups_of(plan, block: str, layers: int, loop: str = "") -> dict[range, Policy]:
     """Returns the groups into which a plan divides `layers` layers, in order, with the policy of
     each group. If the plan has one decision for all layers, they are one group.
 
-    spans: whether the loop over the layers can run layers in spans.
+    loop: as for `Policy`.
 
     Raises TagError if the plan's groups do not cover layers 0 to `layers`, each once, for layers in
     spans that the loop cannot run, and for a plan that `remat_policy` refuses.
@@ -216,7 +217,7 @@ def groups_of(plan, block: str, layers: int, spans: bool = False) -> dict[range,
     decided = decisions(plan)
     found = decided.groups(block)
     if not found:
-        return {range(layers): policy_for(decided, block, layers=layers, spans=spans)}
+        return {range(layers): policy_for(decided, block, layers=layers, loop=loop)}
     # Each group must start at the end of the group before it, the first group at 0, and the last
     # group must stop at the last layer.
     ends = [0, *(stop for _, stop, *_ in found)]
@@ -227,8 +228,8 @@ def groups_of(plan, block: str, layers: int, spans: bool = False) -> dict[range,
             f" the groups must be layers 0 to {layers}, each once: plan this model anew"
         )
     for start, stop, *rest in found:
-        _check_span(group_label(block, start, stop, *rest), stop - start, rest, spans)
-    policy_of = lambda label: policy_for(decided, label, layers=layers, spans=spans)
+        _check_span(group_label(block, start, stop, *rest), stop - start, rest, bool(loop))
+    policy_of = lambda label: policy_for(decided, label, layers=layers, loop=loop)
     return {range(*r[:2]): policy_of(group_label(block, *r)) for r in found}
 
 

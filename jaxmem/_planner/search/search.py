@@ -276,7 +276,7 @@ def _ranked(search: Search, more: int) -> list[tuple[Trial, ActionProblem | None
             divided, division = best, None
         problem = None if division is None else division.problem
         ranked = [(divided, problem), (best, None)][divided is best :]
-        spanned = None if alone else faster_in_spans(search, divided, step_time)
+        spanned = None if alone else faster_in_spans(search, divided)
         if spanned is not None and _worth_its_loss(search, spanned, [best]) is spanned:
             ranked = [of_spans(spanned), *ranked]
     if (as_written := search.checkpoints_fit) is not None:

@@ -29,7 +29,7 @@ from jaxmem._core.groups import as_decided, in_spans, ranges, span_of, spannable
 from jaxmem._core.profile import Profile
 from jaxmem._planner.search.estimates import MOST_ESTIMATES
 from jaxmem._planner.search.state import Search
-from jaxmem._planner.search.step_time import LEAST_GAIN, StepTime
+from jaxmem._planner.search.step_time import LEAST_GAIN
 from jaxmem._planner.search.trial import Trial
 from jaxmem._planner.solve.problem import ActionProblem, in_groups
 from jaxmem._planner.solve.solution import ActionSolution
@@ -108,11 +108,11 @@ def best_in_spans(
     by_seconds = lambda of, one: (one.risk_adjusted_seconds, one.bytes + excess.of(of.profile))
     rank = by_bytes if solver is least_bytes else by_seconds
     best: Solved | None = None
-    for block in spannable(problem.profile):
-        # The blocks before this one are as in the best solution so far.
+    for loop in spannable(problem.profile):
+        # The loops before this one are as in the best solution so far.
         profile = problem.profile if best is None else best[0].profile
-        for span in numbers_of(block.divisible):
-            spanned = of_profile(problem, in_spans(profile, block, span))
+        for span in numbers_of(loop[0].divisible):
+            spanned = of_profile(problem, in_spans(profile, loop, span))
             if problem.room is not None:
                 spanned = spanned.within(problem.room - excess.of(spanned.profile))
             if solver is solve:
@@ -166,11 +166,11 @@ def compile_in_spans(search: Search) -> None:
         _compile(search, found[1], search.smallest_trial)
 
 
-def faster_in_spans(search: Search, best: Trial, step_time: StepTime) -> Trial | None:
+def faster_in_spans(search: Search, best: Trial) -> Trial | None:
     """Returns the fastest plan with layers in spans that compiles within the limits, if it is
     faster than `best` by `LEAST_GAIN`; else None.
     """
-    worth = LEAST_GAIN * search.profile.step_seconds
+    worth, step_time = LEAST_GAIN * search.profile.step_seconds, search.step_time
     most = best.cost.risk_adjusted_seconds - worth
     for trial in _compiled(search, best, most, search.compiles_left):
         if search.limits.allow(trial):
