@@ -39,29 +39,29 @@ def traced_leaves(tree) -> list[bool]:
     ]
 
 
-def is_module(x) -> bool:
-    """Whether `x` is a Flax NNX module or optimizer."""
+def is_nnx_object(x) -> bool:
+    """Whether `x` is an object of Flax NNX that a step may change: a module, an optimizer, random
+    streams, a metric, or a variable.
+    """
     nnx = sys.modules.get("flax.nnx")  # who has a module has imported it
-    return nnx is not None and isinstance(x, nnx.Module | nnx.Optimizer)
+    return nnx is not None and isinstance(x, nnx.Pytree | nnx.Variable)
 
 
 def jitted_for(arguments, step: Callable, **options):
-    """The step under the jit that its arguments need: `nnx.jit` for Flax NNX modules and
-    optimizers, `Filtered` for arguments with other leaves than arrays, else `jax.jit`.
+    """The step under the jit that its arguments need: `nnx.jit` for objects of Flax NNX that the
+    step may change, `Filtered` for arguments with other leaves than arrays, else `jax.jit`. A step
+    returns an `nnx.State` that it changes.
 
     arguments: a tree of the dynamic arguments.
     options: options of that jit.
     """
-    if any(map(is_module, jax.tree.leaves(arguments, is_leaf=is_module))):
-        return sys.modules["flax.nnx"].jit(step, **options)
-    if takes_more_than_arrays(arguments):
+    nnx = sys.modules.get("flax.nnx")
+    is_part = lambda x: is_nnx_object(x) or (nnx is not None and isinstance(x, nnx.State))
+    if nnx is not None and any(map(is_nnx_object, jax.tree.leaves(arguments, is_leaf=is_part))):
+        return nnx.jit(step, **options)
+    if not all(traced_leaves(arguments)):  # `jax.jit` cannot take static leaves
         return Filtered(step, **options)
     return jax.jit(step, **options)
-
-
-def takes_more_than_arrays(args) -> bool:
-    """Whether some leaves of the arguments are static, so that `jax.jit` cannot take them."""
-    return not all(traced_leaves(args))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,9 +129,9 @@ class Filtered:
         if wrong := sorted({*options} - {"donate_argnums", "donate_argnames"}):
             raise StepError(
                 f"jit: got the option `{wrong[0]}`, and the arguments hold more than arrays (an"
-                " Equinox module, a text); expected donate_argnums or donate_argnames alone. Every"
-                " leaf that is no array is static already; bind a static number by"
-                " functools.partial"
+                " Equinox module, a text); expected donate_argnums or donate_argnames alone."
+                " Functions, texts and a module's numbers are static already; bind another static"
+                " number by functools.partial"
             )
         self._step, self._options = step, options
 

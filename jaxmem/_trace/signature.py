@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxmem._core.lists import separated
-from jaxmem._trace.filtered import is_module, traced_leaves
+from jaxmem._trace.filtered import is_nnx_object, traced_leaves
 from jaxmem._trace.settings import settings
 
 
@@ -60,6 +60,10 @@ class Signature:
         leaf_keys = (_leaf_key(a) if one else (type(a), a) for a, one in zip(leaves, traced))
         return settings(), static, tuple(named.items()), tree, tuple(leaf_keys)
 
+    def unplaced(self, key: Any) -> tuple:
+        """A key without JAX's settings and without the shardings of arrays."""
+        return key[1:-1], [leaf[:3] if isinstance(leaf, tuple) else leaf for leaf in key[-1]]
+
     def positional(self, args: tuple, kwargs: dict) -> tuple[tuple, Callable]:
         """The values of all arguments in one tuple, and a function that makes the jitted function
         into one of these values.
@@ -77,7 +81,7 @@ class Signature:
 
     def shapes(self, values):
         """The values with shapes in place of arrays and of tracers, so that no memory is held."""
-        return jax.tree.map(_shape, values, is_leaf=is_module)
+        return jax.tree.map(_shape, values, is_leaf=is_nnx_object)
 
 
 class Adapted:
@@ -155,8 +159,8 @@ def _tuple(numbers) -> tuple:
 
 def _without_modules(tree):
     """The tree with Flax's NNX modules split into their graph and their arrays."""
-    split = lambda x: sys.modules["flax.nnx"].split(x) if is_module(x) else x
-    return jax.tree.map(split, tree, is_leaf=is_module)
+    split = lambda x: sys.modules["flax.nnx"].split(x) if is_nnx_object(x) else x
+    return jax.tree.map(split, tree, is_leaf=is_nnx_object)
 
 
 def _leaf_key(leaf) -> Any:
@@ -173,7 +177,7 @@ def _leaf_key(leaf) -> Any:
 
 
 def _shape(leaf):
-    if is_module(leaf):
+    if is_nnx_object(leaf):
         nnx = sys.modules["flax.nnx"]
         return nnx.merge(*jax.tree.map(_shape, nnx.split(leaf)))
     if isinstance(leaf, Tracer):

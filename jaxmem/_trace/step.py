@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxmem._trace.filtered import Filtered, takes_more_than_arrays
+from jaxmem._trace.filtered import jitted_for
 from jaxmem._trace.signature import refusal
 from jaxmem.errors import JaxmemError, StepError
 from jaxmem_kernels import abstract_devices
@@ -53,17 +53,11 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
 
 def trace_step(step, args: tuple) -> tuple[Any, jax.stages.Traced]:
     """Traces a step as `trace` does, and raises what tracing raises."""
-    jitted = step if hasattr(step, "trace") else _jitted(step, args)
+    donated = 0 if args else ()
+    jitted = step if hasattr(step, "trace") else jitted_for(args, step, donate_argnums=donated)
     with abstract_devices() if _is_abstract(args) else contextlib.nullcontext():
         stage: Any = jitted.trace(*args)
     return stage, getattr(stage, "traced", stage)  # nnx.jit and `Filtered` wrap JAX's stage
-
-
-def _jitted(step, args: tuple):
-    """A step compiled as `jaxmem.plan` compiles it: with its first argument donated."""
-    if takes_more_than_arrays(args):
-        return Filtered(step, donate_argnums=0)
-    return jax.jit(step, donate_argnums=0 if args else ())
 
 
 def described(error: BaseException) -> str:

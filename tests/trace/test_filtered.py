@@ -11,7 +11,7 @@ import pytest
 
 import jaxmem
 from jaxmem._core.assignment import Assignment
-from jaxmem._trace.filtered import Filtered, Tree, takes_more_than_arrays
+from jaxmem._trace.filtered import Filtered, Tree, traced_leaves
 from jaxmem._trace.step import trace
 from jaxmem.errors import StepError
 from tests.shared.foreign.size import normal
@@ -53,8 +53,8 @@ def test_keywords_are_donated_and_other_options_are_refused():
 
 def test_what_is_no_array_belongs_to_the_program():
     state, x, mode = given()
-    assert takes_more_than_arrays((state, x, mode))
-    assert not takes_more_than_arrays((x, 1.0, jax.ShapeDtypeStruct((3,), jnp.float32), None))
+    assert not all(traced_leaves((state, x, mode)))
+    assert all(traced_leaves((x, 1.0, jax.ShapeDtypeStruct((3,), jnp.float32), None)))
     (want, _), _ = step(state, x, mode)
     compiled = Filtered(step, donate_argnums=0).trace(state, x, mode).lower().compile()
     first = jax.tree.leaves(eqx.filter(state, eqx.is_array))
@@ -135,8 +135,8 @@ def dropped_args():
 def test_numbers_of_a_module_are_static_and_those_of_plain_containers_are_traced():
     layers, x, key = dropped_args()
     first = {"rate": 0.5, "of": [Moments(1, 0.1), Trained(0, x)]}
-    assert takes_more_than_arrays((layers,))
-    assert not takes_more_than_arrays((first,))
+    assert not all(traced_leaves((layers,)))
+    assert all(traced_leaves((first,)))
     want, _ = eqx.filter_jit(dropped_step)(layers, x, key, first)
     compiled = compiled_for(dropped_step, layers, x, key, first)
     got, counted = compiled(layers, x, key, first)
