@@ -37,11 +37,11 @@ from jaxmem._planner.search.compile import StepCompiler
 from jaxmem._result.memory.explanation import Explanation
 from jaxmem._result.plan.plan import Plan, pace
 from jaxmem._target.compile.backend import backend_for
-from jaxmem._target.compile.running import ran_out_of_memory
+from jaxmem._target.compile.running import ran_out_of_memory, run_executable
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
 from jaxmem._target.processes.channel import joined
-from jaxmem._trace.filtered import jitted_for
+from jaxmem._trace.filtered import is_array, is_nnx_object, jitted_for
 from jaxmem._trace.settings import settings_of_thread
 from jaxmem._trace.signature import Adapted, Signature, needs_no_executable, unchecked
 from jaxmem.errors import BudgetError, JaxmemError, NoLayersError, StepError
@@ -70,7 +70,7 @@ def jit(step: Callable | None = None, budget=None, **options):
     Inside another function that JAX traces, such as a library's own jit, the step is planned for
     the shapes of its arguments there, for one device.
 
-    step: a step of `jaxmem.released_step`; a function of arrays, of Flax NNX modules (as for
+    step: a step of `jaxmem.released_step`; a function of arrays, of Flax NNX objects (as for
       `nnx.jit`) or of Equinox modules (as for `eqx.filter_jit`); a function that `jax.jit` or
       `nnx.jit` made, which keeps its donation and shardings; or a function of `eqx.filter_jit`
       without donation. None returns a decorator.
@@ -81,17 +81,19 @@ def jit(step: Callable | None = None, budget=None, **options):
       decide=("actions", "states"), the plan also decides which layers' states are stored in host
       memory, and the first call moves them there. All others are options of `jax.jit` or
       `nnx.jit`, such as `donate_argnums`, `static_argnames` and `out_shardings`. For Equinox
-      modules, `donate_argnums` and `donate_argnames` are the only options: every leaf that is no
-      array is static. A released step takes no options of jit: its state is donated.
+      modules, `donate_argnums` and `donate_argnames` are the only options: functions, texts and the
+      numbers of a module are static, and other numbers are traced. A released step takes no options
+      of jit: its state is donated.
 
     Returns a `PlannedFunction`: it is called like the step, and has `plan`, `explain`, `trace` and
     `lower`. For a released step, it also has `init` and `joined`. While jaxmem plans, a terminal
     shows the progress. Afterwards one line summarizes the plan. Both go through the logger
     "jaxmem".
 
-    Raises StepError if `step` is not callable, for options of a step that is jitted already, for a
-    step of `eqx.filter_jit` that donates, for options of `jaxmem.plan` that need other arguments
-    than the step's, and for options of neither `jaxmem.plan` nor jit. A call raises StepError for a
+    Raises StepError if `step` is not callable or holds arrays, as a method of a module does; for
+    options of a step that is jitted already, for a step of `eqx.filter_jit` that donates, for
+    options of `jaxmem.plan` that need other arguments than the step's, and for options of neither
+    `jaxmem.plan` nor jit. A call raises StepError for a
     jitted step with static arguments, and the errors of `jaxmem.plan`, such as BudgetError if no
     plan fits. An error that the step's own code raises is raised as it is.
     """
@@ -101,6 +103,15 @@ def jit(step: Callable | None = None, budget=None, **options):
         raise StepError(
             f"jit: `step` is {type(step).__name__}; expected the training step, a function; a"
             " decorator takes its budget by name: @jaxmem.jit(budget=...)"
+        )
+    if isinstance(step, types.MethodType) and hasattr(step, "trace"):  # a jitted method
+        return types.MethodType(jit(step.__func__, budget, **options), step.__self__)
+    held = jax.tree.leaves(None if isinstance(step, functools.partial) else step)
+    if any(map(is_array, held)) or any(map(is_nnx_object, getattr(step, "args", ()))):
+        raise StepError(
+            f"jit: `step` is {type(step).__name__}, which holds arrays, such as a method of a"
+            " module; expected a function that takes the module as an argument, as in"
+            " jaxmem.jit(lambda model, x: model.step(x))"
         )
     if wrong := [name for name in ELSEWHERE if name in options]:
         raise StepError(
@@ -188,7 +199,7 @@ class PlannedFunction:
         alike = last_unchecked in (None, unchecked((args, kwargs)))
         if latest is not None and alike and not self._signature.static:
             try:
-                return _run(latest, args, kwargs)
+                return run_executable(latest.run, args, kwargs)
             except (TypeError, ValueError):  # raised before the executable runs or takes memory
                 inside = needs_no_executable((args, kwargs))
                 if not inside and self._signature.key(args, kwargs) == last_key:
@@ -267,14 +278,14 @@ class PlannedFunction:
             args = latest.placed(args)
             dynamic, named = self._signature.dynamic(args, kwargs)
             try:
-                result = jax.block_until_ready(_run(latest, dynamic, named))
+                result = jax.block_until_ready(run_executable(latest.run, dynamic, named))
                 self._ran.add(key)
                 return result
             except jax.errors.JaxRuntimeError as error:
                 latest = self._smaller(latest, error, args, kwargs)
                 self._known[key], self._last = latest, (latest, last_key, alike)
         dynamic, named = self._signature.dynamic(latest.placed(args), kwargs)
-        return _run(latest, dynamic, named)
+        return run_executable(latest.run, dynamic, named)
 
     def _smaller(self, latest: Compilation, error: Exception, args, kwargs) -> Compilation:
         """The step planned for less memory than a plan under which it ran out of memory. Raises the
@@ -299,19 +310,21 @@ class PlannedFunction:
 
     def _inside(self, args: tuple, kwargs: dict):
         """The step inside another function that JAX traces, such as a library's own jit, or without
-        jit: under the latest plan, or a plan for these shapes. Shardings are not known there.
+        jit: under the latest plan for these shapes. Shardings are not known there.
         """
-        latest = self._last[0] if self._last else None
+        shapes, named = self._signature.shapes((args, kwargs))
+        key, entered = self._signature.key(shapes, named), settings_of_thread()
+        unplaced = self._signature.unplaced
+        alike = (k for k in reversed(self._known) if unplaced(k) == unplaced(key))
+        latest = self._known.get(next(alike, None))
         if latest is None and jax.sharding.get_abstract_mesh().axis_names:
             warn(
                 "jit: the step is called inside another function that JAX traces under a mesh,"
-                " before it has a plan, and runs there as it is; call it by itself first, or"
-                " pass the outer function to jaxmem.jit"
+                " before it has a plan for its arguments' shapes, and runs there as it is; call it"
+                " by itself first, or pass the outer function to jaxmem.jit"
             )
             return self._step(*args, **kwargs)
         if latest is None:
-            shapes, named = self._signature.shapes((args, kwargs))
-            key, entered = self._signature.key(shapes, named), settings_of_thread()
 
             def planned() -> Compilation:
                 with entered():
@@ -449,7 +462,8 @@ class PlannedRelease(PlannedFunction):
 
     def joined(self, state):
         """Joins the stacks of a state that a plan moved, as `ReleasedStep.joined`: a form for
-        checkpoints that no plan changes.
+        checkpoints that no plan changes. The originals of arrays that move are deleted: go on with
+        the result, as in `state = train_step.joined(state)`.
 
         Raises StepError before the first call, and the errors of `ReleasedStep.joined`.
         """
@@ -464,23 +478,6 @@ class PlannedRelease(PlannedFunction):
 
     def _jitted(self, step: Callable, args: tuple, kwargs: dict):
         return jax.jit(step, donate_argnums=0)
-
-
-def _run(latest: Compilation, args: tuple, kwargs: dict):
-    """Runs an executable. Raises FloatingPointError for a value that `jax_debug_nans` or
-    `jax_debug_infs` finds in the results, as `jax.jit` does.
-    """
-    try:
-        return latest.run(*args, **kwargs)
-    except Exception as error:
-        # Remove with a public name: JAX 0.10 to 0.12 exports none for the error of an executable.
-        if type(error).__name__ != "InternalFloatingPointError":
-            raise
-        name, value = error.args
-        raise FloatingPointError(
-            f"invalid value ({value}) in the results of {name}; call the step under"
-            " jax.disable_jit() without jaxmem to find the operation"
-        ) from error
 
 
 def _summary(name: str, plan: Plan, seconds: float) -> str:

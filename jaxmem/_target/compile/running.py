@@ -24,6 +24,23 @@ def ran_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
+def run_executable(executable: Any, args: tuple, kwargs: dict):
+    """Runs an executable. Raises FloatingPointError for a value that `jax_debug_nans` or
+    `jax_debug_infs` finds in the results, as `jax.jit` does.
+    """
+    try:
+        return executable(*args, **kwargs)
+    except Exception as error:
+        # Remove with a public name: JAX 0.10 to 0.12 exports none for the error of an executable.
+        if type(error).__name__ != "InternalFloatingPointError":
+            raise
+        name, value = error.args
+        raise FloatingPointError(
+            f"invalid value ({value}) in the results of {name}; call the step under"
+            " jax.disable_jit() without jaxmem to find the operation"
+        ) from error
+
+
 class CannotRun(Exception):
     """A step that is not run to be timed, and why."""
 
