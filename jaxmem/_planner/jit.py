@@ -93,9 +93,9 @@ def jit(step: Callable | None = None, budget=None, **options):
     Raises StepError if `step` is not callable or holds arrays, as a method of a module does; for
     options of a step that is jitted already, for a step of `eqx.filter_jit` that donates, for
     options of `jaxmem.plan` that need other arguments than the step's, and for options of neither
-    `jaxmem.plan` nor jit. A call raises StepError for a
-    jitted step with static arguments, and the errors of `jaxmem.plan`, such as BudgetError if no
-    plan fits. An error that the step's own code raises is raised as it is.
+    `jaxmem.plan` nor jit. A call raises StepError for a jitted step with static arguments, and the
+    errors of `jaxmem.plan`, such as BudgetError if no plan fits. An error that the step's own code
+    raises is raised as it is.
     """
     if step is None:
         return functools.partial(jit, budget=budget, **options)
@@ -315,7 +315,7 @@ class PlannedFunction:
         shapes, named = self._signature.shapes((args, kwargs))
         key, entered = self._signature.key(shapes, named), settings_of_thread()
         unplaced = self._signature.unplaced
-        alike = (k for k in reversed(self._known) if unplaced(k) == unplaced(key))
+        alike = (k for k in reversed([*self._known]) if unplaced(k) == unplaced(key))
         latest = self._known.get(next(alike, None))
         if latest is None and jax.sharding.get_abstract_mesh().axis_names:
             warn(
