@@ -41,7 +41,7 @@ from jaxmem._target.compile.running import ran_out_of_memory, run_executable
 from jaxmem._target.compiled.compiled import Compiled
 from jaxmem._target.devices.target import Target
 from jaxmem._target.processes.channel import joined
-from jaxmem._trace.filtered import is_array, is_nnx_object, jitted_for
+from jaxmem._trace.filtered import is_array, jitted_for
 from jaxmem._trace.settings import settings_of_thread
 from jaxmem._trace.signature import Adapted, Signature, needs_no_executable, unchecked
 from jaxmem.errors import BudgetError, JaxmemError, NoLayersError, StepError
@@ -88,9 +88,9 @@ def jit(step: Callable | None = None, budget=None, **options):
     Returns a `PlannedFunction`: it is called like the step, and has `plan`, `explain`, `trace` and
     `lower`. For a released step, it also has `init` and `joined`. While jaxmem plans, a terminal
     shows the progress. Afterwards one line summarizes the plan. Both go through the logger
-    "jaxmem".
+    "jaxmem". For a jitted method, the result is a bound method of a `PlannedFunction`.
 
-    Raises StepError if `step` is not callable or holds arrays, as a method of a module does; for
+    Raises StepError if `step` is not callable, or is a method of an Equinox module with arrays; for
     options of a step that is jitted already, for a step of `eqx.filter_jit` that donates, for
     options of `jaxmem.plan` that need other arguments than the step's, and for options of neither
     `jaxmem.plan` nor jit. A call raises StepError for a jitted step with static arguments, and the
@@ -106,12 +106,12 @@ def jit(step: Callable | None = None, budget=None, **options):
         )
     if isinstance(step, types.MethodType) and hasattr(step, "trace"):  # a jitted method
         return types.MethodType(jit(step.__func__, budget, **options), step.__self__)
-    held = jax.tree.leaves(None if isinstance(step, functools.partial) else step)
-    if any(map(is_array, held)) or any(map(is_nnx_object, getattr(step, "args", ()))):
+    equinox = sys.modules.get("equinox")
+    is_module = equinox is not None and isinstance(step, equinox.Module)
+    if is_module and any(map(is_array, jax.tree.leaves(step))):
         raise StepError(
-            f"jit: `step` is {type(step).__name__}, which holds arrays, such as a method of a"
-            " module; expected a function that takes the module as an argument, as in"
-            " jaxmem.jit(lambda model, x: model.step(x))"
+            "jit: `step` is an Equinox module, or a method of one, and holds arrays; expected a"
+            " function of the module, as in jaxmem.jit(lambda model, x: model.step(x))"
         )
     if wrong := [name for name in ELSEWHERE if name in options]:
         raise StepError(
@@ -216,7 +216,7 @@ class PlannedFunction:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the latest call; before the first call, the plan of `trace` or `lower`.
+        """The plan of the latest call by itself; before such a call, the latest plan.
 
         Raises StepError before the first call, and if jaxmem found no layer in the step.
         """
@@ -309,19 +309,20 @@ class PlannedFunction:
             raise none from error
 
     def _inside(self, args: tuple, kwargs: dict):
-        """The step inside another function that JAX traces, such as a library's own jit, or without
-        jit: under the latest plan for these shapes. Shardings are not known there.
+        """The step inside another function that JAX traces, or without jit: under the latest plan
+        for these shapes. Under a mesh, whose shardings are not known there, any plan serves.
         """
         shapes, named = self._signature.shapes((args, kwargs))
         key, entered = self._signature.key(shapes, named), settings_of_thread()
-        unplaced = self._signature.unplaced
-        alike = (k for k in reversed([*self._known]) if unplaced(k) == unplaced(key))
-        latest = self._known.get(next(alike, None))
-        if latest is None and jax.sharding.get_abstract_mesh().axis_names:
+        alike = (k for k in reversed([*self._known]) if self._signature.alike(k, key))
+        in_mesh = bool(jax.sharding.get_abstract_mesh().axis_names)
+        other = self._last[0] if in_mesh and self._last else None
+        latest = self._known.get(next(alike, None), other)
+        if latest is None and in_mesh:
             warn(
                 "jit: the step is called inside another function that JAX traces under a mesh,"
-                " before it has a plan for its arguments' shapes, and runs there as it is; call it"
-                " by itself first, or pass the outer function to jaxmem.jit"
+                " before it has a plan, and runs there as it is; call it by itself first, or"
+                " pass the outer function to jaxmem.jit"
             )
             return self._step(*args, **kwargs)
         if latest is None:

@@ -49,8 +49,8 @@ def is_nnx_object(x) -> bool:
 
 def jitted_for(arguments, step: Callable, **options):
     """The step under the jit that its arguments need: `nnx.jit` for objects of Flax NNX that the
-    step may change, `Filtered` for arguments with other leaves than arrays, else `jax.jit`. A step
-    returns an `nnx.State` that it changes.
+    step may change, `Filtered` for arguments with other leaves than arrays, else `jax.jit`. An
+    `nnx.State` is an argument like other trees.
 
     arguments: a tree of the dynamic arguments.
     options: options of that jit.

@@ -60,9 +60,10 @@ class Signature:
         leaf_keys = (_leaf_key(a) if one else (type(a), a) for a, one in zip(leaves, traced))
         return settings(), static, tuple(named.items()), tree, tuple(leaf_keys)
 
-    def unplaced(self, key: Any) -> tuple:
-        """A key without JAX's settings and without the shardings of arrays."""
-        return key[1:-1], [leaf[:3] if isinstance(leaf, tuple) else leaf for leaf in key[-1]]
+    def alike(self, *keys: Any) -> bool:
+        """Whether keys are of one program apart from settings, shardings and weak types."""
+        one, other = ((key[1:-1], [leaf[:2] for leaf in key[-1]]) for key in keys)
+        return one == other
 
     def positional(self, args: tuple, kwargs: dict) -> tuple[tuple, Callable]:
         """The values of all arguments in one tuple, and a function that makes the jitted function
@@ -164,7 +165,9 @@ def _without_modules(tree):
 
 
 def _leaf_key(leaf) -> Any:
-    """The shape, the dtype and the sharding of an array; the type of a number; another leaf."""
+    """The shape and the dtype of an array or a number; the sharding of an array, and the type of a
+    number.
+    """
     if isinstance(leaf, jax.Array):
         sharding = leaf.sharding if getattr(leaf, "committed", True) else None
         return leaf.shape, leaf.dtype, leaf.aval.weak_type, sharding
@@ -172,8 +175,8 @@ def _leaf_key(leaf) -> Any:
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
         return leaf.shape, dtype, getattr(leaf, "weak_type", False), getattr(leaf, "sharding", None)
     if isinstance(leaf, bool | int | float | complex):
-        return type(leaf)
-    return leaf
+        return (), jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype), type(leaf)
+    return (leaf,)
 
 
 def _shape(leaf):

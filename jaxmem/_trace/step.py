@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxmem._trace.filtered import jitted_for
+from jaxmem._trace.filtered import Filtered, traced_leaves
 from jaxmem._trace.signature import refusal
 from jaxmem.errors import JaxmemError, StepError
 from jaxmem_kernels import abstract_devices
@@ -53,8 +53,8 @@ def trace(build, plan, args: tuple) -> tuple[Any, jax.stages.Traced]:
 
 def trace_step(step, args: tuple) -> tuple[Any, jax.stages.Traced]:
     """Traces a step as `trace` does, and raises what tracing raises."""
-    donated = 0 if args else ()
-    jitted = step if hasattr(step, "trace") else jitted_for(args, step, donate_argnums=donated)
+    jit = jax.jit if all(traced_leaves(args)) else Filtered
+    jitted = step if hasattr(step, "trace") else jit(step, donate_argnums=0 if args else ())
     with abstract_devices() if _is_abstract(args) else contextlib.nullcontext():
         stage: Any = jitted.trace(*args)
     return stage, getattr(stage, "traced", stage)  # nnx.jit and `Filtered` wrap JAX's stage

@@ -264,18 +264,16 @@ def find_blocks(jaxpr: Jaxpr) -> Blocks:
     walk(jaxpr, dict.fromkeys(jaxpr.invars, "free"), (), False, {})
     alike = {label: max(found) for label, found in flops.items() if len(found) == 1}
 
-    products = lambda i: sum(matmul_flops(e.eqn)[0] for e in i.flat.nodes[: i.boundary])
-    work = [(i.body, products(i)) for i in instances]
-    of_body = {body: sum(n for other, n in work if other == body) for body, _ in work}
+    products = [sum(matmul_flops(e.eqn)[0] for e in i.flat.nodes[: i.boundary]) for i in instances]
 
-    def whole(i: Instance) -> Instance:
+    def whole(i: Instance, work: float) -> Instance:
         tags = set().union(*(names_in(e.eqn) for e in i.flat.nodes[: i.boundary]))
         loops = (f for n, found, f in opened if n == i.layers and tags <= found)
-        share = products(i) / of_body[i.body] if of_body[i.body] else 1.0
-        found = alike.get(i.label) or max(loops, default=0.0) * share
+        of_body = sum(n for other, n in zip(instances, products) if other.body == i.body)
+        found = alike.get(i.label) or max(loops, default=0.0) * work / (of_body or 1.0)
         return dataclasses.replace(i, forward_flops=found)
 
-    return Blocks([*map(whole, instances)], names, saved_names(jaxpr), plain_labels)
+    return Blocks([*map(whole, instances, products)], names, saved_names(jaxpr), plain_labels)
 
 
 def _add(instances: list[Instance], new: Instance) -> int:
