@@ -159,7 +159,7 @@ def _tuple(numbers) -> tuple:
 
 
 def _without_modules(tree):
-    """The tree with Flax's NNX modules split into their graph and their arrays."""
+    """The tree with Flax's NNX objects split into their graph and their arrays."""
     split = lambda x: sys.modules["flax.nnx"].split(x) if is_nnx_object(x) else x
     return jax.tree.map(split, tree, is_leaf=is_nnx_object)
 

@@ -156,11 +156,13 @@ def test_inside_another_function_a_plan_serves_numbers_and_weak_types_that_are_t
 
 
 def test_under_a_mesh_the_latest_plan_serves_other_shapes():
-    made, short, long = jaxmem.jit(step, "1GiB", donate_argnums=0), arguments(16), arguments(32)
-    made(*arguments(16))
+    budget = nbytes(jax.jit(step).lower(*arguments(1024)).compile()) // 2
+    made = jaxmem.jit(step, budget, actions=jaxmem.plans.LOSSLESS, donate_argnums=0)
+    made(*arguments(1024))
+    given = arguments(1024), arguments(512)
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("data",))):
-        counts = [blocks_in(lambda *args: made(*args), *given) for given in (short, long)]
-    assert counts[0] == counts[1]
+        counts = [blocks_in(lambda *args: made(*args), *each) for each in given]
+    assert counts[0] == counts[1] > 0
     assert len(made._known) == 1
 
 
@@ -188,8 +190,6 @@ def test_inside_another_function_the_plan_of_a_sharded_call_serves():
 
 @jax.tree_util.register_static
 class Trainer:
-    rate = 0.1
-
     @functools.partial(jax.jit, donate_argnums=1)
     def jitted(self, params, x):
         return step(params, x)

@@ -295,8 +295,8 @@ def test_the_price_in_spans_is_counted_by_hand(data):
 @few
 @given(st.data())
 def test_blocks_that_take_turns_run_in_the_same_spans(data):
-    """The inputs of a span are those of the block that begins the iterations. A block may have
-    several layers in an iteration.
+    """A span saves the inputs of the block that begins the iterations. A block may have several
+    layers in an iteration.
     """
     (first,), layers = (made := data.draw(spanned_stacks())).blocks, data.draw(st.integers(1, 3))
     assume(first.divisible > 2)
